@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,24 @@ LAYOUTS = (DENSE, PAGED)
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How weights are quantised. formats: name of a format to its number of weights. bits: of a number of all matrices
+    of the model on average, with scales, whether quantised or not."""
+
+    formats: Mapping[str, int]
+    bits: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object of the fields."""
+        return {"formats": dict(self.formats), "bits": self.bits}
+
+
+@dataclass(frozen=True)
 class RuntimeConfig:
     """The runtime contract of one artifact. Local layer indices count layers of one kind from 0.
 
     kv_cache_dtype: of the tensors of keys and values; E4M3_BYTES where these are e4m3 with scales.
+    quantization: None where no weight is quantised.
     """
 
     model_type: str
@@ -53,6 +68,7 @@ class RuntimeConfig:
     conv_state_dtype: DType
     eos_token_ids: tuple[int, ...]
     bindings: GraphBindings
+    quantization: Quantization | None = None
     format_version: int = FORMAT_VERSION
 
     @property
@@ -162,6 +178,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         "recurrent_state_dtype": config.recurrent_state_dtype.value,
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
+        **({} if config.quantization is None else {"quantization": config.quantization.to_json()}),
         "bindings": config.bindings.to_json(),
     }
 
@@ -198,6 +215,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         conv_state_dtype=f.enum("conv_state_dtype", DType),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
         bindings=GraphBindings.from_json(f.fields("bindings")),
+        quantization=_quantization_from_json(f.fields("quantization")) if "quantization" in f else None,
     )
     for key, count in (
         ("num_hidden_layers", len(layer_types)),
@@ -245,6 +263,15 @@ def _kv_from_json(f: Fields) -> KVLayerConfig:
     return config
 
 
+def _quantization_from_json(f: Fields) -> Quantization:
+    formats = f.object("formats")
+    if not all(is_count(count) for count in formats.values()):
+        raise f.fail("formats", "an object of counts")
+    found = Quantization(formats, float(f.number("bits")))
+    f.refuse_unknown()
+    return found
+
+
 def _ints(f: Fields, key: str) -> list[int]:
     values = f.array(key)
     if not all(is_count(v) for v in values):
@@ -252,4 +279,4 @@ def _ints(f: Fields, key: str) -> list[int]:
     return values
 
 
-_KV_DTYPES = [*(d.value for d in DType if d is not E4M3_BYTES), FP8_E4M3]
+_KV_DTYPES = [*(d.value for d in DType if d.is_floating), FP8_E4M3]

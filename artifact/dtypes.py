@@ -23,10 +23,14 @@ class DType(str, Enum):
     INT8 = "int8"
     UINT8 = "uint8"
     BOOL = "bool"
+    # Of quantised weights only. Two numbers of 4 bits share a byte, the first in its low half.
+    INT4 = "int4"
+    FLOAT8E4M3FN = "float8e4m3fn"
+    FLOAT4E2M1 = "float4e2m1"
 
     @property
     def numpy(self) -> np.dtype:
-        """The NumPy type (bfloat16 through ml_dtypes)."""
+        """The NumPy type, through ml_dtypes where NumPy has none; numbers of 4 bits take a byte each there."""
         return _NUMPY[self]
 
     @property
@@ -41,11 +45,16 @@ class DType(str, Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of a NumPy array."""
         return int(self.numpy.itemsize)
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of ``count`` elements in a file."""
+        return (count + 1) // 2 if self in _FOUR_BITS else count * self.itemsize
 
     @property
     def is_floating(self) -> bool:
+        """Whether it is a type to compute in."""
         return self in _FLOATING
 
     @classmethod
@@ -91,6 +100,9 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.INT8: np.dtype(np.int8),
     DType.UINT8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
+    DType.INT4: np.dtype(ml_dtypes.int4),
+    DType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
 }
 # Values of onnx.TensorProto.DataType; a test compares them with the onnx package.
 _ONNX: dict[DType, int] = {
@@ -104,7 +116,11 @@ _ONNX: dict[DType, int] = {
     DType.FLOAT16: 10,
     DType.FLOAT64: 11,
     DType.BFLOAT16: 16,
+    DType.FLOAT8E4M3FN: 17,
+    DType.INT4: 22,
+    DType.FLOAT4E2M1: 23,
 }
+# Those that a safetensors file of ours or of a checkpoint has; numbers of 4 bits lie there as U8.
 _SAFETENSORS: dict[DType, str] = {
     DType.FLOAT32: "F32",
     DType.FLOAT16: "F16",
@@ -116,8 +132,10 @@ _SAFETENSORS: dict[DType, str] = {
     DType.INT8: "I8",
     DType.UINT8: "U8",
     DType.BOOL: "BOOL",
+    DType.FLOAT8E4M3FN: "F8_E4M3",
 }
 _FLOATING = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+_FOUR_BITS = frozenset({DType.INT4, DType.FLOAT4E2M1})
 
 
 def _lookup(table: dict, value: object, kind: str) -> DType:

@@ -77,6 +77,11 @@ class Fields:
         self._error = error
         self._read: set[str] = set()
 
+    @property
+    def where(self) -> str:
+        """The file, and where in it the object is."""
+        return self._where
+
     def __contains__(self, key: str) -> bool:
         return key in self._data
 

@@ -39,7 +39,7 @@ class StoredWeight:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.dtype.nbytes(math.prod(self.shape))
 
 
 def read_onnx(folder: Path, file: str) -> OnnxFile:

@@ -119,7 +119,7 @@ def _slot(name: str, entry: object, path: Path, data_start: int, size: int) -> T
         raise CheckpointError(
             f"{path}: tensor {name}: expected at most {TENSOR_AXES} axes, found {len(shape)}: {_REMEDY}"
         )
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = dtype.nbytes(math.prod(shape))
     if end - begin != nbytes:
         raise CheckpointError(
             f"{path}: {name}: {dtype.value}{list(shape)} needs {nbytes} bytes, the header gives {end - begin}"

@@ -18,7 +18,7 @@ def safetensors_header(tensors: Mapping[str, tuple[DType, tuple[int, ...]]]) -> 
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, (dtype, shape) in tensors.items():
-        end = position + math.prod(shape) * dtype.itemsize
+        end = position + dtype.nbytes(math.prod(shape))
         entries[name] = {"dtype": dtype.safetensors, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(entries, separators=(",", ":")).encode()

@@ -29,8 +29,11 @@ from hybridge.exporter.trace.interface import runtime_config
 from hybridge.exporter.versions import tool_versions
 from hybridge.exporter.weights import place_shards, write_derived
 from hybridge.exporter.weights.placing import WEIGHTS_FOLDER
+from hybridge.exporter.weights.quantized import PlacedWeight, place_quantized, shards_to_place
 
 MODEL_FILE = "model.onnx"
+# Initializer name to its place.
+Slots = Mapping[str, TensorSlot | PlacedWeight]
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def export_checkpoint(
     source, plan = open_plan(checkpoint, options)
     try:
         targets = plan.scan_targets(source.tensors) if options.scan else None
-        with located(checkpoint), background_scan(targets) as scan, atomic_folder(out, options.overwrite) as folder:
+        scan_of = background_scan(targets, plan.quantized(source).values())
+        with located(checkpoint), scan_of as scan, atomic_folder(out, options.overwrite) as folder:
             return _write(source, plan, options, scan, folder, out, progress)
     finally:
         progress.finish()
@@ -124,23 +128,23 @@ def _link_notes(folder: Path) -> tuple[str, ...]:
     )
 
 
-def _weights(
-    source: Checkpoint, plan: ExportPlan, options: ExportOptions, folder: Path, progress: Progress
-) -> Mapping[str, TensorSlot]:
-    """Place the shards and the derived tensors; the slot of every graph initializer."""
+def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folder: Path, progress: Progress) -> Slots:
+    """Place the shards, the converted and the derived tensors; the slot of every graph initializer."""
     progress.start("place weights")
-    placed = place_shards(source.shards, folder, options.weights)
-    slots = {p.initializer: placed[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
-    slots.update({part: placed[part] for p in plan.all_parameters for part in p.parts})
+    used = plan.quantized(source)
+    placed = place_shards(shards_to_place(source.shards, used), folder, options.weights)
+    plain = [source.tensors[name] for name in plan.graph_sources if name not in used]
+    weights, tensors = place_quantized(folder, used.values(), plain, placed, progress.advance)
+    found: dict[str, TensorSlot | PlacedWeight] = {**tensors, **weights}
+    slots = {p.initializer: found[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
+    slots.update({part: found[part] for p in plan.all_parameters for part in p.parts})
     derived = plan.derived_values(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))
     return slots
 
 
-def _graph(
-    plan: ExportPlan, options: ExportOptions, slots: Mapping[str, TensorSlot], folder: Path, progress: Progress
-) -> int:
+def _graph(plan: ExportPlan, options: ExportOptions, slots: Slots, folder: Path, progress: Progress) -> int:
     """Trace, finish, check and write model.onnx; the number of its nodes."""
     from hybridge.exporter.trace.garbage import paused_collection
 
@@ -155,7 +159,7 @@ def _graph(
     return len(model.graph.node)
 
 
-def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path) -> None:
+def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Slots, folder: Path) -> None:
     """Write mtp.onnx and, as config.json does for the model, what is in it."""
     from hybridge.exporter.trace.build import build_mtp_model
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.config import Quantization, RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError, located
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
@@ -43,12 +45,26 @@ class ExportPlan:
         """Parameters of the decoder and of the multi-token prediction head if it is exported."""
         return (*self.parameters, *(() if self.mtp is None else self.mtp.parameters))
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every tensor of the checkpoint that is used, once."""
+        return tuple(dict.fromkeys(source for p in self.all_parameters for source in p.sources))
+
+    @property
+    def graph_sources(self) -> tuple[str, ...]:
+        """Those that the graph refers to: all but what derived tensors are computed from."""
+        return tuple(dict.fromkeys(source for p in self.all_parameters if not p.derived for source in p.sources))
+
+    def quantized(self, source: Checkpoint) -> dict[str, QuantizedTensor]:
+        """The quantised weights of ``source`` that are used, by name."""
+        return {name: source.quantized[name] for name in self.sources if name in source.quantized}
+
     def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
         """initializer name -> value of every derived tensor."""
         return {p.initializer: derived_value(p, self.decoder, tensors) for p in self.parameters if p.derived}
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
-        """Every tensor that the decoder uses, with its compute type."""
+        """Every tensor that the decoder uses, with its compute type; of quantised ones, nothing is scanned there."""
         return [(tensors[source], p.dtype or self.config.dtype) for p in self.all_parameters for source in p.sources]
 
     def state_bytes_per_row(self) -> int:
@@ -109,9 +125,20 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
-    used = {source for p in (*parameters, *(mtp.parameters if mtp else ())) for source in p.sources}
-    weight_bytes = sum(slot.nbytes for name, slot in source.tensors.items() if name in used)
-    return source, ExportPlan(decoder, config, parameters, source.dtype, weight_bytes, tuple(notes), mtp)
+    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, tuple(notes), mtp)
+    weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
+    config = replace(config, quantization=_quantization(source, plan))
+    return source, replace(plan, config=config, weight_bytes=weight_bytes)
+
+
+def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
+    """What config.json says of the weights; None where none is quantised."""
+    quantized = plan.quantized(source).values()
+    if not quantized:
+        return None
+    matrices = [source.tensors[name] for name in plan.sources if len(source.tensors[name].shape) > 1]
+    bits = 8 * sum(slot.nbytes for slot in matrices) / sum(prod(slot.shape) for slot in matrices)
+    return Quantization(dict(sorted(Counter(weight.format for weight in quantized).items())), round(bits, 2))
 
 
 def _mtp_head(

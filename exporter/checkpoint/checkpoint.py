@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from hybridge.artifact.limits import TEMPLATE_FILES
 from hybridge.artifact.path_kind import require_checkpoint
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot
 from hybridge.exporter.checkpoint.entries import check_side_file, checked_file, read_json
+from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, logical_tensors, without_quantization
+from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.exporter.families.mamba_ssm import NOTE, is_mamba_ssm, mamba2_config
 
@@ -42,6 +44,8 @@ class Checkpoint:
     ``dtype`` is its type, else the type of most bytes of weights.
     ``side_files`` are in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
     the config. ``notes`` say what was ignored.
+    ``config`` has no quantization_config; ``tensors`` are the model's, of which ``quantized`` are those of the weights
+    that are quantised.
     """
 
     path: Path
@@ -52,19 +56,21 @@ class Checkpoint:
     dtype: DType
     eos_token_ids: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open the checkpoint folder ``path``; only headers and small files are read.
 
-    CheckpointError: missing, unreadable, corrupt or unsafe parts; UnsupportedError: quantised weights.
+    CheckpointError: missing, unreadable, corrupt or unsafe parts; UnsupportedError: weights quantised
+    in a way that is not supported.
     """
     require_checkpoint(Path(path))
     folder = Path(path).absolute()
-    config = read_json(folder, CONFIG_FILE)
-    if config is None:
+    stored = read_json(folder, CONFIG_FILE)
+    if stored is None:
         raise CheckpointError(f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a checkpoint")
-    _refuse_quantised_config(config)
+    config, quantization = without_quantization(stored, read_json(folder, MODELOPT_FILE))
     notes = _notes(config)
     if original := is_mamba_ssm(config):
         config, notes = mamba2_config(config), (*notes, NOTE)
@@ -72,10 +78,18 @@ def open_checkpoint(path: Path) -> Checkpoint:
     tensors = tensors_of(shards)
     if not tensors:
         raise CheckpointError(f"{folder}: the checkpoint holds no tensors: fetch it again")
-    _refuse_quantised_tensors(tensors)
+    logical = logical_tensors(quantization, tensors)
     eos_token_ids = _eos_token_ids(config, read_json(folder, GENERATION_CONFIG_FILE) or {})
     return Checkpoint(
-        folder, config, shards, tensors, _side_files(folder), _dtype(config, tensors), eos_token_ids, notes
+        folder,
+        config,
+        shards,
+        logical.tensors,
+        _side_files(folder),
+        _dtype(config, logical.tensors),
+        eos_token_ids,
+        (*notes, *logical.notes),
+        logical.quantized,
     )
 
 
@@ -122,25 +136,6 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
             raise CheckpointError(f"{source}: eos_token_id: expected a token id or a list of them, found {value!r}")
         return tuple(dict.fromkeys(ids))
     return ()
-
-
-def _refuse_quantised_config(config: Mapping[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
-        value = config.get(key)
-        if value:
-            method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
-            raise UnsupportedError(
-                f"{CONFIG_FILE}: {key} ({method}): quantised checkpoints are not supported: export the original one"
-            )
-
-
-def _refuse_quantised_tensors(tensors: Mapping[str, TensorSlot]) -> None:
-    for slot in tensors.values():
-        if slot.dtype in (DType.UINT8, DType.INT8):
-            raise UnsupportedError(
-                f"{slot.path}: tensor {slot.name} is {slot.dtype.value}: "
-                "quantised checkpoints are not supported: export the original one"
-            )
 
 
 def _notes(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
@@ -30,6 +30,8 @@ ROOTS = ("model.", "model.language_model.", "backbone.", "")
 LM_HEAD = "lm_head.weight"
 # Old checkpoints store tensors that follow from the config; transformers no longer does.
 REDUNDANT = ".rotary_emb.inv_freq"
+# Of the numbers of a quantised matrix.
+QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
 # A gated delta net with separate projections has other names for these.
 SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
 
@@ -269,12 +271,19 @@ def _check_source(parameter: Parameter, source: str, tensors: Mapping[str, Tenso
         )
     if slot.shape != shape:
         raise CheckpointError(f"{source}: expected shape {list(shape)} by the config, found {list(slot.shape)}")
-    if not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
+    if slot.dtype in QUANTIZED_TYPES:
+        if len(shape) < 2 or parameter.derived:
+            raise UnsupportedError(f"{source}: quantised vectors are not supported, found {slot.dtype.value}")
+        if "conv1d" in source:
+            raise UnsupportedError(f"{source}: quantised convolutions are not supported, found {slot.dtype.value}")
+    elif not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
         raise CheckpointError(f"{source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}")
 
 
 def _same_bytes(tensors: Mapping[str, TensorSlot], name: str, other: str | None) -> bool:
     """A tied checkpoint may store the head a second time; it must then equal the embedding."""
-    if other is None or tensors[name].shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
+    if other is None or tensors[name].dtype in QUANTIZED_TYPES:
+        return False
+    if tensors[name].shape != tensors[other].shape or tensors[name].dtype != tensors[other].dtype:
         return False
     return bool(np.array_equal(tensors[name].map().view(np.uint8), tensors[other].map().view(np.uint8)))

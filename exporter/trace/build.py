@@ -22,6 +22,7 @@ from hybridge.exporter.trace.finish import finish_model, name_axes
 from hybridge.exporter.trace.interface import graph_bindings, mtp_bindings
 from hybridge.exporter.trace.tracing import trace_decoder, trace_module
 from hybridge.exporter.trace.unroll import distinct_layers, unroll
+from hybridge.exporter.weights.quantized import PlacedWeight
 from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
 from hybridge.trt_plugins.checks import check_op_nodes
 from hybridge.trt_plugins.functions import attach_functions
@@ -32,7 +33,7 @@ def build_model(
     decoder: DecoderConfig,
     config: RuntimeConfig,
     parameters: tuple[Parameter, ...],
-    slots: Mapping[str, TensorSlot],
+    slots: Mapping[str, TensorSlot | PlacedWeight],
     folder: Path,
     all_logits: bool,
     head: bool = True,
@@ -62,7 +63,7 @@ def build_model(
 
 
 def build_mtp_model(
-    head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot], folder: Path
+    head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot | PlacedWeight], folder: Path
 ) -> onnx.ModelProto:
     """The model of a multi-token prediction head, with the pools and step of ``config``; errors as above."""
     bindings = mtp_bindings(config)

@@ -10,10 +10,12 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from hybridge.artifact.bindings import Binding, GraphBindings
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import ExportError
+from hybridge.artifact.errors import ExportError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.parameters import Parameter
 from hybridge.exporter.ops.mark import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.exporter.trace.quantized_weights import WeightNodes, edit_inputs, external_tensor, initializer
+from hybridge.exporter.weights.quantized import PlacedWeight
 
 PRODUCER = "hybridge"
 
@@ -22,7 +24,7 @@ def finish_model(
     model: ir.Model,
     bindings: GraphBindings,
     parameters: tuple[Parameter, ...],
-    slots: Mapping[str, TensorSlot],
+    slots: Mapping[str, TensorSlot | PlacedWeight],
     out: Path,
 ) -> ir.Model:
     """Finish ``model`` in place and return it.
@@ -42,7 +44,7 @@ def finish_model(
 
 
 def _reference_weights(
-    graph: ir.Graph, parameters: tuple[Parameter, ...], slots: Mapping[str, TensorSlot], out: Path
+    graph: ir.Graph, parameters: tuple[Parameter, ...], slots: Mapping[str, TensorSlot | PlacedWeight], out: Path
 ) -> None:
     declared = {p.name: p for p in parameters}
     traced = dict(graph.initializers)
@@ -56,40 +58,62 @@ def _reference_weights(
         if value.shape != parameter.shape:
             raise ExportError(f"{name}: expected shape {list(parameter.shape)}, the traced graph has {value.shape}")
         if parameter.parts:
-            parts = [_external(part, slots[part], out) for part in parameter.parts]
-            _join_weights(graph, value, parameter.initializer, parts)
+            _join_weights(graph, value, parameter, slots, out)
         else:
-            tensor = _external(parameter.initializer, slots[parameter.initializer], out)
-            _reference_weight(graph, value, parameter.initializer, tensor)
+            _reference_weight(graph, value, parameter.initializer, slots[parameter.initializer], out)
 
 
-def _external(name: str, slot: TensorSlot, out: Path) -> ir.ExternalTensor:
-    return ir.ExternalTensor(
-        location=slot.path.relative_to(out).as_posix(),
-        offset=slot.offset,
-        length=slot.nbytes,
-        dtype=ir.DataType(slot.dtype.onnx),
-        shape=ir.Shape(slot.shape),
-        name=name,
-        base_dir=out,
-    )
-
-
-def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, tensor: ir.ExternalTensor) -> None:
-    """Point ``value`` at ``tensor``; where the stored type differs from the compute type, a Cast follows."""
+def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot | PlacedWeight, out: Path) -> None:
+    """Let ``value`` be what ``slot`` holds; where the stored type differs from the compute type, a Cast follows."""
     del graph.initializers[value.name or ""]
+    if isinstance(slot, PlacedWeight):
+        _reference_quantized(graph, value, name, slot, out)
+        return
+    tensor = external_tensor(name, slot, out)
     if tensor.dtype == value.dtype:
         value.name, value.const_value = name, tensor
         graph.register_initializer(value)
         return
-    _replace(graph, value, _cast(value, _initializer(graph, tensor), name))
+    _replace(graph, value, _cast(value, initializer(graph, tensor), name))
 
 
-def _join_weights(graph: ir.Graph, value: ir.Value, name: str, parts: list[ir.ExternalTensor]) -> None:
-    """Let ``value`` be ``parts``, matrices of equal size, one after another: engines fold this when they load."""
+def _reference_quantized(graph: ir.Graph, value: ir.Value, name: str, weight: PlacedWeight, out: Path) -> None:
+    assert value.dtype is not None
+    made = WeightNodes(graph, value.dtype, out)
+    edited = True
+    if weight.order is not None:
+        edited = edit_inputs(graph, value, "Gather", made.tensor(f"{name}_order", weight.order), axis=-1)
+    if weight.factors is not None:
+        edited &= edit_inputs(graph, value, "Mul", made.tensor(f"{name}_factors", weight.factors, cast=True))
+    if not edited:
+        raise UnsupportedError(
+            f"{name}: act-order (g_idx) and pre_quant_scale are supported where only products read the weight, found "
+            "another reader: take a checkpoint without"
+        )
+    made.matrix(name, weight)
+    _replace(graph, value, made.nodes)
+
+
+def _join_weights(
+    graph: ir.Graph, value: ir.Value, parameter: Parameter, slots: Mapping[str, TensorSlot | PlacedWeight], out: Path
+) -> None:
+    """Let ``value`` be its parts, matrices of equal size, one after another: engines fold this when they load."""
     del graph.initializers[value.name or ""]
-    stored, sizes = parts[0].dtype, [int(size) for size in value.shape or () if isinstance(size, int)]
-    rows = ir.node("Concat", [_initializer(graph, part) for part in parts], {"axis": 0})
+    assert value.dtype is not None
+    name, sizes = parameter.initializer, [int(size) for size in value.shape or () if isinstance(size, int)]
+    made = WeightNodes(graph, value.dtype, out)
+    parts = []
+    for part in parameter.parts:
+        slot = slots[part]
+        if not isinstance(slot, PlacedWeight):
+            parts.append(initializer(graph, external_tensor(part, slot, out)))
+        elif slot.order is not None or slot.factors is not None:
+            raise UnsupportedError(f"{part}: act-order (g_idx) and pre_quant_scale of experts are not supported")
+        else:
+            parts.append(made.matrix(part, slot))
+    stored = parts[0].dtype
+    assert stored is not None
+    rows = ir.node("Concat", parts, {"axis": 0})
     shape = ir.node("Constant", [], {"value_ints": sizes})
     whole = ir.node("Reshape", [rows.outputs[0], shape.outputs[0]])
     for node, suffix, dtype, dims in (
@@ -100,13 +124,7 @@ def _join_weights(graph: ir.Graph, value: ir.Value, name: str, parts: list[ir.Ex
         output = node.outputs[0]
         output.name, output.shape, output.type = f"{name}{suffix}", ir.Shape(dims), ir.TensorType(dtype)
     casts = [] if stored == value.dtype else _cast(value, whole.outputs[0], name)
-    _replace(graph, value, [rows, shape, whole, *casts])
-
-
-def _initializer(graph: ir.Graph, tensor: ir.ExternalTensor) -> ir.Value:
-    value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    _replace(graph, value, [*made.nodes, rows, shape, whole, *casts])
 
 
 def _cast(value: ir.Value, stored: ir.Value, name: str) -> list[ir.Node]:

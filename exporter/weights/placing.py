@@ -14,6 +14,7 @@ from hybridge.exporter.weights.file_copy import copy_file, link_file, reflink_fi
 
 WEIGHTS_FOLDER = "weights"
 DERIVED_FILE = "derived.safetensors"
+QUANTIZED_FILE = "quantized.safetensors"
 # What a PyTorch file becomes.
 CONVERTED_FILE = "model.safetensors"
 AUTO, REFLINK, LINK, COPY = "auto", "reflink", "link", "copy"
@@ -34,9 +35,9 @@ def place_shards(shards: tuple[SafetensorsFile, ...], folder: Path, mode: str) -
     target.mkdir(exist_ok=True)
     tensors: dict[str, TensorSlot] = {}
     for shard in shards:
-        if shard.path.name == DERIVED_FILE:
+        if shard.path.name in (DERIVED_FILE, QUANTIZED_FILE):
             raise CheckpointError(
-                f"the checkpoint's shard {DERIVED_FILE} has the name of the artifact's own: rename it"
+                f"the checkpoint's shard {shard.path.name} has the name of the artifact's own: rename it"
             )
         if shard.path.suffix == ".bin":
             tensors |= convert_torch_file(shard, target / CONVERTED_FILE)

@@ -34,6 +34,7 @@ def _checkpoint(c: CheckpointInspection) -> list[Any]:
         "type": c.dtype,
         "parameters": count_text(c.parameters),
         "weights": _weights(c.weight_bytes, c.weight_types),
+        "quantised": _quantization(c.quantization),
         "states": _states(c),
         "tokens": "" if c.max_seq_len is None else f"at most {c.max_seq_len}",
         "files": ", ".join(f"{name} ({bytes_text(size)})" for name, size in c.shards.items()),
@@ -49,6 +50,7 @@ def _artifact(a: ArtifactInspection) -> list[Any]:
         "limits": f"batch {a.max_batch_size}, {a.max_seq_len} tokens, vocabulary {a.vocab_size}",
         "parameters": count_text(a.parameters),
         "weights": _weights(a.weight_bytes, a.weight_types),
+        "quantised": _quantization(a.quantization),
         "states": _states(a),
         "prediction head": "" if a.mtp_layers is None else ", ".join(a.mtp_layers),
         "opsets": ", ".join(f"{domain} {version}" for domain, version in a.opsets.items()),
@@ -91,6 +93,12 @@ def _engine(e: EngineInspection) -> list[Any]:
         ((p.name, name, *map(_shape, shapes)) for p in r.profiles for name, shapes in p.shapes.items()),
     )
     return [_facts(f"engine {e.path}", facts), bindings, profiles]
+
+
+def _quantization(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return ""
+    return f"{record['bits']} bits a weight: {_counts(record['formats'])}"
 
 
 def _plugins(plugins: PluginsRecord) -> str:

@@ -49,6 +49,7 @@ class ArtifactInspection:
     parameters: int
     weight_bytes: int
     weight_types: dict[str, int]
+    quantization: dict[str, Any] | None
     layers: tuple[LayerSummary, ...]
     outside_layers: tuple[WeightTotal, ...]
     states: tuple[StateSummary, ...]
@@ -80,6 +81,7 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
     model = read_onnx(folder, MODEL_FILE).model
     weights = _weights(model)
     states = state_summaries(config)
+    scales = {name for node in model.graph.node if node.op_type == "DequantizeLinear" for name in node.input[1:]}
     return ArtifactInspection(
         path=str(folder),
         model_type=config.model_type,
@@ -89,9 +91,10 @@ def inspect_artifact(folder: Path) -> ArtifactInspection:
         hidden_size=config.hidden_size,
         max_batch_size=config.max_batch_size,
         max_seq_len=config.max_seq_len,
-        parameters=sum(prod(w.shape) for w in weights),
+        parameters=sum(prod(w.shape) for w in weights if w.name not in scales),
         weight_bytes=sum(w.nbytes for w in weights),
         weight_types=bytes_by_type(weights),
+        quantization=None if config.quantization is None else config.quantization.to_json(),
         layers=layer_summaries(weights, config.layer_types, states),
         outside_layers=totals_outside_layers(weights),
         states=states,
@@ -119,7 +122,7 @@ def _weights(model: onnx.ModelProto) -> list[Weight]:
     weights = []
     for tensor in model.graph.initializer:
         dtype, shape = DType.from_onnx(tensor.data_type), tuple(tensor.dims)
-        weights.append(Weight(tensor.name, dtype, shape, prod(shape) * dtype.itemsize))
+        weights.append(Weight(tensor.name, dtype, shape, dtype.nbytes(prod(shape))))
     return weights
 
 

@@ -35,6 +35,7 @@ class CheckpointInspection:
     parameters: int
     weight_bytes: int
     weight_types: dict[str, int]
+    quantization: dict[str, Any] | None
     layers: tuple[LayerSummary, ...]
     outside_layers: tuple[WeightTotal, ...]
     states: tuple[StateSummary, ...]
@@ -65,6 +66,7 @@ def inspect_checkpoint(path: Path) -> CheckpointInspection:
         parameters=sum(prod(w.shape) for w in weights),
         weight_bytes=sum(w.nbytes for w in weights),
         weight_types=bytes_by_type(weights),
+        quantization=plan.config.quantization.to_json() if plan and plan.config.quantization else None,
         layers=layer_summaries(weights, kinds, states),
         outside_layers=totals_outside_layers(weights),
         states=states,

@@ -11,37 +11,65 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import SafetensorsFile
+from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
 from hybridge.exporter.checkpoint.entries import read_json
-from hybridge.exporter.checkpoint.shards import SINGLE_FILE
+from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, without_quantization
+from hybridge.exporter.checkpoint.shards import SINGLE_FILE, tensors_of
 from hybridge.exporter.families.mamba_ssm import is_mamba_ssm
 from hybridge.exporter.weights.conversion import convert_torch_file
+from hybridge.verification.dequantized import meant_weights
 
 
 @contextlib.contextmanager
 def reference_folder(checkpoint: Path) -> Iterator[Path]:
-    """``checkpoint`` itself; for one of the mamba_ssm package the same model as transformers stores it, in a temporary
-    folder as large as its weights.
+    """``checkpoint`` itself, or for one that transformers cannot load the same model in a temporary folder.
+
+    That of the mamba_ssm package gets other names, in as much room as its weights take; a quantised one is
+    dequantised to float32.
     """
     config = read_json(checkpoint, CONFIG_FILE)
-    if config is None or not is_mamba_ssm(config):
+    if config is None:
+        yield checkpoint
+        return
+    plain, quantization = without_quantization(config, read_json(checkpoint, MODELOPT_FILE))
+    if quantization is None and not is_mamba_ssm(config):
         yield checkpoint
         return
     source = open_checkpoint(checkpoint)
     with tempfile.TemporaryDirectory(prefix="hybridge-") as name:
         folder = Path(name)
         try:
-            convert_torch_file(_renamed(source), folder / SINGLE_FILE)
+            if quantization is None:
+                convert_torch_file(_renamed(source), folder / SINGLE_FILE)
+                plain = _json_numbers(source.config)
+            else:
+                _write_meant(source, quantization, folder / SINGLE_FILE)
         except OSError as error:
             raise CheckpointError(
                 f"{checkpoint}: expected room for a copy of its weights in {folder.parent}, found none: "
                 f"{error.strerror or error}: set TMPDIR to another folder"
             ) from error
-        (folder / CONFIG_FILE).write_text(json.dumps(_json_numbers(source.config)), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(json.dumps(plain), encoding="utf-8")
         yield folder
+
+
+def _write_meant(source: Checkpoint, quantization: Mapping[str, Any], path: Path) -> None:
+    """Write the tensors of ``source``, those that are quantised as float32, one in memory at a time."""
+    tensors = tensors_of(source.shards)
+    meant = {weight.name: weight for weight in meant_weights(quantization, tensors)}
+    quantized = {name for weight in meant.values() for name in weight.stored}
+    left = {name: slot for name, slot in tensors.items() if name not in quantized}
+    header = {name: (slot.dtype, slot.shape) for name, slot in left.items()}
+    header |= {name: (DType.FLOAT32, weight.shape) for name, weight in meant.items()}
+    with path.open("xb") as file:
+        file.write(safetensors_header(header))
+        for name in header:
+            file.write(meant[name].floats().tobytes() if name in meant else left[name].map().tobytes())
 
 
 def _renamed(source: Checkpoint) -> SafetensorsFile:

@@ -37,5 +37,5 @@ def mapped_bytes(tensor: ir.ExternalTensor, folder: Path, copy_on_write: bool = 
 
     copy_on_write: the array may be written to, the file stays unchanged; else it is read-only.
     """
-    nbytes = math.prod(int(n) for n in tensor.shape.numpy()) * DType.from_onnx(int(tensor.dtype)).itemsize
+    nbytes = DType.from_onnx(int(tensor.dtype)).nbytes(math.prod(int(n) for n in tensor.shape.numpy()))
     return map_inside(folder, str(tensor.location), tensor.offset or 0, nbytes, copy_on_write)

@@ -28,9 +28,16 @@ from hybridge.artifact.user_cache import is_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
-from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph, GraphWeight, PagedGraph, StoredTensor
+from hybridge.runtime.engines.onnxruntime.session_graph import (
+    DenseGraph,
+    GraphWeight,
+    PagedGraph,
+    Part,
+    QuantizedMatrix,
+    StoredTensor,
+)
 
-_FORMAT = 2
+_FORMAT = 3
 _SUFFIX = ".graph"
 
 G = TypeVar("G", bound="DenseGraph | PagedGraph")
@@ -157,15 +164,38 @@ def _read(path: Path, key: str) -> DenseGraph | PagedGraph | None:
 
 
 def _weight_record(weight: GraphWeight) -> list[Any]:
-    parts = [[part.location, part.offset, part.dtype.value, part.shape] for part in weight.parts]
-    return [weight.name, parts, weight.joined, weight.interleaved, weight.shared]
+    parts = [[None if tensor is None else _tensor_record(tensor) for tensor in _tensors(part)] for part in weight.parts]
+    return [weight.name, parts, weight.joined, weight.interleaved, weight.shared, weight.form, weight.block]
+
+
+def _tensors(part: Part) -> list[StoredTensor | None]:
+    """A stored tensor alone, or the four of a quantised matrix."""
+    if isinstance(part, StoredTensor):
+        return [part]
+    return [part.values, part.scales, part.zero_points, part.global_scale]
+
+
+def _tensor_record(tensor: StoredTensor) -> list[Any]:
+    return [tensor.location, tensor.offset, tensor.dtype.value, tensor.shape]
 
 
 def _weight(record: list[Any]) -> GraphWeight:
-    name, parts, joined, interleaved, shared = record
-    stored = tuple(
-        StoredTensor(str(location), int(offset), DType(dtype), tuple(map(int, shape)))
-        for location, offset, dtype, shape in parts
-    )
+    name, parts, joined, interleaved, shared, form, block = record
     rows = None if joined is None else (int(joined[0]), int(joined[1]), int(joined[2]))
-    return GraphWeight(str(name), stored, rows, bool(interleaved), bool(shared))
+    stored = tuple(_part(tensors) for tensors in parts)
+    return GraphWeight(str(name), stored, rows, bool(interleaved), bool(shared), str(form), int(block))
+
+
+def _part(records: list[Any]) -> Part:
+    tensors = [None if record is None else _tensor(record) for record in records]
+    if len(tensors) == 1 and tensors[0] is not None:
+        return tensors[0]
+    values, scales, zero_points, global_scale = tensors
+    if values is None or scales is None:
+        raise ValueError("expected a matrix with scales")
+    return QuantizedMatrix(values, scales, zero_points, global_scale)
+
+
+def _tensor(record: list[Any]) -> StoredTensor:
+    location, offset, dtype, shape = record
+    return StoredTensor(str(location), int(offset), DType(dtype), tuple(map(int, shape)))

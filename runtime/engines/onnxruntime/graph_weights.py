@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
-from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
+from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight, part_of
+from hybridge.runtime.engines.onnxruntime.quantized_products import block_input
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight
 
 # By number of axes: operators, and which input, that read a weight where it is.
 _READERS = {
+    1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
-    3: {("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
+    3: {("MatMulNBits", 1), ("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
 }
 
 
@@ -27,26 +28,24 @@ def serialised_model(model: ir.Model) -> tuple[bytes, tuple[GraphWeight, ...]]:
 
 def _placeholder(name: str, value: ir.Value) -> GraphWeight:
     """Make ``value`` one that ONNX Runtime lets be replaced: a reference to a file, in the type of the graph."""
-    joined, tensor = joined_weight(value), value.const_value
+    joined, quantized, tensor = joined_weight(value), block_input(value), value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
-    parts = (tensor,) if joined is None else joined.parts
-    weight = GraphWeight(
-        name,
-        tuple(_stored(part) for part in parts),
-        None if joined is None else joined.shape,
-        joined is not None and joined.interleaved,
-        _is_shared(value),
-    )
+    if quantized is not None:
+        matrix, form, block = quantized
+        weight = GraphWeight(name, (matrix,), None, False, _is_shared(value), form, block)
+    else:
+        weight = GraphWeight(
+            name,
+            (part_of(value),) if joined is None else joined.parts,
+            None if joined is None else joined.shape,
+            joined is not None and joined.interleaved,
+            _is_shared(value),
+        )
     assert value.dtype is not None
     value.const_value = ir.ExternalTensor(
         weight.parts[0].location, None, None, value.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name
     )
     return weight
-
-
-def _stored(tensor: ir.ExternalTensor) -> StoredTensor:
-    dtype = DType.from_onnx(int(tensor.dtype))
-    return StoredTensor(str(tensor.location), tensor.offset or 0, dtype, tuple(tensor.shape.numpy()))
 
 
 def _is_shared(value: ir.Value) -> bool:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.quantized_weights import quantized_matrix
+from hybridge.runtime.engines.onnxruntime.session_graph import Part, stored_tensor
+
 _META = "engine.joined_weight"
 
 
@@ -21,7 +24,7 @@ class JoinedWeight:
     interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
     """
 
-    parts: tuple[ir.ExternalTensor, ...]
+    parts: tuple[Part, ...]
     shape: tuple[int, int, int]
     interleaved: bool = False
 
@@ -37,11 +40,11 @@ def join_weights(model: ir.Model) -> None:
         if whole is None or result is None or result.shape is None:
             continue
         parts = [value for value in node.inputs if value is not None]
-        tensors = tuple(value.const_value for value in parts if isinstance(value.const_value, ir.ExternalTensor))
+        stored = parts[0].dtype
         shape = tuple(size for size in result.shape.dims if isinstance(size, int))
-        assert len(shape) == 3 and result.name is not None
+        assert len(shape) == 3 and result.name is not None and stored is not None
         name, result.name = result.name, None
-        joined = add_joined(graph, name, JoinedWeight(tensors, shape), tensors[0].dtype)
+        joined = add_joined(graph, name, JoinedWeight(tuple(part_of(value) for value in parts), shape), stored)
         ir.convenience.replace_all_uses_with(result, joined)
         graph.remove([whole, node], safe=True)
         for value in parts:
@@ -75,10 +78,17 @@ def interleaved_weight(graph: ir.Graph, weight: ir.Value) -> ir.Value | None:
         shape = tuple(size for size in dims if isinstance(size, int))
         if not isinstance(tensor, ir.ExternalTensor) or len(shape) != 3:
             return None
-        joined = JoinedWeight((tensor,), shape)
+        joined = JoinedWeight((part_of(weight),), shape)
     # The type of the placeholder is that of the graph, which may have been widened by now.
     dtype = weight.dtype or ir.DataType.FLOAT
     return add_joined(graph, f"{weight.name}.interleaved", replace(joined, interleaved=True), dtype)
+
+
+def part_of(value: ir.Value) -> Part:
+    """The part that an initializer of a whole weight is."""
+    tensor = value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    return quantized_matrix(value) or stored_tensor(tensor)
 
 
 def _is_weight(value: ir.Value | None) -> bool:

@@ -20,8 +20,8 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, STATE_INDICES
 from hybridge.artifact.onnx_file import read_onnx
 from hybridge.runtime.engines.inner_values import expose_values
-from hybridge.runtime.engines.onnxruntime.joined_weights import join_weights
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.model_file import gather_weights
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
@@ -133,7 +133,7 @@ class PortablePagedEngine(PagedArrayEngine):
     def _with_slots(self, draft_tokens: int) -> ir.Model:
         model = ir.from_proto(with_snapshots(read_onnx(self._folder, self._model_file).model, draft_tokens))
         ir.external_data.set_base_dir(model.graph, self._folder)
-        join_weights(model)
+        gather_weights(model)
         self._opened.check()
         return model
 

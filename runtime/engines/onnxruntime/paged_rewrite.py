@@ -25,6 +25,7 @@ from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, use_dense_bodies
+from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -87,6 +88,7 @@ def rewrite_paged(
     use_exact_activations(model)
     expose_values(model.graph, shown)
     use_stored_weights(model)
+    use_quantized_products(model)
     use_paged_attention(model, form)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)

@@ -22,6 +22,7 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -64,6 +65,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     widen_types(model)
     use_exact_activations(model)
     use_stored_weights(model)
+    use_quantized_products(model)
     padded = form is GraphForm.PADDED
     use_group_query_attention(model, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])

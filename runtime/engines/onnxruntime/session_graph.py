@@ -11,6 +11,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 
 
@@ -24,6 +26,39 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+def stored_tensor(tensor: ir.ExternalTensor) -> StoredTensor:
+    """The place of an initializer's bytes."""
+    dtype = DType.from_onnx(int(tensor.dtype))
+    return StoredTensor(str(tensor.location), tensor.offset or 0, dtype, tuple(tensor.shape.numpy()))
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [rows, columns] of numbers of few bits: (values - zero_points) * scales * global_scale.
+
+    scales: [rows, groups], [rows] or []; zero_points as these.
+    """
+
+    values: StoredTensor
+    scales: StoredTensor
+    zero_points: StoredTensor | None = None
+    global_scale: StoredTensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def location(self) -> str:
+        return self.values.location
+
+
+Part = StoredTensor | QuantizedMatrix
+# What an initializer has of a QuantizedMatrix: its numbers as float32, or an input of MatMulNBits.
+WHOLE, BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "", "blocks", "block_scales", "block_zeros"
+
+
 @dataclass(frozen=True)
 class GraphWeight:
     """An initializer ``name`` that is filled from ``parts``.
@@ -31,13 +66,16 @@ class GraphWeight:
     joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after another, or of
     interleaved rows: the first and the second half of each expert's rows take turns, the first one's first row first.
     shared: it is only multiplied with or looked up in, so that all sessions read one copy.
+    form: of a QuantizedMatrix; with ``block``, the kernel's, where it is an input of MatMulNBits.
     """
 
     name: str
-    parts: tuple[StoredTensor, ...]
+    parts: tuple[Part, ...]
     joined: tuple[int, int, int] | None
     interleaved: bool
     shared: bool
+    form: str = WHOLE
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +93,7 @@ class SessionGraph:
     @property
     def float32_bytes(self) -> int:
         """Bytes of all weights, as float32."""
-        return sum(4 * math.prod(part.shape) for weight in self.weights for part in weight.parts)
+        return sum(4 * math.prod(part.shape) for weight in self.weights if not weight.block for part in weight.parts)
 
 
 @dataclass(frozen=True)

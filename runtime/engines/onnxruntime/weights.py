@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
 from hybridge.artifact.mapped_file import map_inside
-from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, StoredTensor
+from hybridge.runtime.engines.onnxruntime.dequantize import (
+    Read,
+    block_scales,
+    block_zero_points,
+    blocks_of,
+    dequantized,
+)
+from hybridge.runtime.engines.onnxruntime.session_graph import (
+    BLOCK_SCALES,
+    BLOCK_ZEROS,
+    BLOCKS,
+    WHOLE,
+    GraphWeight,
+    Part,
+    QuantizedMatrix,
+    StoredTensor,
+)
 
+_FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = MappingProxyType(
+    {BLOCKS: blocks_of, BLOCK_SCALES: block_scales, BLOCK_ZEROS: block_zero_points}
+)
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -26,7 +47,8 @@ class WeightStore:
     """Weights by initializer name.
 
     A float32 weight (or an integer one) stays mapped from its safetensors file: no copy, and the operating system
-    may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the store.
+    may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the store, and one that
+    is quantised is computed there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -69,7 +91,7 @@ class WeightStore:
         return self.mapped_bytes + self.copied_bytes
 
     def _array(self, weight: GraphWeight) -> np.ndarray:
-        key = weight.parts, weight.joined, weight.interleaved
+        key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
             self._loaded[key] = _filled(weight, self._folder)
         self._arrays[weight.name] = self._loaded[key]
@@ -81,19 +103,25 @@ class WeightStore:
 
 def _filled(weight: GraphWeight, folder: Path) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    stored = [_mapped(part, folder) for part in weight.parts]
+    if weight.form != WHOLE:
+        (quantized,) = weight.parts
+        assert isinstance(quantized, QuantizedMatrix)
+        return _FORMS[weight.form](quantized, weight.block, partial(_bytes, folder=folder))
     if weight.joined is None:
-        array = widened(stored[0])
+        array = widened(_numbers(weight.parts[0], folder))
         # Offsets are not always multiples of the element size; kernels expect aligned data.
         return array if array.flags.aligned else array.copy()
     _, rows, columns = weight.joined
-    matrices = [matrix for part in stored for matrix in part.reshape(-1, part.shape[-2], columns)]
-    whole = np.empty(weight.joined, widened(stored[0][:0]).dtype)
+    stored = (_numbers(part, folder) for part in weight.parts)
+    matrices = (matrix for numbers in stored for matrix in numbers.reshape(-1, numbers.shape[-2], columns))
+    whole = np.empty(weight.joined, np.float32)
     if not weight.interleaved:
-        for place, matrix in zip(whole.reshape(len(matrices), -1, columns), matrices, strict=True):
-            place[:] = matrix
+        flat, start = whole.reshape(-1, columns), 0
+        for matrix in matrices:
+            flat[start : start + len(matrix)] = matrix
+            start += len(matrix)
         return whole
-    halves = [half for matrix in matrices for half in _halves(matrix, rows)]
+    halves = (half for matrix in matrices for half in _halves(matrix, rows))
     for index, half in enumerate(halves):
         whole[index // 2, index % 2 :: 2] = half
     return whole
@@ -104,11 +132,15 @@ def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
     return [matrix] if len(matrix) * 2 == rows else [matrix[: rows // 2], matrix[rows // 2 :]]
 
 
-def _mapped(tensor: StoredTensor, folder: Path) -> np.ndarray:
-    """The tensor as it is in its file."""
-    nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
-    mapped = map_inside(folder, tensor.location, tensor.offset, nbytes)
-    return mapped.view(tensor.dtype.numpy).reshape(tensor.shape)
+def _numbers(part: Part, folder: Path) -> np.ndarray:
+    """The tensor as it is in its file, or the numbers of a quantised matrix."""
+    if isinstance(part, QuantizedMatrix):
+        return dequantized(part, partial(_bytes, folder=folder))
+    return _bytes(part, folder).view(part.dtype.numpy).reshape(part.shape)
+
+
+def _bytes(tensor: StoredTensor, folder: Path) -> np.ndarray:
+    return map_inside(folder, tensor.location, tensor.offset, tensor.dtype.nbytes(math.prod(tensor.shape)))
 
 
 def _is_mapped(array: np.ndarray) -> bool:

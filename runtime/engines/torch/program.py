@@ -14,7 +14,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.node_context import NodeContext, Run
 from hybridge.runtime.engines.torch.ops import builder_of
-from hybridge.runtime.engines.torch.weights import WeightStore
+from hybridge.runtime.engines.torch.weights import FOUR_BITS, WeightStore
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,10 @@ class _Compiler:
         )
 
     def _add(self, node: ir.Node) -> None:
+        folded = self._weights.folded
+        if all(str(value.name) in folded for value in node.outputs):
+            self._constants.update({value: folded[str(value.name)] for value in node.outputs})
+            return
         for value in node.inputs:
             if value is not None and value.is_initializer() and value not in self._constants:
                 self._constants[value] = self._weights.tensor(value)
@@ -128,12 +132,13 @@ class _Compiler:
             self._calls.append((f"{node.op_type} {node.outputs[0].name}", run, inputs, list(node.outputs)))
 
     def _fold(self, node: ir.Node, run: Run, inputs: list[ir.Value | None]) -> None:
-        names = [str(value.name) for value in node.outputs]
-        folded = self._weights.folded
-        if not all(name in folded for name in names):
-            result = run(*[None if value is None else self._constants[value] for value in inputs])
-            folded.update(zip(names, [result] if len(names) == 1 else result, strict=True))
-        self._constants.update({value: folded[name] for value, name in zip(node.outputs, names, strict=True)})
+        result = run(*[None if value is None else self._constants[value] for value in inputs])
+        results = [result] if len(node.outputs) == 1 else result
+        for value, tensor in zip(node.outputs, results, strict=True):
+            self._constants[value] = self._weights.folded[str(value.name)] = tensor
+        for source in inputs:
+            if source is not None and source.dtype in FOUR_BITS:  # unpacked for this node alone
+                self._constants.pop(source, None)
 
     def _steps(self, retained: set[ir.Value]) -> list[Step]:
         """The calls with their slots; each knows which values it is the last to use."""

@@ -13,7 +13,7 @@ _CARRIERS = {DType.BFLOAT16: (torch.int16, np.dtype(np.int16))}
 
 def torch_from_dtype(dtype: DType) -> torch.dtype:
     """The torch type of the same name."""
-    found = getattr(torch, dtype.value)
+    found = torch.float8_e4m3fn if dtype is DType.FLOAT8E4M3FN else getattr(torch, dtype.value)
     assert isinstance(found, torch.dtype)
     return found
 

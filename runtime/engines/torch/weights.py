@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import torch
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.artifact_graph import mapped_bytes
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
+
+FOUR_BITS = (ir.DataType.INT4, ir.DataType.FLOAT4E2M1)
+_E2M1 = [sign * size for sign in (1.0, -1.0) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
 
 
 class WeightStore:
@@ -37,6 +41,8 @@ class WeightStore:
         assert constant is not None
         if not isinstance(constant, ir.ExternalTensor):
             return tensor_from_ir(constant)
+        if constant.dtype in FOUR_BITS:
+            return self._unpacked(constant)
         key = (str(constant.location), constant.offset, constant.dtype, tuple(constant.shape))
         if key not in self._mapped:
             self._mapped[key] = self._load(constant)
@@ -68,6 +74,15 @@ class WeightStore:
         mapped = {tensor.untyped_storage().data_ptr() for tensor in self._mapped.values()}
         storages = (tensor.untyped_storage() for tensor in self.folded.values() if tensor.is_floating_point())
         return sum({item.data_ptr(): item.nbytes() for item in storages if item.data_ptr() not in mapped}.values())
+
+    def _unpacked(self, tensor: ir.ExternalTensor) -> torch.Tensor:
+        """Numbers of 4 bits as int8 or float16; not kept."""
+        shape = tuple(int(n) for n in tensor.shape.numpy())
+        raw = torch.from_numpy(mapped_bytes(tensor, self._folder, copy_on_write=True))
+        pairs = torch.stack([raw & 15, raw >> 4], dim=-1).reshape(-1)[: math.prod(shape)].reshape(shape)
+        if tensor.dtype == ir.DataType.INT4:
+            return (pairs ^ 8).to(torch.int8) - 8
+        return torch.tensor(_E2M1, dtype=torch.float16)[pairs.long()]
 
     def _load(self, tensor: ir.ExternalTensor) -> torch.Tensor:
         # Mapped copy-on-write, as torch wants memory that it could write to.

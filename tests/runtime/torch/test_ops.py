@@ -58,6 +58,15 @@ CASES = {
     ),
     "Gather": ("float[5,4] x, int64[2,3] i", "z = Gather<axis = 0>(x, i)"),
     "GatherElements": (f"{X}, int64[2,2,4] i2", "z = GatherElements<axis = 1>(x, i2)"),
+    "Gather of a part": ("float[2,3,4] x, int64[4] i4", "z = Gather<axis = -1>(x, i4)"),
+    "DequantizeLinear": (
+        "float[6,8] x, float[6,2] s",
+        "q = Cast<to = 3>(x) p = Cast<to = 3>(s) z = DequantizeLinear<axis = 1, block_size = 4>(q, s, p)",
+    ),
+    "DequantizeLinear of a": (
+        "float[6,8] x, float[6] s",
+        "q = Cast<to = 3>(x) p = Cast<to = 3>(s) z = DequantizeLinear<axis = 0>(q, s, p)",
+    ),
     "GatherND": (f"{X}, int64[2,1] i3", "z = GatherND<batch_dims = 1>(x, i3)"),
     "MatMul": ("float[2,3,4] x, float[4,5] w", "z = MatMul(x, w)"),
     "RMSNormalization": (

@@ -15,6 +15,7 @@ from hybridge.runtime.engines.torch.ops import (
     indexing,
     linear,
     norms,
+    quantized,
     rotary,
     routing,
     shapes,
@@ -27,6 +28,7 @@ _STANDARD: dict[str, Builder] = {
     **indexing.ROWS,
     "MatMul": lambda context: torch.matmul,
     **norms.ROWS,
+    **quantized.ROWS,
     **rotary.ROWS,
     **routing.ROWS,
 }

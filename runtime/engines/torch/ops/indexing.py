@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 
 
 def _gather(context: NodeContext) -> Run:
-    context.attributes.expect("axis", 0)
+    axis = context.attributes.take("axis", 0)
+    if axis == -1:  # the features of every token in another order
+        return lambda data, indices: data.index_select(-1, indices)
+    if axis != 0:
+        raise EngineError(f"Gather: the torch engine runs axis 0 and -1, found {axis}: use `engine='onnxruntime'`")
     return lambda data, indices: F.embedding(indices, data)
 
 

@@ -1,0 +1,57 @@
+"""e4m3 weights of quant_method "fp8": of DeepSeek, Qwen and others, with scales of blocks, or one scale a matrix.
+
+X.weight_scale_inv is what X.weight is multiplied with, whatever its name says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.json_fields import Fields
+from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale
+from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, matrix_shape
+from hybridge.exporter.checkpoint.quantized.targets import check_names, matches
+from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
+
+_WHERE = "config.json: quantization_config"
+_NOT_READ = (
+    *("quant_method", "scale_fmt", "dequantize", "kv_cache_scheme", "use_deep_gemm", "is_checkpoint_fp8_serialized"),
+)
+
+
+def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
+    """The weights of a checkpoint with the quantization_config ``config``.
+
+    UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
+    """
+    fields = Fields(config, _WHERE, CheckpointError)
+    for name in _NOT_READ:
+        fields.raw(name, None)
+    for name, known in (("fmt", ("e4m3", "float8_e4m3fn")), ("activation_scheme", ("dynamic", "static"))):
+        if fields.string(name, known[0]) not in known:
+            raise UnsupportedError(f"{_WHERE}: {name}: supported is {', '.join(known)}, found {config[name]!r}")
+    block = fields.raw("weight_block_size", None)
+    if block is not None and (len(block) != 2 or not all(type(size) is int and size > 0 for size in block)):
+        raise fields.fail("weight_block_size", "[rows, columns]")
+    plain = [name for key in ("modules_to_not_convert", "ignored_layers") for name in fields.raw(key, None) or ()]
+    fields.refuse_unknown()
+    check_names(plain, stored.all_modules, "modules_to_not_convert")
+    activations = f"fp8 ({config.get('activation_scheme', 'dynamic')}, by {'token and block' if block else 'tensor'})"
+    suffix = "weight_scale_inv" if block else "weight_scale"
+    stored.drop("k_scale", "v_scale")
+    for module in stored.modules(suffix):
+        if matches(module, plain):
+            raise CheckpointError(f"{_WHERE}: {module} is not to be converted, yet it has {module}.{suffix}")
+        name = f"{module}.weight"
+        weight = stored.take(name, DType.FLOAT8E4M3FN)
+        shape = matrix_shape(weight)
+        scale = stored.take(f"{module}.{suffix}", *SCALE_TYPES)
+        stored.drop_of(module, "input_scale", "activation_scale")
+        scales, columns = block_scales(scale, shape, *block) if block else (one_scale(scale), None)
+        form = f"fp8 blocks of {block[0]} x {block[1]}" if block else "fp8"
+        yield QuantizedTensor(
+            name, form, shape, as_stored(weight), scales, columns, (weight, scale), activations=activations
+        )

@@ -1,0 +1,204 @@
+"""Weights as NVIDIA's ModelOpt stores them: hf_quant_config.json, or a quantization_config of quant_method "modelopt".
+
+quant_algo names the format of all modules, or with MIXED_PRECISION quantized_layers that of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.json_fields import Fields
+from hybridge.exporter.checkpoint.quantized.nibbles import signed_from_numbers, unpacked_bytes
+from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale, power_of_two_scales
+from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
+from hybridge.exporter.checkpoint.quantized.targets import check_names, matches
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
+
+METHOD = "modelopt"
+_MIXED = "MIXED_PRECISION"
+_NOT_READ = (
+    *("quant_method", "producer", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "group_size"),
+    *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
+)
+
+_NVFP4_INPUTS = {
+    "NVFP4": "fp4 (static, by 16)",
+    "NVFP4_AWQ": "fp4 (static, by 16)",
+    "W4A16_NVFP4": "",
+    "W4A8_NVFP4_FP8": "fp8 (static, by tensor)",
+}
+Reader = Callable[[str, str, StoredTensors], QuantizedTensor]
+
+
+def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
+    """The weights of a checkpoint; ``config``: the quantization_config, or hf_quant_config.json's "quantization".
+
+    UnsupportedError: a format that is not honoured. CheckpointError: the tensors are not what the config says.
+    """
+    where = "quantization config of modelopt"
+    fields = Fields(config, where, CheckpointError)
+    for name in _NOT_READ:
+        fields.raw(name, None)
+    fields.refuse_unknown()
+    algorithm = fields.string("quant_algo", None)
+    layers = fields.object("quantized_layers", {}) if algorithm == _MIXED else {}
+    excluded = [str(name) for key in ("exclude_modules", "ignore") for name in fields.raw(key, None) or ()]
+    modules = stored.all_modules
+    check_names(excluded, modules, "exclude_modules")
+    check_names(layers, modules, "quantized_layers")
+    stored.drop("k_scale", "v_scale", "k_bias", "v_bias")
+    for module in stored.modules("weight_scale"):
+        own = algorithm
+        if algorithm == _MIXED:
+            entry = layers.get(module)
+            own = entry.get("quant_algo") if isinstance(entry, dict) else None
+        if own is None or matches(module, excluded):
+            raise CheckpointError(f"{where}: expected it to say how {module} is quantised, found nothing")
+        reader = _READERS.get(own)
+        if reader is None:
+            raise UnsupportedError(f"{where}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
+        stored.drop_of(module, "input_scale")
+        yield _with_factors(reader(module, own, stored), module, stored)
+
+
+def _fp8(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    return _scaled(module, algorithm, stored, DType.FLOAT8E4M3FN, "fp8 (static, by tensor)")
+
+
+def _fp8_rows(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    return _scaled(module, algorithm, stored, DType.FLOAT8E4M3FN, "fp8 (dynamic, by token)")
+
+
+def _fp8_blocks(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """Scales [rows / 128, columns / 128], or with axes of size 1 between."""
+    weight = stored.take(f"{module}.weight", DType.FLOAT8E4M3FN)
+    shape = matrix_shape(weight)
+    scale = stored.take(f"{module}.weight_scale", *SCALE_TYPES)
+    expected = tuple(-(-size // 128) for size in shape)
+    flat = replace(scale, shape=expected) if prod(scale.shape) == prod(expected) else scale
+    scales, block = block_scales(flat, shape, 128, 128)
+    return QuantizedTensor(weight.name, _name(algorithm), shape, as_stored(weight), scales, block, (weight, scale))
+
+
+def _int8(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    return _scaled(module, algorithm, stored, DType.INT8, "" if algorithm == "W8A16" else "int8 (dynamic, by token)")
+
+
+def _scaled(module: str, algorithm: str, stored: StoredTensors, dtype: DType, activations: str) -> QuantizedTensor:
+    """8 bits with one scale, or one a row."""
+    weight = stored.take(f"{module}.weight", dtype)
+    shape = matrix_shape(weight)
+    scale = stored.take(f"{module}.weight_scale", *SCALE_TYPES)
+    rows = scale.shape in ((shape[0],), (shape[0], 1)) and shape[0] > 1
+    return QuantizedTensor(
+        weight.name,
+        _name(algorithm),
+        shape,
+        as_stored(weight),
+        as_stored(scale, shape=(shape[0],)) if rows else one_scale(scale),
+        None,
+        (weight, scale),
+        activations=activations,
+    )
+
+
+def _nvfp4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """Bytes [rows, columns / 2] of two e2m1 numbers, the first in the low half; scales e4m3 times X.weight_scale_2."""
+    weight = stored.take(f"{module}.weight", DType.UINT8)
+    shape = matrix_shape(weight)[0], 2 * matrix_shape(weight)[1]
+    groups = check_groups(weight.name, shape[1], 16)
+    scale = stored.take(f"{module}.weight_scale", DType.FLOAT8E4M3FN, shape=(shape[0], groups))
+    whole = stored.take(f"{module}.weight_scale_2", DType.FLOAT32)
+    return QuantizedTensor(
+        weight.name,
+        _name(algorithm),
+        shape,
+        as_stored(weight, DType.FLOAT4E2M1, shape),
+        as_stored(scale),
+        16,
+        (weight, scale, whole),
+        global_scale=one_scale(whole),
+        activations=_NVFP4_INPUTS[algorithm],
+    )
+
+
+def _mxfp4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """The same with exponents as scales, of 32 columns each."""
+    weight = stored.take(f"{module}.weight", DType.UINT8)
+    shape = matrix_shape(weight)[0], 2 * matrix_shape(weight)[1]
+    groups = check_groups(weight.name, shape[1], 32)
+    scale = stored.take(f"{module}.weight_scale", DType.UINT8, shape=(shape[0], groups))
+    return QuantizedTensor(
+        weight.name,
+        _name(algorithm),
+        shape,
+        as_stored(weight, DType.FLOAT4E2M1, shape),
+        power_of_two_scales(scale),
+        32,
+        (weight, scale),
+        activations="" if algorithm == "MXFP4" else "fp8 (static, by tensor)",
+    )
+
+
+def _int4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """Bytes [rows / 2, columns] of two signed numbers: rows 2 i in the low half and 2 i + 1."""
+    weight = stored.take(f"{module}.weight", DType.UINT8)
+    shape = 2 * matrix_shape(weight)[0], matrix_shape(weight)[1]
+    scale = stored.take(f"{module}.weight_scale", *SCALE_TYPES)
+    groups = matrix_shape(scale)[1]
+    if scale.shape[0] != shape[0] or shape[1] % groups or shape[1] % 2:
+        raise CheckpointError(f"{scale.name}: expected [{shape[0]}, groups], found {list(scale.shape)}: fetch it again")
+
+    def blocks() -> Iterator[np.ndarray]:
+        for part in row_ranges(shape[0], shape[1]):
+            pairs = weight.map()[part.start // 2 : part.stop // 2]
+            rows = unpacked_bytes(np.ascontiguousarray(pairs.T), 4).T
+            yield signed_from_numbers(np.ascontiguousarray(rows) ^ np.uint8(8), 4)
+
+    return QuantizedTensor(
+        weight.name,
+        _name(algorithm),
+        shape,
+        GraphTensor(DType.INT4, shape, blocks=blocks),
+        as_stored(scale),
+        shape[1] // groups,
+        (weight, scale),
+        activations="" if algorithm == "W4A16_AWQ" else "fp8 (static, by tensor)",
+    )
+
+
+def _with_factors(weight: QuantizedTensor, module: str, stored: StoredTensors) -> QuantizedTensor:
+    """``weight`` with X.pre_quant_scale [columns], with which its input is multiplied, where there is one."""
+    slot = stored.optional(f"{module}.pre_quant_scale", *SCALE_TYPES, shape=(weight.shape[1],))
+    return weight if slot is None else replace(weight, factors=as_stored(slot), sources=(*weight.sources, slot))
+
+
+def _name(algorithm: str) -> str:
+    return f"{METHOD} {algorithm}"
+
+
+_READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "FP8": _fp8,
+        "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rows,
+        "FP8_PB_WO": _fp8_blocks,
+        "W8A16": _int8,
+        "W8A8_SQ_PER_CHANNEL": _int8,
+        "NVFP4": _nvfp4,
+        "NVFP4_AWQ": _nvfp4,
+        "W4A16_NVFP4": _nvfp4,
+        "W4A8_NVFP4_FP8": _nvfp4,
+        "MXFP4": _mxfp4,
+        "W4A8_MXFP4_FP8": _mxfp4,
+        "W4A16_AWQ": _int4,
+        "W4A8_AWQ": _int4,
+    }
+)

@@ -1,0 +1,47 @@
+"""Integers of 4 or 8 bits in the orders of bits in which checkpoints store them, and in that of ONNX.
+
+ONNX has signed numbers, two of 4 bits in a byte, the first in the low half. Checkpoints have unsigned ones in int32
+words: a signed number differs in its highest bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+
+# The bit in which signed and unsigned numbers differ, for every number of a byte.
+_SIGNS = {4: 0x88, 8: 0x80}
+INTEGERS = {4: DType.INT4, 8: DType.INT8}
+
+
+def signed_from_words(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
+    """ONNX's bytes [rows, columns * bits / 8] of int32 ``words`` [rows, n], whose lowest bits are the first column."""
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    return raw[:, : columns * bits // 8] ^ np.uint8(_SIGNS[bits])
+
+
+def unpacked_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """The unsigned numbers uint8 [rows, n * 32 / bits] of int32 ``words`` [rows, n], lowest bits first."""
+    raw = np.ascontiguousarray(words).view(np.uint8)
+    return raw if bits == 8 else _halves(raw)
+
+
+def unpacked_bytes(raw: np.ndarray, bits: int) -> np.ndarray:
+    """ONNX's bytes [rows, n] as unsigned numbers uint8 [rows, n * 8 / bits] of the same bits."""
+    return raw if bits == 8 else _halves(raw)
+
+
+def signed_from_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """ONNX's bytes, without axes where 4 bits have no whole number of bytes a row, of unsigned ``numbers`` uint8."""
+    if bits == 8:
+        return numbers ^ np.uint8(_SIGNS[8])
+    flat = numbers if numbers.shape[-1] % 2 == 0 else np.append(numbers.ravel(), np.zeros(numbers.size % 2, np.uint8))
+    return (flat[..., ::2] | flat[..., 1::2] << 4) ^ np.uint8(_SIGNS[4])
+
+
+def _halves(raw: np.ndarray) -> np.ndarray:
+    numbers = np.empty((len(raw), 2 * raw.shape[1]), np.uint8)
+    numbers[:, ::2] = raw & 15
+    numbers[:, 1::2] = raw >> 4
+    return numbers

@@ -1,0 +1,134 @@
+"""Finds out how a checkpoint's weights are quantised, and reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.quantized.awq import read_awq
+from hybridge.exporter.checkpoint.quantized.compressed_tensors import read_compressed_tensors
+from hybridge.exporter.checkpoint.quantized.fp8 import read_fp8
+from hybridge.exporter.checkpoint.quantized.gptq import read_gptq
+from hybridge.exporter.checkpoint.quantized.modelopt import METHOD as MODELOPT
+from hybridge.exporter.checkpoint.quantized.modelopt import read_modelopt
+from hybridge.exporter.checkpoint.quantized.stored import StoredTensors
+from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
+
+Reader = Callable[[Mapping[str, Any], StoredTensors], Iterator[QuantizedTensor]]
+# quant_method of a quantization_config.
+_READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "auto-round": read_gptq,
+        "awq": read_awq,
+        "compressed-tensors": read_compressed_tensors,
+        "fp8": read_fp8,
+        "gptq": read_gptq,
+        "modelopt": read_modelopt,
+    }
+)
+MODELOPT_FILE = "hf_quant_config.json"
+# Where a config.json may have it, also inside of text_config.
+_KEYS = ("quantization_config", "compression_config")
+# Types of a checkpoint's tensors that no parameter of a model has.
+_PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
+
+
+@dataclass(frozen=True)
+class LogicalTensors:
+    """A checkpoint's tensors as the model has them.
+
+    tensors: of a quantised weight its shape and element type, and the bytes of its numbers. quantized: how to get at
+    these, by name. notes: what of the format is not followed.
+    """
+
+    tensors: Mapping[str, TensorSlot]
+    quantized: Mapping[str, QuantizedTensor]
+    notes: tuple[str, ...] = ()
+
+
+def without_quantization(
+    config: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """``config`` without its quantization_config, and that; UnsupportedError where it is no object.
+
+    beside: what MODELOPT_FILE holds, which counts where the config has none.
+    """
+    found = None
+    plain = dict(config)
+    for key in _KEYS:
+        found = plain.pop(key, None) or found
+    text = plain.get("text_config")
+    if isinstance(text, dict) and any(key in text for key in _KEYS):
+        plain["text_config"] = {key: value for key, value in text.items() if key not in _KEYS}
+        found = found or next((text[key] for key in _KEYS if text.get(key)), None)
+    if not found and beside is not None:
+        found = beside.get("quantization")
+        found = {**found, "quant_method": MODELOPT} if isinstance(found, dict) else found
+    if found is not None and not isinstance(found, dict):
+        raise UnsupportedError(f"config.json: quantization_config: expected an object, found {found!r}: {_REMEDY}")
+    return plain, found
+
+
+def logical_tensors(config: Mapping[str, Any] | None, tensors: Mapping[str, TensorSlot]) -> LogicalTensors:
+    """The weights that the quantization_config ``config`` describes, and all other tensors.
+
+    UnsupportedError: a format or a part of it that is not honoured, by name. CheckpointError: the tensors are not what
+    the config says.
+    """
+    stored = StoredTensors(tensors)
+    found: dict[str, QuantizedTensor] = {}
+    if config is not None:
+        for weight in _reader(config)(config, stored):
+            if weight.name in tensors and tensors[weight.name] not in weight.sources:
+                raise CheckpointError(f"expected one weight {weight.name}, found it plain and quantised")
+            found[weight.name] = weight
+    _refuse_packed(stored.left)
+    notes = _notes(found.values(), stored.dropped)
+    logical = {name: _slot(weight) for name, weight in found.items()}
+    return LogicalTensors(MappingProxyType({**stored.left, **logical}), MappingProxyType(found), notes)
+
+
+def _notes(weights: Iterable[QuantizedTensor], dropped: Iterable[str]) -> tuple[str, ...]:
+    activations = Counter(weight.activations for weight in weights if weight.activations)
+    notes = [
+        f"the checkpoint asks for the inputs of {count} products rounded to {way}: they stay as they are computed"
+        for way, count in activations.items()
+    ]
+    if any(name.endswith((".k_scale", ".v_scale")) for name in dropped):
+        notes.append("k_scale and v_scale are not used: `kv_dtype='fp8_e4m3'` computes a scale for each token and head")
+    return tuple(notes)
+
+
+_REMEDY = "export the original checkpoint"
+
+
+def _reader(config: Mapping[str, Any]) -> Reader:
+    method = config.get("quant_method", "unknown")
+    reader = _READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise UnsupportedError(
+            f"config.json: quantization_config ({method}): supported is quant_method {', '.join(_READERS)}: {_REMEDY}"
+        )
+    return reader
+
+
+def _refuse_packed(tensors: Mapping[str, TensorSlot]) -> None:
+    for slot in tensors.values():
+        if slot.dtype in _PACKED:
+            raise UnsupportedError(
+                f"{slot.path}: tensor {slot.name} is {slot.dtype.value}, quantised in a way that no "
+                f"quantization_config describes: {_REMEDY}"
+            )
+
+
+def _slot(weight: QuantizedTensor) -> TensorSlot:
+    first = weight.sources[0]
+    return TensorSlot(
+        weight.name, weight.values.dtype, weight.shape, first.path, first.offset, sum(s.nbytes for s in weight.sources)
+    )

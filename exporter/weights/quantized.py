@@ -1,0 +1,139 @@
+"""quantized.safetensors: weights whose bytes in the checkpoint are in another order than the graph's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
+from hybridge.exporter.weights.placing import QUANTIZED_FILE, WEIGHTS_FOLDER
+
+# A shard is not placed beside its converted weights if they would be more than this part of it twice.
+_MOST_TWICE = 1 / 8
+_BYTES = DType.UINT8
+
+
+@dataclass(frozen=True)
+class PlacedWeight:
+    """The initializers of a quantised weight under the artifact's folder; fields as of QuantizedTensor."""
+
+    shape: tuple[int, ...]
+    values: TensorSlot
+    scales: TensorSlot
+    block: int | None
+    zero_points: TensorSlot | None = None
+    global_scale: TensorSlot | None = None
+    order: TensorSlot | None = None
+    factors: TensorSlot | None = None
+
+
+def shards_to_place(
+    shards: Iterable[SafetensorsFile], quantized: Mapping[str, QuantizedTensor]
+) -> tuple[SafetensorsFile, ...]:
+    """The shards that an artifact refers to; of the others, what it uses is copied with the converted weights."""
+    twice: dict[Path, int] = {}
+    for weight in quantized.values():
+        used = {part.stored.name for part in weight.parts.values() if part.stored is not None}
+        for slot in weight.sources:
+            if slot.name not in used:
+                twice[slot.path] = twice.get(slot.path, 0) + slot.nbytes
+    return tuple(shard for shard in shards if twice.get(shard.path, 0) <= _MOST_TWICE * shard.nbytes)
+
+
+def place_quantized(
+    folder: Path,
+    weights: Iterable[QuantizedTensor],
+    plain: Iterable[TensorSlot],
+    placed: Mapping[str, TensorSlot],
+    advance: Callable[[int], None],
+) -> tuple[dict[str, PlacedWeight], dict[str, TensorSlot]]:
+    """Write to ``folder``/weights/quantized.safetensors what no placed shard holds; the weights and ``plain`` tensors.
+
+    placed: the tensors of the placed shards. advance: is told the bytes that were written, now and then.
+    CheckpointError: a tensor cannot be read. OSError: the disk is full or not writable.
+    """
+    weights, plain = tuple(weights), tuple(plain)
+    new: dict[str, GraphTensor] = {}
+    for weight in weights:
+        for suffix, part in weight.parts.items():
+            if part.stored is None or part.stored.name not in placed:
+                new[_name(weight, suffix)] = part
+    for slot in plain:
+        if slot.name not in placed:
+            new[slot.name] = GraphTensor(slot.dtype, slot.shape, stored=slot)
+    written = _write(folder, new, advance) if new else {}
+
+    def slot_of(weight: QuantizedTensor, suffix: str, part: GraphTensor) -> TensorSlot:
+        if part.stored is None or part.stored.name not in placed:
+            return replace(written[_name(weight, suffix)], dtype=part.dtype, shape=part.shape)
+        return replace(placed[part.stored.name], dtype=part.dtype, shape=part.shape)
+
+    return {weight.name: _placed(weight, slot_of) for weight in weights}, {
+        slot.name: placed[slot.name] if slot.name in placed else written[slot.name] for slot in plain
+    }
+
+
+def _name(weight: QuantizedTensor, suffix: str) -> str:
+    return weight.name.removesuffix("weight") + suffix if weight.name.endswith(".weight") else f"{weight.name}.{suffix}"
+
+
+def _placed(
+    weight: QuantizedTensor, slot_of: Callable[[QuantizedTensor, str, GraphTensor], TensorSlot]
+) -> PlacedWeight:
+    slots = {suffix: slot_of(weight, suffix, part) for suffix, part in weight.parts.items()}
+    return PlacedWeight(
+        weight.shape,
+        slots["weight"],
+        slots["weight_scale"],
+        weight.block,
+        slots.get("weight_zero_point"),
+        slots.get("weight_global_scale"),
+        slots.get("weight_order"),
+        slots.get("pre_quant_scale"),
+    )
+
+
+def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[int], None]) -> dict[str, TensorSlot]:
+    path = folder / WEIGHTS_FOLDER / QUANTIZED_FILE
+    # Wider elements come first: every tensor is aligned to its own.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+    sizes = {name: tensor.dtype.nbytes(prod(tensor.shape)) for name, tensor in ordered.items()}
+    with path.open("xb") as file:
+        file.write(safetensors_header({name: _stored_form(tensor, sizes[name]) for name, tensor in ordered.items()}))
+        for name, tensor in ordered.items():
+            count = 0
+            for block in _blocks(tensor):
+                count += file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            if count != sizes[name]:
+                raise CheckpointError(
+                    f"{name}: expected {sizes[name]} bytes, found {count}: fetch the checkpoint again"
+                )
+            advance(count)
+    return dict(read_safetensors(path).tensors)
+
+
+def _stored_form(tensor: GraphTensor, nbytes: int) -> tuple[DType, tuple[int, ...]]:
+    """Two numbers of 4 bits are a byte of the last axis, where they end with it."""
+    if nbytes == prod(tensor.shape) * tensor.dtype.itemsize:
+        return tensor.dtype, tensor.shape
+    if tensor.shape and tensor.shape[-1] % 2 == 0:
+        return _BYTES, (*tensor.shape[:-1], tensor.shape[-1] // 2)
+    return _BYTES, (nbytes,)
+
+
+def _blocks(tensor: GraphTensor) -> Iterator[np.ndarray]:
+    if tensor.blocks is not None:
+        yield from tensor.blocks()
+        return
+    assert tensor.stored is not None
+    raw = replace(tensor.stored, dtype=_BYTES, shape=(tensor.stored.nbytes,)).map()
+    for part in row_ranges(len(raw), 1):
+        yield raw[part]

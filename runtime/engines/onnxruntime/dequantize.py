@@ -1,0 +1,111 @@
+"""Quantised matrices as float32, and in the order of bits of ONNX Runtime's MatMulNBits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
+
+# Rows that are dequantised at once hold about so many numbers.
+_NUMBERS = 1 << 20
+# Of a byte with two numbers of 4 bits: both, the low half first.
+_PAIRS: dict[DType, np.ndarray] = {}
+
+Read = Callable[[StoredTensor], np.ndarray]
+"""The bytes [n] of a tensor."""
+
+
+def dequantized(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
+    """float32 [rows, columns] of ``matrix``."""
+    rows, columns = matrix.shape
+    values, scales = _rows(matrix.values, read), _scales(matrix, read)
+    zeros = None if matrix.zero_points is None else _floats(read(matrix.zero_points), matrix.zero_points)
+    result = np.empty((rows, columns), np.float32)
+    step = max(1, _NUMBERS // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        numbers = _numbers(values[part], matrix.values.dtype).reshape(-1, scales.shape[1], columns // scales.shape[1])
+        own = scales[part] if len(scales) > 1 else scales
+        if zeros is not None:
+            numbers = numbers - zeros.reshape(scales.shape)[part, :, None]
+        np.multiply(numbers, own[..., None], out=result[part].reshape(numbers.shape))
+    return result
+
+
+def blocks_of(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """uint8 [rows, blocks, block / 2] of a matrix of INT4: unsigned, the last block padded."""
+    rows, columns = matrix.shape
+    count = -(-columns // block)
+    result = np.zeros((rows, count * block // 2), np.uint8)
+    np.bitwise_xor(_rows(matrix.values, read), np.uint8(0x88), out=result[:, : columns // 2])
+    return result.reshape(rows, count, block // 2)
+
+
+def block_scales(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [rows * blocks]."""
+    return np.ascontiguousarray(_per_block(_scales(matrix, read), matrix, block)).reshape(-1)
+
+
+def block_zero_points(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """uint8 [rows * blocks / 2], the blocks of a row rounded up to whole bytes: unsigned numbers of 4 bits."""
+    assert matrix.zero_points is not None
+    numbers = _floats(read(matrix.zero_points), matrix.zero_points).astype(np.int8) + np.int8(8)
+    spread = _per_block(numbers.reshape(matrix.shape[0], -1), matrix, block).astype(np.uint8)
+    if spread.shape[1] % 2:
+        spread = np.pad(spread, ((0, 0), (0, 1)))
+    return (spread[:, ::2] | spread[:, 1::2] << 4).reshape(-1)
+
+
+def _per_block(items: np.ndarray, matrix: QuantizedMatrix, block: int) -> np.ndarray:
+    """[rows, blocks]: those of ``items`` [rows or 1, groups] that belong to each block."""
+    rows, columns = matrix.shape
+    count = -(-columns // block)
+    groups: int = items.shape[-1]
+    spread = np.repeat(items, max(1, count // groups), axis=1)
+    return np.broadcast_to(spread, (rows, count))
+
+
+def _scales(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
+    """float32 [rows, groups], or [1, 1] of one scale for all."""
+    tensor = matrix.scales
+    scales = _floats(read(tensor), tensor).reshape(tensor.shape)
+    if matrix.global_scale is not None:
+        scales = scales * _floats(read(matrix.global_scale), matrix.global_scale)
+    return scales.reshape(len(scales), -1) if scales.ndim else scales.reshape(1, 1)
+
+
+def _floats(raw: np.ndarray, tensor: StoredTensor) -> np.ndarray:
+    """float32 of all numbers of a small tensor; flat."""
+    if tensor.dtype in (DType.INT4, DType.FLOAT4E2M1):
+        count = int(np.prod(tensor.shape))
+        return _pairs(tensor.dtype)[raw].reshape(-1)[:count]
+    return raw.view(tensor.dtype.numpy).astype(np.float32)
+
+
+def _rows(tensor: StoredTensor, read: Read) -> np.ndarray:
+    """The bytes of a matrix [rows, n]."""
+    return read(tensor).reshape(tensor.shape[0], -1)
+
+
+def _numbers(raw: np.ndarray, dtype: DType) -> np.ndarray:
+    """float32 numbers of bytes [rows, n]."""
+    if dtype in (DType.INT4, DType.FLOAT4E2M1):
+        return _pairs(dtype)[raw]
+    return raw.view(dtype.numpy).astype(np.float32)
+
+
+def _pairs(dtype: DType) -> np.ndarray:
+    """float32 [256, 2]: the two numbers of each byte."""
+    if dtype not in _PAIRS:
+        halves = np.arange(16, dtype=np.uint8)
+        if dtype is DType.INT4:
+            numbers = ((halves ^ 8).astype(np.int8) - 8).astype(np.float32)
+        else:
+            numbers = halves.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        both = np.arange(256)
+        _PAIRS[dtype] = np.stack([numbers[both & 15], numbers[both >> 4]], axis=1)
+    return _PAIRS[dtype]

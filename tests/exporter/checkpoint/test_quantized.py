@@ -1,0 +1,222 @@
+"""Quantised weights of checkpoints: read as what they mean, by exporter and reference alike; bad ones are refused."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
+from hybridge.verification.dequantized import meant_weights
+from tests.exporter.checkpoint.folders import single
+from tests.support.quantized_checkpoints import (
+    Arrays,
+    Format,
+    awq,
+    eight_bits,
+    float4,
+    fp8_blocks,
+    gptq,
+    modelopt,
+    pack_quantized,
+)
+
+DYNAMIC = {"dynamic": True, "num_bits": 8, "type": "float", "strategy": "token"}
+MODULE = "model.layers.0.mlp.up_proj"
+FORMATS: dict[str, tuple[Format, tuple[int, int]]] = {
+    "w4 groups of 16": (pack_quantized(16), (7, 48)),
+    "w4 groups of 128, one block": (pack_quantized(128), (1, 128)),
+    "w4 groups of 20, zero points, odd groups": (pack_quantized(20, symmetric=False), (9, 60)),
+    "w4 groups of 16, act-order": (pack_quantized(16, ordered=True), (5, 80)),
+    "w4 zero points, act-order": (pack_quantized(16, symmetric=False, ordered=True), (13, 32)),
+    "w4 trivial groups of columns": (pack_quantized(16, indexed=True), (3, 32)),
+    "w4 channel, repeated": (pack_quantized(None), (11, 96)),
+    "w4 channel, zero points, repeated": (pack_quantized(None, symmetric=False), (11, 96)),
+    "w4 channel, columns that no block divides": (pack_quantized(None, symmetric=False), (11, 20)),
+    "w8 groups, zero points": (pack_quantized(32, bits=8, symmetric=False), (6, 64)),
+    "gptq groups of 16": (gptq(16), (24, 48)),
+    "gptq act-order, zero points": (gptq(16, symmetric=False, ordered=True), (8, 80)),
+    "gptq v2, zero points, odd groups": (gptq(24, symmetric=False, version=2), (16, 72)),
+    "gptq channel": (gptq(-1, symmetric=False), (8, 64)),
+    "gptq of 8 bits": (gptq(16, bits=8, symmetric=False), (12, 32)),
+    "awq": (awq(16), (24, 48)),
+    "awq channel": (awq(-1), (8, 24)),
+    "fp8 channel, dynamic inputs": (eight_bits("float", "channel", inputs=DYNAMIC), (7, 20)),
+    "fp8 tensor, static inputs": (eight_bits("float", "tensor", inputs={**DYNAMIC, "dynamic": False}), (7, 20)),
+    "fp8 blocks": (eight_bits("float", "block"), (40, 96)),
+    "int8 channel": (eight_bits("int", "channel"), (7, 20)),
+    "int8 tensor": (eight_bits("int", "tensor"), (7, 20)),
+    "int8 channel, zero points": (eight_bits("int", "channel", symmetric=False), (7, 20)),
+    "nvfp4": (float4("nvfp4-pack-quantized"), (5, 48)),
+    "mxfp4": (float4("mxfp4-pack-quantized"), (5, 96)),
+    "fp8 blocks of DeepSeek": (fp8_blocks(), (300, 256)),
+    "fp8 blocks of DeepSeek, cut off": (fp8_blocks(), (130, 320)),
+    "modelopt FP8": (modelopt("FP8"), (7, 20)),
+    "modelopt NVFP4": (modelopt("NVFP4"), (5, 48)),
+    "modelopt NVFP4_AWQ": (modelopt("NVFP4_AWQ", factors=True), (5, 48)),
+    "modelopt MXFP4": (modelopt("MXFP4"), (5, 64)),
+    "modelopt W4A16_AWQ": (modelopt("W4A16_AWQ", factors=True), (14, 48)),
+    "w8 channel": (pack_quantized(None, bits=8), (6, 36)),
+}
+
+
+def bytes_of(tensor: GraphTensor) -> np.ndarray:
+    """All numbers of a tensor of the graph, as float32 in its shape."""
+    if tensor.stored is not None:
+        raw = np.fromfile(tensor.stored.path, np.uint8, tensor.stored.nbytes, offset=tensor.stored.offset)
+    else:
+        assert tensor.blocks is not None
+        raw = np.concatenate([np.ascontiguousarray(block).reshape(-1).view(np.uint8) for block in tensor.blocks()])
+    assert raw.size == tensor.dtype.nbytes(prod(tensor.shape))
+    if tensor.dtype in (DType.INT4, DType.FLOAT4E2M1):
+        halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: prod(tensor.shape)]
+        kind = ml_dtypes.float4_e2m1fn if tensor.dtype is DType.FLOAT4E2M1 else None
+        numbers = halves.view(kind) if kind else (halves.astype(np.int32) + 8) % 16 - 8
+    else:
+        numbers = raw.view(tensor.dtype.numpy)
+    return numbers.astype(np.float32).reshape(tensor.shape)
+
+
+def meaning(weight: QuantizedTensor) -> np.ndarray:
+    """float32 [rows, columns]: ONNX's DequantizeLinear, with the columns as the model's input has them."""
+    columns = weight.shape[1]
+    values, scales = bytes_of(weight.values), bytes_of(weight.scales)
+    if weight.global_scale is not None:
+        scales = scales * bytes_of(weight.global_scale)
+    zeros = np.zeros_like(scales) if weight.zero_points is None else bytes_of(weight.zero_points)
+
+    def spread(items: np.ndarray) -> np.ndarray:
+        if items.ndim < 2:
+            return items.reshape(-1, 1)
+        assert weight.block is not None
+        return np.repeat(items, weight.block, axis=1)
+
+    found = (values - spread(zeros)) * spread(scales)
+    if weight.factors is not None:
+        found = found * bytes_of(weight.factors)
+    if weight.order is None:
+        return found
+    result = np.empty_like(found)
+    result[:, bytes_of(weight.order).astype(np.int64)] = found
+    assert sorted(bytes_of(weight.order)) == list(range(columns))
+    return result
+
+
+def matrix(rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(rows * columns).standard_normal((rows, columns), np.float32)
+
+
+def written(folder: Path, tensors: Arrays, config: dict[str, Any]) -> Path:
+    return single(folder, {"lm_head.weight": np.ones((2, 3), np.float32), **tensors}, quantization_config=config)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_mean_what_the_format_says(name: str, tmp_path: Path) -> None:
+    form, shape = FORMATS[name]
+    tensors, meant = form.pack(MODULE, matrix(*shape))
+    checkpoint = open_checkpoint(written(tmp_path / "c", tensors, form.config))
+    assert set(checkpoint.tensors) == {f"{MODULE}.weight", "lm_head.weight"}
+    assert checkpoint.tensors[f"{MODULE}.weight"].shape == shape
+    weight = checkpoint.quantized[f"{MODULE}.weight"]
+    assert {slot.name for slot in weight.sources} <= set(tensors)
+    np.testing.assert_array_equal(meaning(weight), meant)
+    reference = meant_weights(form.config, tensors_of(read_shards(tmp_path / "c")))
+    np.testing.assert_array_equal(next(iter(reference)).floats(), meant)
+
+
+def refused(folder: Path, words: str, error: type[HybridgeError] = CheckpointError) -> None:
+    with pytest.raises(error, match=words) as caught:
+        open_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+G16 = pack_quantized(16)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value", "words"),
+    [
+        ("weight_packed", np.zeros((7, 5), np.int32), r"weight_packed: expected shape \[7, 6\]"),
+        ("weight_packed", np.zeros((7, 6), np.float32), "weight_packed: expected int32, found float32"),
+        ("weight_shape", np.array([7, 40]), r"weight_packed: expected shape \[7, 5\]"),
+        ("weight_shape", np.array([0, 48]), r"weight_shape: expected \[7, columns\]"),
+        ("weight_shape", np.array([7, 44]), "a group size that divides its 44 columns, found 16"),
+        ("weight_shape", None, "expected the tensor .*weight_shape, found none"),
+        ("weight_scale", None, r"expected the tensor .*weight_scale \[7, 3\], found none"),
+        ("weight_scale", np.ones((7, 4), np.float16), r"weight_scale: expected shape \[7, 3\].*found \[7, 4\]"),
+        ("weight_scale", np.ones((7, 3), np.int32), "weight_scale: expected float16 or bfloat16 or float32"),
+        ("weight_g_idx", np.full(48, 3, np.int32), "weight_g_idx: expected groups from 0 to 2, found 3"),
+        ("weight_g_idx", np.arange(48, dtype=np.int32) // 16 - 1, "expected groups from 0 to 2, found -1"),
+        ("weight_g_idx", np.zeros(48, np.int32), "expected 16 columns in every group, found 48 in group 0"),
+        ("weight_g_idx", np.zeros(40, np.int32), r"weight_g_idx: expected shape \[48\]"),
+        ("weight", np.ones((7, 48), np.float32), "found it plain and quantised"),
+        ("other", np.ones(3, np.uint8), "other is uint8, quantised in a way that no"),
+    ],
+)
+def test_tensors_that_contradict_the_config(suffix: str, value: np.ndarray | None, words: str, tmp_path: Path) -> None:
+    tensors, _ = G16.pack(MODULE, matrix(7, 48))
+    tensors = {name: array for name, array in tensors.items() if name != f"{MODULE}.{suffix}"}
+    if value is not None:
+        tensors[f"{MODULE}.{suffix}"] = value
+    kind = UnsupportedError if suffix == "other" else CheckpointError
+    refused(written(tmp_path / "c", tensors, G16.config), words, kind)
+
+
+def group(**changes: Any) -> dict[str, Any]:
+    """The config of G16 with one group changed; its weights where a change is called "weights"."""
+    own = G16.config["config_groups"]["group_0"]
+    weights = {**own["weights"], **changes.pop("weights", {})}
+    return {**G16.config, "config_groups": {"group_0": {**own, "weights": weights, **changes}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "error"),
+    [
+        ({**G16.config, "quant_method": "bitsandbytes"}, "bitsandbytes.*supported is quant_method", UnsupportedError),
+        ({**G16.config, "format": "marlin-24"}, "format: supported is .*'marlin-24'", UnsupportedError),
+        ({**G16.config, "config_groups": {}}, "config_groups: expected an object", CheckpointError),
+        ({**G16.config, "config_groups": {"W4A16": ["Linear"]}}, "W4A16: expected an object", UnsupportedError),
+        ({**G16.config, "ignore": ["model.layers.9.mlp.up_proj"]}, "ignore.*layers.9.mlp.up_proj", CheckpointError),
+        ({**G16.config, "ignore": ["re:.*up_proj"]}, "the module .*up_proj, which is quantised", CheckpointError),
+        ({**G16.config, "ignore": ["re:(a+)+$"]}, "expected regular expressions", UnsupportedError),
+        ({**G16.config, "ignore": ["re:["]}, "expected a regular expression", CheckpointError),
+        ({**G16.config, "transform_config": {"config_groups": {}, "x": 1}}, "transform_config", UnsupportedError),
+        ({**G16.config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config", UnsupportedError),
+        ({**G16.config, "something": 1}, "something", CheckpointError),
+        (group(targets=["model.layers.7.mlp.up_proj"]), "targets: .*layers.7", CheckpointError),
+        (group(targets=["model.layers.0.mlp"]), "the module .*up_proj, which is quantised", CheckpointError),
+        (group(output_activations={"num_bits": 8}), "output_activations", UnsupportedError),
+        (
+            group(weights={"num_bits": 3}),
+            "supported is int of 4 .*, found int of 3 bits",
+            UnsupportedError,
+        ),
+        (group(weights={"type": "float"}), "found float of 4 bits", UnsupportedError),
+        (group(weights={"strategy": "block"}), "strategy: not supported in format pack-quantized", UnsupportedError),
+        (group(weights={"group_size": 0}), "group_size: expected a positive number", CheckpointError),
+        (group(weights={"symmetric": False}), "expected the tensor .*weight_zero_point", CheckpointError),
+    ],
+)
+def test_configs_that_are_not_honoured(
+    config: dict[str, Any], words: str, error: type[HybridgeError], tmp_path: Path
+) -> None:
+    tensors, _ = G16.pack(MODULE, matrix(7, 48))
+    refused(written(tmp_path / "c", tensors, config), words, error)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [[MODULE], ["re:.*up_proj$"], ["model.layers.*.mlp.up_proj"], ["Linear"]],
+)
+def test_targets_by_name_expression_and_class(targets: list[str], tmp_path: Path) -> None:
+    tensors, _ = G16.pack(MODULE, matrix(7, 48))
+    config = group(targets=targets)
+    assert open_checkpoint(written(tmp_path / "c", tensors, {**config, "ignore": ["lm_head"]})).quantized

@@ -1,0 +1,158 @@
+"""Artifacts with quantised weights compute what the checkpoint means, on every engine and as a plain ONNX file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from safetensors.numpy import load_file
+
+from hybridge.artifact.config import Quantization, read_config
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.onnx_file import read_onnx
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines import create_dense_engine
+from hybridge.runtime.engines.dense import StepInputs
+from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.model_file import read_model
+from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
+from tests.support.effort import sample
+from tests.support.quantized_checkpoints import (
+    Format,
+    awq,
+    eight_bits,
+    float4,
+    fp8_blocks,
+    gptq,
+    modelopt,
+    pack_quantized,
+    save_quantized,
+    save_tensors,
+)
+from tests.support.tiny_models import EXPERTS
+
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family in a format, and the options of its export; all compute in float32."""
+
+    family: str
+    form: Format
+    overrides: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+# Sizes: down_proj has 84 columns, which no block of a kernel divides.
+GRANITE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "hidden_size": 96,
+    "mamba_n_heads": 12,
+    "shared_intermediate_size": 64,
+}
+WIDE = {"num_hidden_layers": 1, "intermediate_size": 96}
+LLAMA = {"num_hidden_layers": 1, "intermediate_size": 84}
+HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+EXPERT_SIZES = {**EXPERTS["qwen3_next"], "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+CASES = {
+    "w4 channel, dense": Case("llama", pack_quantized(None), LLAMA),
+    "w4 zero points and act-order, paged": Case(
+        "qwen3_5_text",
+        pack_quantized(24, symmetric=False, ordered=True),
+        HYBRID,
+        {"layout": "paged"},
+    ),
+    "nvfp4 experts, dense": Case("qwen3_next", float4("nvfp4-pack-quantized"), {**HYBRID, **EXPERT_SIZES}),
+    "gptq experts, paged": Case("qwen3_next", gptq(16), {**HYBRID, **EXPERT_SIZES}, {"layout": "paged"}),
+    "fp8 blocks of experts": Case("qwen3_next", fp8_blocks(32, 32), {**HYBRID, **EXPERT_SIZES}),
+    "modelopt fp8, paged": Case("nemotron_h", modelopt("FP8"), {"hybrid_override_pattern": "M*-"}, {"layout": "paged"}),
+    "modelopt nvfp4 with factors": Case("llama", modelopt("NVFP4_AWQ", factors=True), WIDE),
+    "int8 with zero points": Case("llama", eight_bits("int", "channel", symmetric=False), LLAMA),
+    "awq": Case("llama", awq(16), WIDE),
+    "mxfp4": Case("granitemoehybrid", float4("mxfp4-pack-quantized"), GRANITE),
+}
+ON_PUSH = ("w4 channel, dense", "w4 zero points and act-order, paged", "nvfp4 experts, dense")
+
+
+@pytest.mark.parametrize("name", sample(CASES, ON_PUSH))
+def test_artifact_computes_what_the_checkpoint_means(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    quantized, meant = save_quantized(tmp_path, case.family, case.form, **case.overrides)
+    options = ExportOptions(max_batch_size=3, max_seq_len=96, dtype=DType.FLOAT32, **case.options)
+    export_checkpoint(quantized, tmp_path / "out", options)
+    # The reference of the quantised checkpoint, and the numbers that it was made from: both are compared with.
+    for checkpoint, engine in ((meant, "auto"), (quantized, "torch")):
+        compared = VerifyOptions(engine=engine, prompt_lengths=(5, 9), decode_steps=2, tolerance=TOLERANCE)
+        report = verify(checkpoint, tmp_path / "out", compared)
+        assert report.passed, (engine, max(c.error for c in report.comparisons))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("quantized")
+    quantized, _ = save_quantized(folder, "llama", pack_quantized(16), **WIDE, tie_word_embeddings=True)
+    options = ExportOptions(max_batch_size=1, max_seq_len=32, dtype=DType.FLOAT32)
+    export_checkpoint(quantized, folder / "out", options)
+    return quantized, folder / "out"
+
+
+def test_config_and_graph_say_what_is_quantised(exported: tuple[Path, Path]) -> None:
+    out = exported[1]
+    record = read_config(out).quantization
+    assert isinstance(record, Quantization)
+    assert record.formats == {"compressed-tensors pack-quantized int4": 7}
+    assert 4.5 < record.bits < 8  # the embedding has 16
+    graph = read_onnx(out, "model.onnx").model.graph
+    kinds = {tensor.name: DType.from_onnx(tensor.data_type) for tensor in graph.initializer}
+    assert sum(kind is DType.INT4 for kind in kinds.values()) == 7
+    assert sum(node.op_type == "DequantizeLinear" for node in graph.node) == 7
+    # All packed weights lie in one file of the artifact, once: the checkpoint's shard is left out.
+    assert sorted(path.name for path in (out / "weights").iterdir()) == ["derived.safetensors", "quantized.safetensors"]
+
+
+def test_onnxruntime_multiplies_with_packed_weights(exported: tuple[Path, Path]) -> None:
+    folder = exported[1]
+    found = rewrite(read_model(folder), read_config(folder), GraphForm.ONE_TOKEN, installed_kernels())
+    assert Counter(node.op_type for node in found.model.graph)["MatMulNBits"] == 7
+    graph = found.serialised()
+    floats = sum(4 * prod(part.shape) for weight in graph.weights if not weight.block for part in weight.parts)
+    assert floats < 97 * 48 * 4 + 2000  # the embedding, norms and rotary frequencies
+
+
+def test_plain_onnxruntime_runs_the_file(exported: tuple[Path, Path]) -> None:
+    """No rewrite of ours: ONNX Runtime reads the packed weights from the artifact's file by itself."""
+    config = read_config(exported[1])
+    ids = np.array([[3, 1, 4, 1, 5]])
+    lengths, past = np.array([5], np.int32), np.array([0], np.int32)
+    states = {b.name: np.zeros(b.resolve(batch=1, max_seq=32), np.float32) for b in config.bindings.states}
+    session = ort.InferenceSession(str(exported[1] / "model.onnx"), providers=["CPUExecutionProvider"])
+    feeds = {"input_ids": ids, "context_lengths": lengths, "past_lengths": past, **states}
+    (logits,) = session.run(["logits"], feeds)
+    engine = create_dense_engine(exported[1], "onnxruntime")
+    expected = engine.step(StepInputs(ids, lengths, past), engine.allocate_states(1, 32))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.0, "holds 0.0"), (np.nan, "holds nan"), (np.inf, "holds inf")])
+def test_bad_scales_are_refused_and_nothing_is_written(value: float, words: str, tmp_path: Path) -> None:
+    quantized, _ = save_quantized(tmp_path, "llama", pack_quantized(16), **WIDE)
+
+    tensors = load_file(quantized / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight_scale"][3, 1] = value
+    save_tensors(quantized, tensors)
+    with pytest.raises(CheckpointError, match=rf"up_proj.weight_scale {words} at index \[3, 1\].*finite scales"):
+        export_checkpoint(quantized, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
