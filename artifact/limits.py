@@ -46,6 +46,8 @@ TEMPLATE_SECONDS: Final = 5.0
 TEMPLATE_MEMORY: Final = 512 * MIB
 # Messages, tools and variables of one rendering: 1 million tokens are about 5 MB of text.
 CONVERSATION_BYTES: Final = 32 * MIB
+# Messages, and tools, of one rendering: 1 million tokens at 16 a message.
+CONVERSATION_MESSAGES: Final = 1 << 16
 # A tokenizer whose shape bounds nothing: processor seconds of loading it, and of each text. 10 MB of vocabulary load
 # in 0.5 s, 1 million tokens are made in 3 s; both take 200 bytes for each byte.
 TOKENIZER_SECONDS: Final = 20.0

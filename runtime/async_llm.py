@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
-from hybridge.runtime.generation.prompts import Prompt, prompt_of
+from hybridge.runtime.generation.prompts import Prompt, prompt_of, snapshot
 from hybridge.runtime.loaded_artifact import LoadedArtifact
 from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.sampling import SamplingParams
@@ -74,16 +74,17 @@ class AsyncLLM(LoadedArtifact):
         """Add a prompt (text or token ids), which starts with the next step; call it from a task.
 
         ``sampling``, ``max_new_tokens`` and other ``names`` as in ``LLM.generate``. ``priority``: lower first, if the
-        settings' policy uses priorities. ``namespace``: cached prefixes are shared only within one. A text is tokenized
-        off the event loop, in the order of the calls; its errors are raised by the stream. RequestError, at once, names
-        invalid token ids or parameters, or a request that the pools could never hold.
+        settings' policy uses priorities. ``namespace``: cached prefixes are shared only within one.
+
+        A prompt is read off the event loop, in the order of the calls, so an array of token ids must not change before
+        the first piece. RequestError names invalid arguments and too many token ids at once; all else that is wrong
+        with a prompt, or with a request that the pools could never hold, is raised by the stream.
         """
         call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
-        given, params = prompt_of(prompt, call.token_ids), call.params(1)[0]
+        params = call.params(1)[0]
+        given = snapshot(prompt_of(prompt, call.token_ids), self.max_seq_len)
         checked_priority(priority)
-        if isinstance(given, str):
-            return self._add_text(lambda: given, True, params, priority, namespace)
-        return self._add(self._request(given, params), priority, namespace)
+        return self._add(lambda: self._text.request(given, params, self.max_seq_len), params.n, priority, namespace)
 
     async def generate(
         self,
@@ -109,20 +110,29 @@ class AsyncLLM(LoadedArtifact):
     ) -> RequestStream:
         """``add`` for a conversation, through the checkpoint's chat template; a text is one message of the user.
 
-        Errors of the template are raised by the stream.
+        The messages are copied off the event loop: what they contain must not change before the first piece. Errors of
+        the template are raised by the stream.
         """
         names, variables = split_options(variables)
         call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
         call.refuse_token_ids()
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         text = self.chat_template.rendering(given, tools, **variables)
-        return self._add_text(text, False, call.params(1)[0], checked_priority(priority), namespace)
+        params = call.params(1)[0]
+        checked_priority(priority)
+        return self._add(
+            lambda: self._text.request(text(), params, self.max_seq_len, special_tokens=False),
+            params.n,
+            priority,
+            namespace,
+        )
 
     async def score(self, prompt: Prompt, continuation: str | Sequence[int] | None = None) -> Score:
         """Like ``LLM.score`` for one prompt."""
         given = prompt_of(prompt)
         scored = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
-        return scored.score(await self._add(scored.request, 0, "").result())
+        found = await self._add(lambda: scored.request, 1, 0, "").result()
+        return await self._prepared(lambda: scored.score(found))
 
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
@@ -136,7 +146,7 @@ class AsyncLLM(LoadedArtifact):
         ids, tries = request.prompt_ids, 0
         while True:
             for part in self._cache.parts(request):
-                await self._add(part, 0, namespace).result()
+                await self._add(lambda part=part: part, 1, 0, namespace).result()
             tries += 1
             try:
                 return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
@@ -146,7 +156,8 @@ class AsyncLLM(LoadedArtifact):
 
     async def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
-        return [await self.cache_prefix(prompt, name, namespace) for name, prompt in read_prefixes(Path(path))]
+        prefixes = await self._prepared(lambda: read_prefixes(Path(path)))
+        return [await self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     async def drop_prefix(self, name: str) -> None:
         """Unpin a prefix; RequestError if there is none of that name."""
@@ -160,7 +171,7 @@ class AsyncLLM(LoadedArtifact):
         self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = ""
     ) -> Session:
         """Like ``LLM.save_session``."""
-        tokens = conversation_tokens(conversation)
+        tokens = await self._prepared(lambda: conversation_tokens(conversation))
         return await self._between_steps(lambda: self._cache.save(Path(path), tokens, namespace))
 
     async def load_session(self, path: str | Path) -> Session:
@@ -179,33 +190,15 @@ class AsyncLLM(LoadedArtifact):
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))
 
-    def _request(self, prompt: Any, params: SamplingParams, special_tokens: bool = True) -> Request:
-        return self._text.request(prompt, params, self.max_seq_len, "prompt", special_tokens)
-
-    def _add(self, request: Request, priority: int, namespace: str) -> RequestStream:
-        """Add a request without text work: at once, or after the texts that were added before."""
+    def _add(self, request: Callable[[], Request], answers: int, priority: int, namespace: str) -> RequestStream:
+        """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream."""
+        self._worker.check_open()
         self._event_loop = asyncio.get_running_loop()
-        stream = RequestStream(request.params.n, self._worker.cancel)
-        submitted, started = ServingRequest(request, 0, priority, namespace), time.perf_counter()
-        if self._texts.busy:
-            self._worker.check(submitted)
-            self._texts.add(lambda: submitted, lambda made: self._admit(stream, made, started))
-        else:
-            self._start(stream, submitted, started)
-        return stream
-
-    def _add_text(
-        self, text: Callable[[], str], special_tokens: bool, params: SamplingParams, priority: int, namespace: str
-    ) -> RequestStream:
-        self._event_loop = asyncio.get_running_loop()
-        stream, started = RequestStream(params.n, self._worker.cancel), time.perf_counter()
+        stream, started = RequestStream(answers, self._worker.cancel), time.perf_counter()
 
         def make() -> ServingRequest | None:
-            if stream.cancelled:
-                return None
-            return ServingRequest(self._request(text(), params, special_tokens), 0, priority, namespace)
+            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace)
 
-        self._worker.check_open()
         self._texts.add(make, lambda made: self._admit(stream, made, started))
         return stream
 

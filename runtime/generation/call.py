@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 from hybridge.artifact.errors import RequestError
@@ -56,7 +56,7 @@ class Call:
                 f"sampling: expected SamplingParams, or a list of {count} of them, found {self.sampling!r}"
             )
         most = self.max_new_tokens
-        return given if most is None else [replace(params, max_new_tokens=most) for params in given]
+        return given if most is None else [params.with_max_new_tokens(most) for params in given]
 
     def refuse_token_ids(self) -> None:
         """RequestError when there are token ids: of a call that takes messages."""

@@ -21,6 +21,9 @@ class TokenArray(Protocol):
     def tolist(self) -> Any:
         """The token ids as nested lists."""
 
+    def __len__(self) -> int:
+        """Size of the first axis."""
+
 
 Prompt = str | Sequence[int] | np.ndarray | TokenArray | Mapping[str, Any]
 _TEXT, _IDS = "prompt", "prompt_token_ids"
@@ -33,24 +36,33 @@ def prompts_of(prompt: object, token_ids: object = None) -> tuple[bool, list[Any
     {"prompt_token_ids": ids}, a list of these, or a 2-D array or tensor. ``token_ids`` may take its place.
     RequestError for anything else.
     """
-    if token_ids is not None:
-        if prompt is not None:
-            raise RequestError("prompt_token_ids: expected it alone, found a prompt too: leave one out")
-        prompt = token_ids
-    if is_one_prompt(prompt):
-        return True, [_unwrapped(prompt)]
-    several: Any = prompt
+    given = _given(prompt, token_ids)
+    if is_one_prompt(given):
+        return True, [_unwrapped(given)]
+    several: Any = given
     return False, [_unwrapped(item) for item in (several.tolist() if _is_array(several) else several)]
 
 
 def prompt_of(prompt: object, token_ids: object = None) -> Any:
     """The one prompt of a call that takes no list of them; RequestError as of ``prompts_of``, and for a list."""
-    if token_ids is None and isinstance(prompt, (list, tuple)) and not prompt:
-        return prompt
-    single, prompts = prompts_of(prompt, token_ids)
-    if not single:
+    given = _given(prompt, token_ids)
+    if isinstance(given, (list, tuple)) and not given:
+        return given
+    if not is_one_prompt(given):
         raise RequestError("prompt: expected one prompt, found several: make a call for each")
-    return prompts[0]
+    return _unwrapped(given)
+
+
+def snapshot(prompt: Any, most: int) -> Any:
+    """A prompt that stays as it is when the caller changes its own list; RequestError for more than ``most`` ids.
+
+    Reads no id: an event loop can wait for it. Arrays are not copied.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if _has_ids(prompt):
+        check_length(len(prompt), most, "prompt")
+    return tuple(prompt) if isinstance(prompt, list) else prompt
 
 
 def is_one_prompt(prompt: object) -> bool:
@@ -82,12 +94,12 @@ def check_length(found: int, most: int, name: str) -> None:
 def checked_ids(prompt: Any, name: str, vocab_size: int, most: int) -> tuple[int, ...]:
     """Token ids from 0 to vocab_size - 1, at least one and at most ``most``; RequestError, which calls them ``name``,
     for anything else."""
-    values: Any = prompt.tolist() if _is_array(prompt) else prompt
-    if not isinstance(values, (list, tuple)):
+    if not _has_ids(prompt):
         raise RequestError(f"{name}: expected text or token ids, found {type(prompt).__name__}")
-    if not values:
+    if not len(prompt):
         raise RequestError(f"{name}: expected at least one token id, found none: pass the BOS token, or leave it out")
-    check_length(len(values), most, name)
+    check_length(len(prompt), most, name)
+    values: Any = prompt.tolist() if _is_array(prompt) else prompt
     if set(map(type, values)) == {int} and 0 <= min(values) <= max(values) < vocab_size:
         return tuple(values)
     ids = []
@@ -102,8 +114,20 @@ def checked_ids(prompt: Any, name: str, vocab_size: int, most: int) -> tuple[int
     return tuple(ids)
 
 
+def _given(prompt: object, token_ids: object) -> object:
+    """The prompt, or the token ids in its place; RequestError for both."""
+    if prompt is not None and token_ids is not None:
+        raise RequestError("prompt_token_ids: expected it alone, found a prompt too: leave one out")
+    return prompt if token_ids is None else token_ids
+
+
 def _is_array(value: object) -> bool:
     return not isinstance(value, type) and hasattr(value, "tolist") and hasattr(value, "ndim")
+
+
+def _has_ids(prompt: object) -> bool:
+    """Whether it is a list or an array that can hold the ids of one prompt."""
+    return isinstance(prompt, (list, tuple)) or (_is_array(prompt) and getattr(prompt, "ndim", 0) == 1)
 
 
 def _is_prompt(item: object) -> bool:

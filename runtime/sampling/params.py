@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -131,10 +132,20 @@ class SamplingParams:
         normal = {**self._numbers(), **self._lists()}
         for name, value in normal.items():
             object.__setattr__(self, name, value)
-        if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
-            raise failure("min_tokens", f"at most the {self.max_new_tokens} of max_new_tokens", self.min_tokens)
+        self._check_min_tokens()
         if self.beam_width:
             self._check_beams()
+
+    def with_max_new_tokens(self, most: int) -> SamplingParams:
+        """A copy with ``max_new_tokens``; checks this alone, since lists of token ids may be long."""
+        changed = copy(self)
+        object.__setattr__(changed, "max_new_tokens", integer("max_new_tokens", most, 1))
+        changed._check_min_tokens()
+        return changed
+
+    def _check_min_tokens(self) -> None:
+        if self.max_new_tokens is not None and self.min_tokens > self.max_new_tokens:
+            raise failure("min_tokens", f"at most the {self.max_new_tokens} of max_new_tokens", self.min_tokens)
 
     def _numbers(self) -> dict[str, object]:
         most = limits.REQUEST_LOGPROBS

@@ -14,16 +14,10 @@ T = TypeVar("T")
 
 
 class TextQueue:
-    """One thread. ``add`` and ``busy`` are for the event loop's own thread."""
+    """One thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-text")
-        self._waiting = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether added work has not been reported as done."""
-        return self._waiting > 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue ``work``; RequestError when closed."""
@@ -33,20 +27,14 @@ class TextQueue:
             raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None
 
     def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
-        """Run ``work``, then call ``done`` with the outcome in the event loop, in the same order."""
+        """Run ``work``, then call ``done`` with the outcome in the event loop, in the same order; called from there."""
         event_loop = asyncio.get_running_loop()
-
-        def tell(future: Future[T]) -> None:
-            self._waiting -= 1
-            done(future)
 
         def ended(future: Future[T]) -> None:
             with suppress(RuntimeError):  # the event loop has ended
-                event_loop.call_soon_threadsafe(tell, future)
+                event_loop.call_soon_threadsafe(done, future)
 
-        future = self.submit(work)
-        self._waiting += 1
-        future.add_done_callback(ended)
+        self.submit(work).add_done_callback(ended)
 
     def close(self) -> None:
         """Drop queued work and wait for the running one; may be called twice."""

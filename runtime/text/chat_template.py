@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hybridge.artifact.errors import ArtifactError, RequestError
 from hybridge.artifact.limits import (
     CONVERSATION_BYTES,
+    CONVERSATION_MESSAGES,
     TEMPLATE_BYTES,
     TEMPLATE_FILES,
     TEMPLATE_MEMORY,
@@ -16,7 +18,7 @@ from hybridge.artifact.limits import (
 )
 from hybridge.artifact.untrusted_file import has_file, read_inside
 from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from hybridge.runtime.text.plain_data import plain_data
+from hybridge.runtime.text.plain_data import PlainData
 
 CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 Message = Mapping[str, Any]
@@ -90,23 +92,27 @@ class ChatTemplate:
         template: str | None = None,
         **variables: Any,
     ) -> Callable[[], str]:
-        """``render`` in two parts: checks the conversation and copies it, for the template to run in another thread."""
+        """``render`` in two parts: checks the lists and copies them, but leaves all that they contain to the result,
+        which may run in another thread."""
         source = self._source(template, tools)
-        for name, value in (("messages", messages), ("tools", [] if tools is None else tools)):
-            if not isinstance(value, (list, tuple)):
-                raise RequestError(f"{name}: expected a list of objects, found {type(value).__name__}")
-        conversation = [_checked_message(message) for message in messages]
+        conversation = _short_list("messages", messages)
         if not conversation:
             raise RequestError("messages: expected at least one message, found none")
-        values = {
-            "documents": None,
-            **self._special_tokens,
-            **plain_data(variables),
-            "messages": conversation,
-            "tools": None if tools is None else plain_data(list(tools)),
-            "add_generation_prompt": add_generation_prompt,
-        }
-        return lambda: self._rendered(source, values)
+        functions = None if tools is None else _short_list("tools", tools)
+
+        def render() -> str:
+            plain = PlainData()
+            values = {
+                "documents": None,
+                **self._special_tokens,
+                **plain.copy(variables),
+                "messages": [_checked_message(message, plain) for message in conversation],
+                "tools": plain.copy(functions),
+                "add_generation_prompt": add_generation_prompt,
+            }
+            return self._rendered(source, values)
+
+        return render
 
     def _rendered(self, source: str, values: dict[str, Any]) -> str:
         try:
@@ -174,8 +180,19 @@ def _templates_from_config(value: object) -> dict[str, str]:
     return {entry["name"]: entry["template"] for entry in entries}
 
 
-def _checked_message(message: object) -> dict[str, Any]:
+def _short_list(name: str, value: object) -> list[Any]:
+    """A copy of a list of messages or tools; RequestError when it is none, or has too many."""
+    if not isinstance(value, (list, tuple)):
+        raise RequestError(f"{name}: expected a list of objects, found {type(value).__name__}")
+    if len(value) > CONVERSATION_MESSAGES:
+        raise RequestError(
+            f"{name}: expected at most {CONVERSATION_MESSAGES} {name}, found {len(value)}: shorten the conversation"
+        )
+    return list(value)
+
+
+def _checked_message(message: object, plain: PlainData) -> Any:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise RequestError(f"messages: expected objects with a role and a content, found {message!r}")
+        raise RequestError(f"messages: expected objects with a role and a content, found {reprlib.repr(message)}")
     # An absent key is what templates test for; None would be printed.
-    return plain_data({key: value for key, value in message.items() if value is not None})
+    return plain.copy({key: value for key, value in message.items() if value is not None})

@@ -13,6 +13,7 @@ from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.scheduler import Priority
+from hybridge.runtime.serving.pinned import read_prefixes
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.text import Tokenizer
 from tests.runtime.generation.toy_llm import VOCAB
@@ -116,14 +117,67 @@ def test_a_failed_step_reaches_those_who_took_part(tmp_path, engine):
     assert list(run(tmp_path, engine, work).token_ids) == toy_greedy(engine.config, [3], 4)
 
 
-def test_bad_requests_are_refused_before_they_wait(tmp_path, engine):
+def test_bad_requests_are_refused(tmp_path, engine):
     async def work(llm):
-        with pytest.raises(RequestError, match="expected token ids"):
-            llm.add([VOCAB])
-        with pytest.raises(RequestError, match="the pools can hold"):
-            llm.add([1], SamplingParams(beam_width=9, n=2))
+        for bad, message in (
+            (llm.add([VOCAB]), "expected token ids"),
+            (llm.add([1], SamplingParams(beam_width=9, n=2)), "the pools can hold"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                await bad.result()
+        for ids in ([1] * 1000, np.ones(1000, np.int64)):
+            with pytest.raises(RequestError, match=r"expected at most .* found 1000"):
+                llm.add(ids)
+        with pytest.raises(RequestError, match="max_new_tokens: expected"):
+            llm.add([1], max_new_tokens=0)
 
     run(tmp_path, engine, work)
+
+
+def off_the_event_loop(function):
+    def watched(*args, **options):
+        assert threading.current_thread() is not threading.main_thread()
+        return function(*args, **options)
+
+    return watched
+
+
+class WatchedIds(np.ndarray):
+    tolist = off_the_event_loop(np.ndarray.tolist)
+
+
+class WatchedMessage(dict):
+    items = off_the_event_loop(dict.items)
+
+
+class WatchedTokens(list):
+    __iter__ = off_the_event_loop(list.__iter__)
+
+
+def test_input_is_read_off_the_event_loop(tmp_path, engine, monkeypatch):
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ tools[0].name }}")
+    prefixes = tmp_path / "prefixes.json"
+    prefixes.write_text('{"prefixes": {"a": [1, 2, 3]}}')
+    encode = Tokenizer.encode
+
+    async def work(llm):
+        ids = np.arange(1, 9).view(WatchedIds)
+        answer = await llm.generate(ids, SamplingParams(bad_words=["ab"]), max_new_tokens=3)
+        assert answer.prompt_token_ids == tuple(range(1, 9))
+        messages = [WatchedMessage(role="user", content="he")]
+        chat = llm.chat(messages, max_new_tokens=1, tools=[WatchedMessage(name="llo")])
+        messages.clear()
+        assert (await chat.result()).prompt_token_ids == tuple(encode(llm.tokenizer, "hello", False))
+        await llm.score(ids, ids)
+        assert [prefix.name for prefix in await llm.cache_prefixes(prefixes)] == ["a"]
+        with pytest.raises(EngineError, match="the toy-paged engine cannot save its states"):
+            await llm.save_session(tmp_path / "session", WatchedTokens([1, 2, 3]))
+        with pytest.raises(RequestError, match="expected at most 65536 messages, found 65537"):
+            llm.chat([WatchedMessage()] * 65537)
+
+    monkeypatch.setattr(Tokenizer, "encode", off_the_event_loop(encode))
+    monkeypatch.setattr("hybridge.runtime.async_llm.read_prefixes", off_the_event_loop(read_prefixes))
+    run(tmp_path, engine, work, ServingSettings(block_size=4, memory_bytes=40_000, prefix_cache="radix"))
 
 
 def test_texts_are_tokenized_beside_the_event_loop_and_in_order(tmp_path, engine, monkeypatch):
@@ -144,7 +198,7 @@ def test_texts_are_tokenized_beside_the_event_loop_and_in_order(tmp_path, engine
         assert not started
         go.set()
         answers = [await stream.result() for stream in streams]
-        assert not llm.add([8]).cancelled
+        await llm.generate([8], max_new_tokens=1)
         return [answer.prompt_token_ids for answer in answers]
 
     monkeypatch.setattr(Tokenizer, "encode", encode_when_told)
@@ -365,11 +419,12 @@ def test_scores_names_and_resets(tmp_path, engine):
         assert answers.prompt_logprobs == (None,) == answers.alternatives[0].prompt_logprobs
         for arguments, words in (
             (([[1], [2]],), "expected one prompt, found several"),
-            (([],), "prompt: expected at least one token id, found none"),
             (([1], None, None, 0.5), "priority: expected an integer"),
         ):
             with pytest.raises(RequestError, match=words):
                 llm.add(*arguments)
+        with pytest.raises(RequestError, match="prompt: expected at least one token id, found none"):
+            await llm.generate([])
         with pytest.raises(RequestError, match=r"temperature: .*pass SamplingParams"):
             llm.add([1], temperature=1)
         # What fails in a processor of the caller is the request's error; the others go on.

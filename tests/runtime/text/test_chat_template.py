@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.errors import ArtifactError, RequestError
-from hybridge.artifact.limits import JSON_DEPTH, MIB, TEMPLATE_BYTES, TEMPLATE_FILES
+from hybridge.artifact.limits import (
+    CONVERSATION_BYTES,
+    CONVERSATION_MESSAGES,
+    JSON_DEPTH,
+    MIB,
+    TEMPLATE_BYTES,
+    TEMPLATE_FILES,
+)
 from hybridge.runtime.sandbox.process import LimitedProcess, ProcessLimits
 from hybridge.runtime.text import ChatTemplate
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
@@ -236,6 +243,8 @@ def test_a_template_that_is_not_jinja_names_the_line() -> None:
         (["hello"], "objects with a role and a content, found 'hello'"),
         ([{"content": "x"}], "objects with a role"),
         ([{"role": "user", "content": object()}], "found object"),
+        ([{"role": "user", "content": [0] * (CONVERSATION_BYTES // 8)}], "at most 32 MiB with tools and variables"),
+        ([{"role": "user"}] * (CONVERSATION_MESSAGES + 1), "messages: expected at most 65536 messages, found 65537"),
         ([{"role": "user", "content": nested(JSON_DEPTH)}], "at most 64 levels of lists and objects, found more"),
     ],
 )
