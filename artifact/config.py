@@ -14,7 +14,7 @@ from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
-from hybridge.artifact.limits import LAYERS
+from hybridge.artifact.limits import LAYERS, POSITIONS, ROWS
 from hybridge.artifact.names import LOGITS
 from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
 
@@ -205,8 +205,8 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         dtype=f.enum("dtype", DType),
         vocab_size=f.integer("vocab_size", minimum=1),
         hidden_size=f.integer("hidden_size", minimum=1),
-        max_batch_size=f.integer("max_batch_size", minimum=1),
-        max_seq_len=f.integer("max_seq_len", minimum=1),
+        max_batch_size=f.integer("max_batch_size", minimum=1, maximum=ROWS),
+        max_seq_len=f.integer("max_seq_len", minimum=1, maximum=POSITIONS),
         layer_types=layer_types,
         kv_layers=f.map("kv_layer_configs", _kv_from_json),
         kv_cache_dtype=kv_dtype_from_name(f.choice("kv_cache_dtype", _KV_DTYPES)),

@@ -9,6 +9,7 @@ from typing import Any
 
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
+from hybridge.artifact.limits import POSITIONS, ROWS
 
 ENGINE_FILE = "engine.json"
 # Folder of an artifact with its built engines, each in a folder of its own.
@@ -107,8 +108,8 @@ def read_engine_record(path: Path) -> EngineRecord:
         preset=f.string("preset"),
         compute_capabilities=f.strings("compute_capabilities"),
         plugins=_plugins(f.fields("plugins")),
-        max_batch_size=f.integer("max_batch_size", minimum=1),
-        max_seq_len=f.integer("max_seq_len", minimum=1),
+        max_batch_size=f.integer("max_batch_size", minimum=1, maximum=ROWS),
+        max_seq_len=f.integer("max_seq_len", minimum=1, maximum=POSITIONS),
         profiles=_profiles(f),
         bindings=list(f.map("bindings", _binding)),
         layers=_counts(f, "layers"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hybridge.artifact.errors import ArtifactError, HybridgeError
-from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH, LARGEST_INTEGER
+from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH, JSON_VALUES, LARGEST_INTEGER
 from hybridge.artifact.untrusted_file import read_given, read_inside
 
 T = TypeVar("T")
@@ -35,29 +35,31 @@ def load_json_object(path: Path, error: type[HybridgeError] = ArtifactError) -> 
 
 def load_given_json_object(path: Path, error: type[HybridgeError]) -> dict[str, Any]:
     """The JSON object in a file that the user names; errors as for ``load_json_object``."""
-    return json_object(read_given(path, JSON_BYTES, error), str(path), error)
+    return json_object(read_given(path, JSON_BYTES, error), str(path), error, values=JSON_BYTES)
 
 
-def json_object(raw: bytes, where: str, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
-    """``raw`` as a JSON object; ``error``, which begins with ``where``, when it is not one or nested too deeply."""
+def json_object(
+    raw: bytes, where: str, error: type[HybridgeError] = ArtifactError, values: int = JSON_VALUES
+) -> dict[str, Any]:
+    """``raw`` as a JSON object of at most so many ``values``.
+
+    ``error``, which begins with ``where``, when it is not one, nested too deeply or has too many values.
+    """
     try:
         data = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as cause:
         raise error(f"{where}: is not valid JSON ({cause}): {_REMEDY}") from cause
     if not isinstance(data, dict):
         raise error(f"{where}: expected a JSON object, found {type(data).__name__}")
-    if _is_deeper(data, JSON_DEPTH):
-        raise error(f"{where}: expected at most {JSON_DEPTH} levels of lists and objects, found more: {_REMEDY}")
-    return data
-
-
-def _is_deeper(data: object, limit: int) -> bool:
-    level = [data]
-    for _ in range(limit):
+    level: list[Any] = [data]
+    for _ in range(JSON_DEPTH):
+        values -= sum(map(len, level))
+        if values < 0:
+            raise error(f"{where}: expected at most {JSON_VALUES} values in lists and objects, found more: {_REMEDY}")
         level = [inner for outer in level for inner in _items(outer) if isinstance(inner, (dict, list))]
         if not level:
-            return False
-    return True
+            return data
+    raise error(f"{where}: expected at most {JSON_DEPTH} levels of lists and objects, found more: {_REMEDY}")
 
 
 def _items(value: object) -> Iterable[object]:
@@ -101,11 +103,13 @@ class Fields:
             raise self.fail(key, "a value")
         return default
 
-    def integer(self, key: str, default: Any = MISSING, minimum: int | None = None) -> Any:
-        """An integer, at least ``minimum``."""
+    def integer(self, key: str, default: Any = MISSING, minimum: int | None = None, maximum: int | None = None) -> Any:
+        """An integer, at least ``minimum`` and at most ``maximum``."""
         value = self._typed(key, default, _is_integer, "an integer of 64 bits")
         if value is not None and minimum is not None and value < minimum:
             raise self.fail(key, f"an integer of at least {minimum}")
+        if value is not None and maximum is not None and value > maximum:
+            raise self.fail(key, f"an integer of at most {maximum}")
         return value
 
     def number(self, key: str, default: Any = MISSING) -> Any:

@@ -16,10 +16,16 @@ GIB: Final = 1 << 30
 JSON_BYTES: Final = 64 * MIB
 # Nested objects and lists of such a file: published ones have at most 8 levels; Python recurses in most work on them.
 JSON_DEPTH: Final = 64
+# Values in its lists and objects: the largest published index has some 200,000.
+JSON_VALUES: Final = 1 << 20
 # Sizes, counts and offsets of a file are integers of 64 bits.
 LARGEST_INTEGER: Final = (1 << 63) - 1
 # Layers of a model: the deepest published one has 160. Work on an artifact may take the square of their number.
 LAYERS: Final = 10_000
+# Positions of a sequence: engines and kernels count them in 32 bits.
+POSITIONS: Final = (1 << 31) - 1
+# Sequences of a batch, each with a row in tables: devices have memory for some hundreds.
+ROWS: Final = 1 << 16
 # safetensors' own reference implementation refuses larger headers.
 SAFETENSORS_HEADER_BYTES: Final = 100_000_000
 # Axes of one tensor; NumPy 1 refuses more than 32, weights have at most 4.

@@ -9,9 +9,9 @@ from hybridge.artifact.config import LAYOUTS
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
+from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
-from hybridge.exporter.families.hf_config import LARGEST_SIZE
 from hybridge.exporter.weights.placing import MODES
 
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
@@ -58,14 +58,14 @@ class ExportOptions:
         group=_GRAPH,
     )
     max_batch_size: int = setting(
-        8, "Maximum batch size.", flag="--max-batch", metavar="N", least=1, most=LARGEST_SIZE, group=_GRAPH
+        8, "Maximum batch size.", flag="--max-batch", metavar="N", least=1, most=ROWS, group=_GRAPH
     )
     max_seq_len: int | None = setting(
         None,
         "Maximum tokens of a sequence.",
         metavar="N",
         least=1,
-        most=LARGEST_SIZE,
+        most=POSITIONS,
         shown_default="the checkpoint's",
         group=_GRAPH,
     )

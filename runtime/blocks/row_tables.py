@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybridge.artifact.errors import EngineError
+
 
 class RowTables:
     """``array`` [rows, max_blocks] int32: row r is the block table of the sequence that has row r; -1: no block."""
 
     def __init__(self, rows: int, max_blocks: int) -> None:
-        self.array = np.full((rows, max_blocks), -1, np.int32)
+        try:
+            self.array = np.full((rows, max_blocks), -1, np.int32)
+        except MemoryError:
+            raise EngineError(
+                f"expected memory for tables of {rows} rows of {max_blocks} blocks, found too little: lower "
+                "`max_batch_size` or `max_seq_len`"
+            ) from None
         self._free = list(range(rows))[::-1]
 
     @property

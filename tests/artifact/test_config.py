@@ -93,6 +93,8 @@ CONTRADICTIONS: list[tuple[str, Any, str]] = [
     ("max_batch_size", 0, "max_batch_size"),
     ("max_seq_len", True, "max_seq_len"),
     ("max_seq_len", 64.0, "max_seq_len"),
+    ("max_batch_size", 2**16 + 1, "max_batch_size: expected an integer of at most 65536"),
+    ("max_seq_len", 2**31, "max_seq_len: expected an integer of at most 2147483647"),
     ("num_hidden_layers", 4, "num_hidden_layers: expected 3"),
     ("num_attention_layers", 2, "num_attention_layers: expected 1"),
     ("num_linear_attn_layers", 2, "num_linear_attn_layers: expected 1"),

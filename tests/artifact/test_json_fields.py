@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.artifact.errors import ArtifactError, CheckpointError
 from hybridge.artifact.json_fields import Fields, float_from_json, load_given_json_object, load_json_object
-from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH
+from hybridge.artifact.limits import JSON_BYTES, JSON_DEPTH, JSON_VALUES
 
 DATA = {"i": 3, "f": 2.5, "b": True, "s": "x", "a": [1, "y"], "o": {"k": 1}, "null": None, "objects": [{"k": 1}]}
 
@@ -161,6 +161,15 @@ def test_nested_too_deeply(tmp_path: Path, opening: str, closing: str) -> None:
     (tmp_path / "x.json").write_text(nested(JSON_DEPTH + 1))
     with pytest.raises(ArtifactError, match=r"x\.json: expected at most 64 levels"):
         load_json_object(tmp_path / "x.json")
+
+
+def test_too_many_values(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"a": [' + "0," * (JSON_VALUES - 2) + "0]}")
+    assert len(load_json_object(tmp_path / "x.json")["a"]) == JSON_VALUES - 1
+    (tmp_path / "x.json").write_text('{"a": [' + "0," * (JSON_VALUES - 1) + "0]}")
+    with pytest.raises(ArtifactError, match="expected at most 1048576 values in lists and objects, found more"):
+        load_json_object(tmp_path / "x.json")
+    assert len(load_given_json_object(tmp_path / "x.json", ArtifactError)["a"]) == JSON_VALUES
 
 
 def test_only_a_file_that_the_user_names_may_be_a_link_elsewhere(tmp_path: Path) -> None:

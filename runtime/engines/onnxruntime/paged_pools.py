@@ -57,7 +57,7 @@ class ArrayPools:
         except MemoryError as error:
             raise EngineError(
                 f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "
-                "ask for fewer"
+                "lower `memory_bytes` or `max_seq_len`"
             ) from error
 
     @property

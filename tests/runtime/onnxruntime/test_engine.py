@@ -9,6 +9,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.artifact.limits import POSITIONS
 from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -143,17 +144,20 @@ def test_growing_the_caches_keeps_their_content_and_decoders_follow(tmp_path: Pa
 
 
 def test_caches_that_cannot_grow_stay_as_they_were(tmp_path: Path) -> None:
-    made, engine = engine_of(Plan(max_seq_len=10**15), tmp_path)
-    tokens, states = np.random.default_rng(5).integers(0, VOCAB, 9), engine.allocate_states(1, 8)
-    engine.step(step_inputs([tokens[:6]], [0]), states)
-    room = states.max_seq
-    with pytest.raises(EngineError, match=f"memory for the states of 1 rows of {10**15} tokens, found too little: use"):
-        states.reserve(10**15)
+    """As many rows and positions as take more memory than a process has addresses."""
+    rows = 1 << 12
+    made, engine = engine_of(Plan(max_seq_len=POSITIONS, max_batch_size=rows), tmp_path)
+    tokens, states = np.random.default_rng(5).integers(0, VOCAB, 9), engine.allocate_states(rows, 8)
+    nothing = [tokens[:0]] * (rows - 1)
+    engine.step(step_inputs([tokens[:6], *nothing], [0] * rows), states)
+    room, message = states.max_seq, f"states of {rows} rows of {POSITIONS} tokens, found too little: use"
+    with pytest.raises(EngineError, match=message):
+        states.reserve(POSITIONS)
     assert states.max_seq == room
-    logits = engine.step(step_inputs([tokens[6:]], [6]), states)
+    logits = engine.step(step_inputs([tokens[6:], *nothing], [6] + [0] * (rows - 1)), states)
     assert relative_error(logits[0], made.logits(tokens)[-1]) < TOLERANCE
-    with pytest.raises(EngineError, match=f"memory for the states of 2 rows of {10**15} tokens, found too little: use"):
-        engine.allocate_states(2, 10**15)
+    with pytest.raises(EngineError, match=message):
+        engine.allocate_states(rows, POSITIONS)
 
 
 def test_a_restored_row_continues_like_the_original(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
+from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from hybridge.runtime.engines.torch.program import Program
@@ -176,9 +177,9 @@ def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_for_states_is_an_error_that_says_so(tmp_path: Path) -> None:
-    _, engine = engine_of(Plan(max_seq_len=10**15), tmp_path)
-    with pytest.raises(EngineError, match=f"memory for the states of 1 rows of {10**15} tokens, found too little"):
-        engine.allocate_states(1, 10**15)
+    _, engine = engine_of(Plan(max_seq_len=POSITIONS, max_batch_size=ROWS), tmp_path)
+    with pytest.raises(EngineError, match=f"states of {ROWS} rows of {POSITIONS} tokens, found too little"):
+        engine.allocate_states(ROWS, POSITIONS)
     assert engine.allocate_states(1, 8).max_seq == 8
 
 
