@@ -176,6 +176,7 @@ def far_window(engine: DenseEngine, index: int, row: FarRow) -> Iterator[Observa
     """
     past, end = row.caches.length, row.caches.length + len(row.tokens)
     states = engine.allocate_states(1, end)
+    states.expect_few_tokens()
     for name in row.caches.numbers:
         buffer = states.buffers[name]
         buffer.write_row(0, row.caches.first(name).astype(buffer.spec.dtype.numpy))

@@ -88,6 +88,9 @@ class StateSet(ABC):
         RequestError when ``max_seq`` exceeds what the engine can hold (``DenseEngine.max_seq_len``).
         """
 
+    def expect_few_tokens(self) -> None:  # noqa: B027 (other engines have nothing to do)
+        """Of new caches that stay mostly empty: let only what is written take memory, where the engine can."""
+
 
 class Decoder(ABC):
     """Decodes the same rows token by token. Made by ``DenseEngine.decoder``; what repeats is made once."""

@@ -13,19 +13,27 @@ from typing import ClassVar
 
 import numpy as np
 
+from hybridge.artifact.bindings import MAX_SEQ
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from hybridge.runtime.engines.dense import StateSet, StepInputs
 from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.array_engine import ArrayEngine, own_states
 from hybridge.runtime.engines.onnxruntime.graph_form import natural_layouts
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.new_tokens import POSITIONS, new_positions, return_new_tokens
 from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_only
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
+# Longer caches are not fetched as a whole: these show what the graph does to every position.
+WHOLE_CACHE = 1024
+
 
 class PortableEngine(ArrayEngine):
-    """Runs an artifact's own graph, in float32, copying states from step to step."""
+    """Runs an artifact's own graph, in float32, copying states from step to step.
+
+    Of caches with more than ``WHOLE_CACHE`` positions only a step's new tokens are copied.
+    """
 
     name: ClassVar[str] = "onnxruntime-portable"
 
@@ -35,8 +43,9 @@ class PortableEngine(ArrayEngine):
         self._threads = threads or 1
         self._weights = WeightStore(self._folder)
         self._layouts = natural_layouts(self._specs)
-        self._values: tuple[str, ...] = ()
-        self._session = self._open(())
+        self._caches = tuple(spec for spec in self._specs if MAX_SEQ in spec.shape)
+        self._form: tuple[tuple[str, ...], bool] = ((), True)
+        self._session = self._open()
 
     @property
     def shows_values(self) -> bool:
@@ -47,12 +56,15 @@ class PortableEngine(ArrayEngine):
 
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         own = own_states(states)
-        if tuple(values) != self._values:
-            self._session, self._values = self._open(values), tuple(values)
+        whole = own.max_seq <= WHOLE_CACHE or not self._caches
+        if self._form != (tuple(values), whole):
+            self._form = (tuple(values), whole)
+            self._session = self._open()
         feeds = {
             INPUT_IDS: inputs.input_ids,
             CONTEXT_LENGTHS: inputs.context_lengths,
             PAST_LENGTHS: inputs.past_lengths,
+            POSITIONS: new_positions(inputs.past_lengths, inputs.input_ids.shape[1], own.max_seq),
         }
         feeds |= {name: buffer.past for name, buffer in own.buffers.items()}
         requested = {value.name for value in self._session.get_inputs()}
@@ -60,17 +72,28 @@ class PortableEngine(ArrayEngine):
         found = dict(
             zip(names, self._session.run(names, {k: v for k, v in feeds.items() if k in requested}), strict=True)
         )
+        partly = () if whole else {spec.name for spec in self._caches}
         for name, buffer in own.buffers.items():
-            buffer.past[...] = found.pop(self._replaced_by[name])
+            new = found.pop(self._replaced_by[name])
+            if name not in partly:
+                buffer.past[...] = new
+                continue
+            for row, (past, count) in enumerate(zip(inputs.past_lengths, inputs.context_lengths, strict=True)):
+                buffer.past[row, :, past : past + count] = new[row, :, :count]
         return found
 
-    def _open(self, values: Sequence[str]):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
+    def _open(self):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
+        """A session of the present form: with which inner values, and whether with whole caches."""
+        values, whole = self._form
         model = widen_only(self._read_model(), installed_kernels())
         expose_values(model.graph, values)
+        if not whole:
+            return_new_tokens(model.graph, self._caches)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         return create_session(
             RewrittenGraph(model, inputs, frozenset(), self._layouts).serialised(),
             self._weights,
             self._folder,
             self._threads,
+            keeps_order=not whole,
         )

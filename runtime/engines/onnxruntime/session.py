@@ -31,15 +31,20 @@ def create_session(
     threads: int,
     packs: bool = False,
     plans_memory: bool = False,
+    keeps_order: bool = False,
 ) -> ort.InferenceSession:
     """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph.
 
     packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
     they are stored are as fast for one token, and for steps so large that packing them in each product costs nothing.
     plans_memory: pays for shapes that repeat; for prompts of every length it would hold one block each.
+    keeps_order: run nodes in the order of the graph. The default order leaves nodes that only outputs need to the end,
+    and holds their inputs until then.
     """
     options = threaded_options(threads)
     options.enable_mem_pattern = plans_memory
+    if keeps_order:
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
     weights.attach(graph.weights, options)

@@ -14,6 +14,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.dense import StateBuffer, StateSet
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.runtime.engines.onnxruntime.small_pages import use_small_pages
 
 # KV caches start with room for this many positions and at least double when they grow.
 SMALLEST_CACHE = 256
@@ -129,6 +130,10 @@ class ArrayStateSet(StateSet):
         self.bound.clear()
         self.turns = self._read_turns()
         self.version += 1
+
+    def expect_few_tokens(self) -> None:
+        for buffer in self._buffers.values():
+            use_small_pages(buffer.past)
 
     def commit(self, names: frozenset[str], start: int, stop: int) -> None:
         """Take over what a session wrote to the other arrays of states ``names`` for rows start to stop."""
