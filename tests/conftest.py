@@ -4,6 +4,7 @@ from __future__ import annotations
 
 pytest_plugins = [
     "tests.support.threads",
+    "tests.support.session_folders",
     "tests.support.artifacts",
     "tests.support.garbage",
     "tests.support.gpu",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import pytest
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.exporter.export import ExportReport, export_checkpoint
 from hybridge.exporter.options import ExportOptions
+from tests.support.session_folders import session_folder
 from tests.support.tiny_models import save_tiny_model
 
 
@@ -61,8 +61,4 @@ class ArtifactCache:
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArtifactCache]:
     """The session's exports."""
-    base = tmp_path_factory.getbasetemp()
-    # A worker's base folder is one of several in the session's.
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "artifacts"
-    root.mkdir(exist_ok=True)
-    yield ArtifactCache(root)
+    yield ArtifactCache(session_folder(tmp_path_factory, "artifacts"))

@@ -1,0 +1,31 @@
+"""Folders that the worker processes of a test session share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CACHES = "XDG_CACHE_HOME"
+
+
+def session_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The folder ``name`` among the session's temporary ones."""
+    base = factory.getbasetemp()
+    # A worker's base folder is one of several in the session's.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's cache folder is one of the session; XDG_CACHE_HOME names another, which keeps compiled kernels."""
+    if CACHES in os.environ:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHES, str(session_folder(tmp_path_factory, "caches")))
+        yield
