@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hybridge.artifact.call_arguments import checked_path, known_arguments
 
 if TYPE_CHECKING:
     from hybridge.artifact.engine_record import EngineRecord
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 StrPath = str | os.PathLike[str]
 
 
+@known_arguments
 def export(
     checkpoint: StrPath,
     out: StrPath,
@@ -66,9 +68,11 @@ def export(
 
     options = ExportOptions.named(**_options(ExportOptions, parameters))
     require("torch", "onnxscript")
-    return export_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
+    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
+    return export_checkpoint(checkpoint_folder(source), folder, options, progress)
 
 
+@known_arguments
 def quantize(
     checkpoint: StrPath,
     out: StrPath,
@@ -94,9 +98,11 @@ def quantize(
     from hybridge.quantization.quantizer import quantize_checkpoint
 
     options = QuantizeOptions(**_options(QuantizeOptions, parameters))
-    return quantize_checkpoint(checkpoint_folder(checkpoint), Path(out), options, progress)
+    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
+    return quantize_checkpoint(checkpoint_folder(source), folder, options, progress)
 
 
+@known_arguments
 def verify(
     checkpoint: StrPath,
     out: StrPath,
@@ -128,9 +134,11 @@ def verify(
         tolerance=tolerance,
         speculative_tokens=speculative_tokens,
     )
-    return compare(checkpoint_folder(checkpoint), Path(out), options, progress)
+    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
+    return compare(checkpoint_folder(source), folder, options, progress)
 
 
+@known_arguments
 def evaluate(
     reference: StrPath,
     out: StrPath,
@@ -156,9 +164,11 @@ def evaluate(
     from hybridge.hub import checkpoint_folder
 
     options = EvaluateOptions(**_options(EvaluateOptions, parameters))
-    return compare(checkpoint_folder(reference), checkpoint_folder(out), Path(text), options, progress)
+    source, folder = checked_path("reference", reference), checked_path("out", out)
+    return compare(checkpoint_folder(source), checkpoint_folder(folder), checked_path("text", text), options, progress)
 
 
+@known_arguments
 def build_engine(
     out: StrPath,
     *,
@@ -193,9 +203,10 @@ def build_engine(
     from hybridge.trt_plugins.build.options import BuildOptions
 
     options = BuildOptions(**_options(BuildOptions, parameters))
-    return build(Path(out), options, progress or NoProgress())
+    return build(checked_path("out", out), options, progress or NoProgress())
 
 
+@known_arguments
 def inspect(path: StrPath, check: bool = False) -> Inspection:
     """Describe a checkpoint folder, an artifact folder or an engine file; needs no torch.
 
@@ -204,7 +215,7 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
     """
     from hybridge.inspection import inspect_path
 
-    return inspect_path(Path(path), check)
+    return inspect_path(checked_path("path", path), check)
 
 
 def _options(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:

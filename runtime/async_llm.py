@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hybridge.artifact.call_arguments import checked_path, known_arguments
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompt_of, snapshot
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@known_arguments
 class AsyncLLM(LoadedArtifact):
     """An artifact that serves any number of tasks of one event loop; the engine has its own thread.
 
@@ -131,7 +133,7 @@ class AsyncLLM(LoadedArtifact):
         """Like ``LLM.score`` for one prompt."""
         given = prompt_of(prompt)
         scored = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
-        found = await self._add(lambda: scored.request, 1, 0, "").result()
+        found = await self._computed(scored.request, "")
         return await self._prepared(lambda: scored.score(found))
 
     async def cache_prefix(
@@ -146,7 +148,7 @@ class AsyncLLM(LoadedArtifact):
         ids, tries = request.prompt_ids, 0
         while True:
             for part in self._cache.parts(request):
-                await self._add(lambda part=part: part, 1, 0, namespace).result()
+                await self._computed(part, namespace)
             tries += 1
             try:
                 return await self._between_steps(lambda: self._cache.pin(ids, name, _computed_already, namespace))
@@ -156,7 +158,7 @@ class AsyncLLM(LoadedArtifact):
 
     async def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
-        prefixes = await self._prepared(lambda: read_prefixes(Path(path)))
+        prefixes = await self._prepared(lambda: read_prefixes(checked_path("path", path)))
         return [await self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     async def drop_prefix(self, name: str) -> None:
@@ -172,11 +174,11 @@ class AsyncLLM(LoadedArtifact):
     ) -> Session:
         """Like ``LLM.save_session``."""
         tokens = await self._prepared(lambda: conversation_tokens(conversation))
-        return await self._between_steps(lambda: self._cache.save(Path(path), tokens, namespace))
+        return await self._between_steps(lambda: self._cache.save(checked_path("path", path), tokens, namespace))
 
     async def load_session(self, path: str | Path) -> Session:
         """Like ``LLM.load_session``; the session keeps its namespace."""
-        return await self._between_steps(lambda: self._cache.load(Path(path)))
+        return await self._between_steps(lambda: self._cache.load(checked_path("path", path)))
 
     async def prefix_cache_report(self) -> CacheReport:
         """Like ``LLM.prefix_cache_report``."""
@@ -186,6 +188,10 @@ class AsyncLLM(LoadedArtifact):
         """The result of text ``work``, done off the event loop."""
         self._worker.check_open()
         return await asyncio.wrap_future(self._texts.submit(work))
+
+    async def _computed(self, request: Request, namespace: str) -> Generation:
+        """The answer to a request that needs no more text work."""
+        return await self._add(lambda: request, 1, 0, namespace).result()
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))

@@ -7,6 +7,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from hybridge.artifact.call_arguments import known_arguments
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import Call, Messages, Sampling, call_of, conversations_of, split_options
 from hybridge.runtime.generation.prompts import Prompt, prompts_of
@@ -27,6 +28,7 @@ OnePrompt = str | list[int] | tuple[int, ...] | dict[str, Any]
 SeveralPrompts = list[str] | list[list[int]] | list[tuple[int, ...]] | list[dict[str, Any]]
 
 
+@known_arguments
 class LLM(PrefixMethods, LoadedArtifact):
     """An artifact with an engine, a tokenizer and a prefix cache.
 

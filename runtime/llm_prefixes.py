@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hybridge.artifact.call_arguments import checked_path
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.generation.call import Messages, checked_namespace
 from hybridge.runtime.generation.prompts import Prompt
@@ -54,7 +55,7 @@ class PrefixMethods:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
         from hybridge.runtime.serving.pinned import read_prefixes
 
-        prefixes = read_prefixes(Path(path))
+        prefixes = read_prefixes(checked_path("path", path))
         return [self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     def drop_prefix(self, prefix: PinnedPrefix | str) -> None:
@@ -75,14 +76,15 @@ class PrefixMethods:
         ``conversation`` is an answer (its prompt included) or token ids. Needs a prefix cache of kind
         "radix". RequestError when these tokens are no longer in the cache.
         """
-        return self._turns.run(self._cache.save, Path(path), conversation_tokens(conversation), namespace)
+        file, tokens = checked_path("path", path), conversation_tokens(conversation)
+        return self._turns.run(self._cache.save, file, tokens, namespace)
 
     def load_session(self, path: str | Path) -> Session:
         """Load a saved session into the prefix cache: prompts that begin with its tokens continue from there.
 
         RequestError when the file is damaged, of other weights or another version, or does not fit.
         """
-        return self._turns.run(self._cache.load, Path(path))
+        return self._turns.run(self._cache.load, checked_path("path", path))
 
     def prefix_cache_report(self) -> CacheReport:
         """Hits, misses with their reasons, contents and evictions; RequestError without a radix tree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from hybridge.artifact.call_arguments import checked_path
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
@@ -36,7 +37,7 @@ class LoadedArtifact:
 
         ArtifactError: not a valid artifact. EngineError: no such engine. SettingError: beyond its limits.
         """
-        self.folder = folder = Path(path)
+        self.folder = folder = checked_path("path", path)
         with ExitStack() as opened:
             if isinstance(engine, str):
                 self.engine = opened.enter_context(

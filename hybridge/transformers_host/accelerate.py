@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hybridge.artifact.call_arguments import checked_path, known_arguments
 from hybridge.artifact.errors import RequestError, UnsupportedError
 from hybridge.artifact.settings import checked_int
 from hybridge.requirements import require
@@ -35,6 +36,7 @@ class Acceleration:
         self.undo()
 
 
+@known_arguments
 def accelerate(
     model: Any,
     engine: str = "onnxruntime",
@@ -69,7 +71,7 @@ def accelerate(
         checked_int(key, value)
     from hybridge.transformers_host.artifact_cache import default_cache_folder
 
-    folder = Path(cache_folder) if cache_folder is not None else default_cache_folder()
+    folder = default_cache_folder() if cache_folder is None else checked_path("cache_folder", cache_folder)
     if engine == "export":
         from hybridge.transformers_host.export_backend import ExportBackend
 

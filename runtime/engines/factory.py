@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridge.artifact.call_arguments import checked_path
 from hybridge.artifact.config import DENSE, read_config
 from hybridge.artifact.engine_record import ENGINES_FOLDER
 from hybridge.artifact.errors import EngineError, SettingError, located
@@ -41,6 +42,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.engine_folder is not None:
+            checked_path("engine_folder", self.engine_folder)
 
     def check_engine_folder(self, engine: str) -> None:
         """SettingError where a folder of TensorRT is given for another ``engine``, which would not look at it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridge.artifact.call_arguments import known_arguments
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
@@ -13,6 +14,7 @@ EARLY, BRANCHES, NO_CHECKPOINTS = "early", "branches", "none"
 LRU, VALUE = "lru", "value"
 
 
+@known_arguments
 @dataclass(frozen=True)
 class PrefixCacheSettings:
     """Prefix cache: which computed KV and states are stored for later requests with the same prefix.

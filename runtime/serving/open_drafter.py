@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from hybridge.artifact.call_arguments import checked_path
 from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.path_kind import require_artifact
@@ -45,7 +46,7 @@ def with_opened_drafter(
 def _opened(
     speculation: SpeculationSettings, draft: DraftModel, engine: PagedEngine, settings: ServingSettings, text: ModelText
 ) -> ModelDrafter:
-    folder, shape = Path(draft.folder), serving_shape(engine, settings)
+    folder, shape = checked_path("folder", draft.folder), serving_shape(engine, settings)
     require_artifact(folder)
     config = read_config(folder).require_logits()
     check_same_tokenizer(text.tokenizer, ModelText(folder, config).tokenizer, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from hybridge.artifact.call_arguments import known_arguments
 from hybridge.artifact.settings import bad_value, checked_int
 from hybridge.runtime.prefix_cache.settings import BLOCKS, ENDS_ONLY, PrefixCacheSettings
 from hybridge.runtime.scheduler import Fcfs, Policy
@@ -12,6 +13,7 @@ from hybridge.runtime.speculation import SpeculationSettings
 GIB = 1 << 30
 
 
+@known_arguments
 @dataclass(frozen=True)
 class ServingSettings:
     """Memory, limits and features of a paged engine.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridge.artifact.call_arguments import known_arguments
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
@@ -17,6 +18,7 @@ from hybridge.runtime.speculation.step_cost import StepCost
 NGRAM, MTP = "ngram", "mtp"
 
 
+@known_arguments
 @dataclass(frozen=True)
 class DraftModel:
     """A draft model: any artifact with the same tokenizer as the model.
@@ -34,6 +36,7 @@ class DraftModel:
     samples: bool = False
 
 
+@known_arguments
 @dataclass(frozen=True)
 class SpeculationSettings:
     """tokens: maximum number of draft tokens per sequence and step; a request may ask for fewer (SamplingParams).

@@ -6,6 +6,7 @@ import inspect as python_inspect
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,34 @@ def test_import_is_light() -> None:
     code = "import sys, hybridge; print(*(m for m in ('torch', 'onnx', 'numpy', 'onnxruntime') if m in sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0 and not result.stdout.strip(), result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: hybridge.export("c", "o", **{"speculative_tokens": 2}),
+            "expected an argument of export, .*: pass it to build_",
+        ),
+        (lambda: hybridge.export("c", "o", **{"max_seq_length": 2}), "max_seq_length: .*: use max_seq_len"),
+        (lambda: hybridge.export(None, "o"), "checkpoint: expected a path, found None"),
+        (lambda: hybridge.export("c", 5), "out: expected a path, found 5"),
+        (lambda: hybridge.verify("c", b"o"), "out: expected a path, found b'o'"),
+        (lambda: hybridge.build_engine("a\0b"), "out: expected a path, found"),
+        (lambda: hybridge.inspect(None), "path: expected a path, found None"),
+        (lambda: hybridge.inspect("x" * 5000), "path: expected a shorter path, found 'xxx"),
+        (lambda: hybridge.LLM(None), "path: expected a path, found None"),
+        (lambda: hybridge.LLM("o", engine_folder=5), "engine_folder: expected a path, found 5"),
+        (
+            lambda: hybridge.AsyncLLM("o", **{"wings": 2}),
+            "wings: expected an argument of AsyncLLM, found none .*: leave it out",
+        ),
+        (lambda: hybridge.ServingSettings(**{"memory": 2}), "memory: expected an argument of ServingSettings"),
+    ],
+)
+def test_bad_arguments_are_named(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(hybridge.errors.SettingError, match=words):
+        call()
 
 
 def test_the_readme_example(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def test_long_caches_hold_what_short_ones_do(tmp_path: Path) -> None:
             for name, buffer in short.buffers.items():
                 np.testing.assert_array_equal(buffer.read_row(row, 16), long.buffers[name].read_row(row, 16))
     # The last position: the padding of a row that is full reaches behind it.
-    row = long.buffers["past_key_0"].read_row(0, WHOLE_CACHE + 8)
+    full = long.buffers["past_key_0"].read_row(0, WHOLE_CACHE + 8)
     end = engine.allocate_states(2, WHOLE_CACHE + 9)
-    end.buffers["past_key_0"].write_row(0, row)
+    end.buffers["past_key_0"].write_row(0, full)
     engine.step(step_inputs([tokens[0, :1], tokens[1, :6]], [WHOLE_CACHE + 8, 0]), end)
-    np.testing.assert_array_equal(end.buffers["past_key_0"].read_row(0, WHOLE_CACHE + 8), row)
+    np.testing.assert_array_equal(end.buffers["past_key_0"].read_row(0, WHOLE_CACHE + 8), full)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of this process")
