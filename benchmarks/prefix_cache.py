@@ -1,4 +1,4 @@
-"""Prompt tokens that the prefix cache hits, beside the offline optimum.
+"""Prompt tokens that the prefix cache hits, compared with the offline optimum.
 
 In full with a cost model, shortened on ONNX Runtime with the checkpoint that ships. Takes about five minutes.
 """

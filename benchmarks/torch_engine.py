@@ -1,4 +1,4 @@
-"""Tokens per second of the torch engine on a GPU, beside transformers.
+"""Tokens per second of the torch engine on a GPU, compared with transformers.
 
 A 2.65 B hybrid model in bfloat16, and a random Qwen3-Next of twelve layers and eight experts.
 """

@@ -18,7 +18,7 @@ from hybridge.artifact.safetensors_file import read_safetensors
 from tools.published_configs import PUBLISHED
 
 MOST_PEAK = 1.6
-# Config fields of random checkpoints beside those of Qwen3-0.6B.
+# Config fields of random checkpoints in addition to those of Qwen3-0.6B.
 _LARGE: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "random-qwen3-0.6b": {},

@@ -1,1 +1,1 @@
-"""Speed of the CUDA kernels beside measured peers: ``python -m benchmarks kernels``. Needs a CUDA GPU."""
+"""Speed of the CUDA kernels compared with measured peers: ``python -m benchmarks kernels``. Needs a CUDA GPU."""

@@ -1,4 +1,4 @@
-"""Cases of matrix products in decoding, beside torch in the same run.
+"""Cases of matrix products in decoding, compared with torch in the same run.
 
 ``linear_decode`` with the weights of a 2.65 B hybrid model in bfloat16, and ``routed_experts``.
 """

@@ -46,7 +46,7 @@ class MtpDrafter:
 
     def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
         """Run a step of the model, whose first rows are ``rows``."""
-        self._make_way(rows)
+        self._save_hidden(rows)
         result = engine.launch(inputs)
         bounds, ids = inputs.query_start_loc.tolist(), inputs.input_ids
         for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
@@ -108,7 +108,7 @@ class MtpDrafter:
             found.length = min(found.length, positions - 1)
         return found
 
-    def _make_way(self, rows: Sequence[PlannedRow]) -> None:
+    def _save_hidden(self, rows: Sequence[PlannedRow]) -> None:
         """Before a step that overwrites the hidden states of the last one: consume much of them, keep the rest."""
         starts = {row.sequence: row.start for row in rows}
         late: list[_HeadDraft] = []
@@ -120,7 +120,7 @@ class MtpDrafter:
             if known is not None:
                 self._states.drop(sequence, known.length - (sequence not in starts))
             if len(states.indices) > _MOST_WAITING:
-                late += self._late(sequence, states, {sequence, *(draft.sequence for draft in late)})
+                late += self._catch_up(sequence, states, {sequence, *(draft.sequence for draft in late)})
         try:
             self._consume(late)
         except BaseException as error:
@@ -132,7 +132,7 @@ class MtpDrafter:
             self._failure = error
         self._states.keep()
 
-    def _late(self, sequence: int, states: HiddenStates, protected: set[int]) -> list[_HeadDraft]:
+    def _catch_up(self, sequence: int, states: HiddenStates, protected: set[int]) -> list[_HeadDraft]:
         """Drafts without tokens, which consume all certain tokens of a sequence; none where there is no room beside the
         sequences ``protected``."""
         positions = min(states.certain - 1, self._length)

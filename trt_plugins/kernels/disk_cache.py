@@ -40,7 +40,7 @@ class KernelCache:
         self.folder = folder or default_folder()
         self._compile = compile_
         self._version = version
-        self._told = False
+        self._warned = False
 
     def get(self, source: KernelSource, architecture: str, with_report: bool = False) -> CompiledKernel:
         """The compiled kernel, from disk where a valid entry is there. A folder that cannot be written, or that other
@@ -71,8 +71,8 @@ class KernelCache:
         return True
 
     def _tell(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             warnings.warn(
                 f"{self.folder}: compiled kernels cannot be kept ({error.strerror or error}) and are compiled again at "
                 "every start: set XDG_CACHE_HOME to a folder that only you can write",

@@ -29,10 +29,10 @@ class TorchModel:
         config: RuntimeConfig,
         device: TorchDevice,
         file: str = MODEL_FILE,
-        beside: WeightStore | None = None,
+        shared: WeightStore | None = None,
         takes_result: bool = False,
     ) -> None:
-        """``file``: the graph. ``beside``: weights of another graph of the folder, which both then share.
+        """``file``: the graph. ``shared``: weights of another graph of the folder, which both use.
 
         takes_result: decoding is given the memory for its logits, as the input ``graph.RESULT``.
 
@@ -40,7 +40,7 @@ class TorchModel:
         """
         self._folder, self._config, self._device, self._file = folder, config, device, file
         self._takes_result = takes_result
-        self.weights = WeightStore(folder, device.torch, beside)
+        self.weights = WeightStore(folder, device.torch, shared)
         self._programs: dict[tuple[Phase, tuple[str, ...], frozenset[str]], Program] = {}
 
     def program(self, phase: Phase, values: Sequence[str] = (), snapshots: frozenset[str] = frozenset()) -> Program:

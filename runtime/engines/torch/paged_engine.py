@@ -51,13 +51,13 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
         self._open(folder, TorchDevice(device))
 
-    def _open(self, folder: str | Path, device: TorchDevice, beside: WeightStore | None = None) -> None:
-        """Load the graph on ``device``; weights that it shares with ``beside`` are loaded once."""
+    def _open(self, folder: str | Path, device: TorchDevice, shared: WeightStore | None = None) -> None:
+        """Load the graph on ``device``; weights that are in ``shared`` too are loaded once."""
         super().__init__(folder)
         self._device = device
         self._step_tokens = device.step_tokens
         self._specs = self.config.bindings.states
-        self._model = TorchModel(self._folder, self.config, device, self._model_file, beside)
+        self._model = TorchModel(self._folder, self.config, device, self._model_file, shared)
         self._rows: TorchRows | None = None
         self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
@@ -138,10 +138,10 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._forget_steps()
         limits, before = self._rollback_limits(rows, tokens), self._deferred
         try:
-            chosen = chosen_modes(self._tried(limits).costs(), mode)
+            chosen = chosen_modes(self._trial(limits).costs(), mode)
             snapshots = frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT)
             if snapshots:
-                self._tried(limits, snapshots)
+                self._trial(limits, snapshots)
         except BaseException:
             self._deferred = before
             raise
@@ -211,7 +211,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def _deferred_states(self) -> DeferredStates:
         if self._deferred is None:
             before, self._pools = self._pools, None
-            self._deferred = self._tried(self._rollback_limits(self.limits.max_rows, MOST_DEFERRED))
+            self._deferred = self._trial(self._rollback_limits(self.limits.max_rows, MOST_DEFERRED))
             self._pools = before
             if before is not None:
                 self._deferred.bind(before)
@@ -220,7 +220,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def _rollback_limits(self, rows: int, tokens: int) -> RollbackLimits:
         return RollbackLimits(rows, tokens, padded_tokens(rows * (1 + tokens)))
 
-    def _tried(self, limits: RollbackLimits, snapshots: frozenset[str] = frozenset()) -> DeferredStates:
+    def _trial(self, limits: RollbackLimits, snapshots: frozenset[str] = frozenset()) -> DeferredStates:
         """Deferred states with these limits; a trial step in small pools finds the sizes of stored inputs."""
         state_bytes = {spec.name: spec.unit_bytes for spec in self._specs if not spec.grows}
         operators = self._model.pool_operators()

@@ -25,13 +25,13 @@ class WeightStore:
     weights alone, by value name. A GPU gets one copy of every weight that a step reads there.
     """
 
-    def __init__(self, folder: Path, device: torch.device, beside: WeightStore | None = None) -> None:
-        """``beside``: the store of another graph in ``folder``; weights of both are loaded once."""
+    def __init__(self, folder: Path, device: torch.device, shared: WeightStore | None = None) -> None:
+        """``shared``: the store of another graph in ``folder``; weights of both are loaded once."""
         self._folder, self.device = folder, device
-        self._mapped: dict[tuple, torch.Tensor] = {} if beside is None else beside._mapped
+        self._mapped: dict[tuple, torch.Tensor] = {} if shared is None else shared._mapped
         # Bytes on the device by the address of the same bytes in host memory, which stay where they are.
         self._uploaded: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = (
-            {} if beside is None else beside._uploaded
+            {} if shared is None else shared._uploaded
         )
         self.folded: dict[str, torch.Tensor] = {}
 

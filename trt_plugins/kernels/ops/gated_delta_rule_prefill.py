@@ -139,7 +139,7 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
     if takes(call, device):
         groups = Groups.of(call, device, variant.chunk_bytes)
         params = prefill_params(call, chunks)
-        params.readers, params.together = groups.slices, groups.fits_beside(call, device)
+        params.readers, params.together = groups.slices, groups.fits_together(call, device)
         work["waiting"] = PointerSource(Memory.COUNTERS)
         blocks = min(blocks, device.multiprocessors) if params.together else blocks
         states = groups.launch(params, call, _states_pointers(call, work))

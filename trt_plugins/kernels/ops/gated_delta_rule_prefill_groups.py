@@ -59,7 +59,7 @@ class Groups:
         stage = panels * _PANEL_BYTES + -(-self.chunk_bytes // _ALIGNMENT) * _ALIGNMENT
         return _STAGES * stage + _ALIGNMENT
 
-    def fits_beside(self, call: DeltaCall, device: DeviceTraits) -> bool:
+    def fits_together(self, call: DeltaCall, device: DeviceTraits) -> bool:
         """Whether all blocks run at once, each with one of the first kernel, which prepares chunks just ahead.
 
         Where there are more, several blocks of the first kernel on a multiprocessor are worth more than one.

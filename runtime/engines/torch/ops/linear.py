@@ -87,12 +87,12 @@ class Linear:
         """The result of the kernel, None where it does not run these sizes."""
         assert self._kernels is not None
         x2 = x.reshape(-1, x.shape[-1])
-        beside = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        fits = weight.is_contiguous() and x2.stride(-1) == 1 and (beside is None or beside.stride(-1) == 1)
+        added = None if residual is None else residual.reshape(-1, residual.shape[-1])
+        fits = weight.is_contiguous() and x2.stride(-1) == 1 and (added is None or added.stride(-1) == 1)
         aligned = all(alignment_of(t) == _ALIGNMENT for t in (x2, weight, up_weight) if t is not None)
         problem = None
         try:
-            problem = self._problem(x2, weight, bias, beside, norm_weight) if fits and aligned else None
+            problem = self._problem(x2, weight, bias, added, norm_weight) if fits and aligned else None
             if problem is None or problem in self._refused:
                 return None
             dtype = self._dtype or x.dtype
@@ -100,7 +100,7 @@ class Linear:
                 y = result.view(x2.shape[0], weight.shape[0])
             else:
                 y = torch.empty(x2.shape[0], weight.shape[0], dtype=dtype, device=x.device)
-            inputs = (x2, weight, up_weight, bias, beside, norm_weight)
+            inputs = (x2, weight, up_weight, bias, added, norm_weight)
             found = problem
             self._kernels.launch(found, lambda traits: linear_decode.plan(found, traits), inputs, [y])
         except UnsupportedError:

@@ -26,15 +26,15 @@ class PackedKernel:
         self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], rows: PackedRows | None = None
     ) -> bool:
         """Whether there are kernels for these sizes."""
-        return self._tried(inputs, outputs, rows, run=False)
+        return self._launched(inputs, outputs, rows, run=False)
 
     def launch(
         self, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], rows: PackedRows | None = None
     ) -> bool:
         """Run the kernels into ``outputs``; False if there are none for these sizes."""
-        return self._tried(inputs, outputs, rows, run=True)
+        return self._launched(inputs, outputs, rows, run=True)
 
-    def _tried(
+    def _launched(
         self,
         inputs: Sequence[torch.Tensor | None],
         outputs: Sequence[torch.Tensor],
