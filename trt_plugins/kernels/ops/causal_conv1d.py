@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
-from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
@@ -118,7 +118,7 @@ class _Convolution:
 
     def _channels(self, requested: int) -> int:
         """``requested`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
-        strides = (*_row_and_token_stride(self.x, self.call), *_row_and_token_stride(self.y, self.call))
+        strides = (*row_and_token_stride(self.call, self.x, 1), *row_and_token_stride(self.call, self.y, 1))
         vector = math.gcd(requested, self.channels, *strides) == requested
         vector &= min(self.x.alignment, self.y.alignment) >= requested * self.dtype.itemsize
         run = (
@@ -135,21 +135,14 @@ class _Convolution:
                 f"found a grid of {grid}: split the call"
             )
         params = struct_type(source.file, "CausalConv1d")()
-        params.x_row_stride, params.x_token_stride = _row_and_token_stride(self.x, self.call)
-        params.y_row_stride, params.y_token_stride = _row_and_token_stride(self.y, self.call)
+        params.x_row_stride, params.x_token_stride = row_and_token_stride(self.call, self.x, 1)
+        params.y_row_stride, params.y_token_stride = row_and_token_stride(self.call, self.y, 1)
         params.state_stride, params.state_out_stride = self.state.strides[0], self.state_out.strides[0]
         params.rows.rows, params.rows.time = self.rows, self.time
         params.channels, params.block_tokens = self.channels, tokens
         params.prefetch_blocks = _PREFETCH_BLOCKS * device.multiprocessors
         overlap = device.capability >= _OVERLAP_SINCE
         return KernelLaunch(source, grid, (threads, 1, 1), params, _pointers(self.call), overlap=overlap)
-
-
-def _row_and_token_stride(layout: TensorLayout, call: OpCall) -> tuple[int, int]:
-    """Strides of x or y: packed [tokens, channels], dense [rows, time, channels] or [rows, channels]."""
-    if call.packed is not None:
-        return 0, layout.strides[-2]
-    return layout.strides[0], layout.strides[1] if len(layout.shape) == 3 else 0
 
 
 def _pointers(call: OpCall) -> dict[str, PointerSource]:
@@ -161,13 +154,7 @@ def _pointers(call: OpCall) -> dict[str, PointerSource]:
     if call.inputs[spec.input_index("bias")] is not None:
         pointers["bias"] = PointerSource(Memory.INPUT, spec.input_index("bias"))
     pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
-    if call.packed is None:
-        pointers["rows.context_lengths"] = PointerSource(Memory.INPUT, spec.input_index("context_lengths"))
-    else:
-        pointers["rows.query_start_loc"] = PointerSource(Memory.PACKED, 0)
-        if call.packed.has_state_indices:
-            pointers["rows.state_indices"] = PointerSource(Memory.PACKED, 1)
-    return pointers
+    return pointers | row_pointers(call, "rows.")
 
 
 def _update_channels(dtype: DType, width: int) -> int:

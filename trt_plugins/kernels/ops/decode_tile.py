@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
-from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES
 
@@ -78,21 +77,6 @@ class StateTile:
             "PASSES": self.passes,
             "THREADS": self.threads,
         }
-
-
-def token_count(call: OpCall) -> int:
-    """An upper bound of the tokens of a row, for an operator with an input dt [batch, (time), heads]."""
-    if call.packed is not None:
-        return call.packed.max_row_tokens
-    shape = call.input("dt").shape
-    return shape[1] if len(shape) == 3 else 1
-
-
-def row_and_token_stride(call: OpCall, layout: TensorLayout, trailing: int) -> tuple[int, int]:
-    """Strides of the axes in front of the last ``trailing`` ones: packed [tokens], dense [rows, (tokens)]."""
-    if call.packed is not None:
-        return 0, layout.strides[0]
-    return layout.strides[0], layout.strides[1] if len(layout.shape) == trailing + 2 else 0
 
 
 def access_bytes(*layouts: TensorLayout, axes: int) -> int:

@@ -15,7 +15,7 @@ from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import (
     columns_launch,
     prefill_params,
 )
-from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_channels.cu", "gated_delta_rule_prepare_channels"

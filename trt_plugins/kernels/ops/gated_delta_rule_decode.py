@@ -11,7 +11,7 @@ from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
-from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 

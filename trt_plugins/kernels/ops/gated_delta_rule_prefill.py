@@ -16,7 +16,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
-from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 

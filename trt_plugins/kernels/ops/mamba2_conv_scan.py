@@ -11,16 +11,10 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.decode_tile import (
-    ACCESS_BYTES,
-    StateTile,
-    access_bytes,
-    row_and_token_stride,
-    token_count,
-)
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative
 from hybridge.trt_plugins.kernels.ops.mamba2_parts import gate_sources, plan_parts
-from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count

@@ -12,8 +12,8 @@ from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops import causal_conv1d, update_ssm_state
-from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes, row_and_token_stride, token_count
-from hybridge.trt_plugins.kernels.ops.update_ssm_state import row_pointers
+from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 

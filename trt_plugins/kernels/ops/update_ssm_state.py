@@ -11,14 +11,9 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.decode_tile import (
-    ACCESS_BYTES,
-    StateTile,
-    access_bytes,
-    row_and_token_stride,
-    token_count,
-)
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -219,13 +214,3 @@ class _Decode:
         if self.state.dtype in _BYTE_STATES:
             pointers |= {"scale": PointerSource(Memory.INPUT, SCALE), "scale_out": PointerSource(Memory.OUTPUT, 2)}
         return pointers | row_pointers(call, "rows.")
-
-
-def row_pointers(call: OpCall, prefix: str) -> dict[str, PointerSource]:
-    """Pointers of the Rows that a parameter struct holds at ``prefix``."""
-    if call.packed is None:
-        return {f"{prefix}context_lengths": PointerSource(Memory.INPUT, call.spec.input_index("context_lengths"))}
-    pointers = {f"{prefix}query_start_loc": PointerSource(Memory.PACKED, 0)}
-    if call.packed.has_state_indices:
-        pointers[f"{prefix}state_indices"] = PointerSource(Memory.PACKED, 1)
-    return pointers

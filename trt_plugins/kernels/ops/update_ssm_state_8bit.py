@@ -13,7 +13,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.decode_tile import token_count
+from hybridge.trt_plugins.kernels.ops.rows import token_count
 from hybridge.trt_plugins.kernels.ops.update_ssm_state import SCALE, decode_launch
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 CHUNK = 64
@@ -55,16 +56,7 @@ class Scan:
 
     def strides(self, layout: TensorLayout) -> tuple[int, int]:
         """Strides of a row and a token of x, B, C or y, whose last two axes belong to a token."""
-        return self._strides(layout, 2)
-
-    def dt_strides(self) -> tuple[int, int]:
-        return self._strides(self.call.input("dt"), 1)
-
-    def _strides(self, layout: TensorLayout, tail: int) -> tuple[int, int]:
-        outer = layout.strides[:-tail]
-        if self.call.packed is not None:
-            return 0, outer[0]
-        return outer[0], outer[1] if len(outer) == 2 else 0
+        return row_and_token_stride(self.call, layout, 2)
 
     @property
     def aligned(self) -> bool:
@@ -84,7 +76,7 @@ def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:
     params.B_row, params.B_token = scan.strides(call.input("B"))
     params.C_row, params.C_token = scan.strides(call.input("C"))
     params.y_row, params.y_token = scan.strides(call.outputs[0])
-    params.dt_row, params.dt_token = scan.dt_strides()
+    params.dt_row, params.dt_token = row_and_token_stride(call, call.input("dt"), 1)
     params.state_slot, params.state_out_slot = call.input("state").strides[0], call.outputs[1].strides[0]
     params.heads, params.groups, params.segments = scan.heads, scan.groups, segments
     params.dt_softplus = call.attributes["dt_softplus"]
@@ -96,13 +88,7 @@ def kernel_pointers(call: OpCall) -> dict[str, PointerSource]:
     names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
     pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
     pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
-    if call.packed is None:
-        pointers["rows.context_lengths"] = PointerSource(Memory.INPUT, call.spec.input_index("context_lengths"))
-    else:
-        pointers["rows.query_start_loc"] = PointerSource(Memory.PACKED, 0)
-        if call.packed.has_state_indices:
-            pointers["rows.state_indices"] = PointerSource(Memory.PACKED, 1)
-    return pointers
+    return pointers | row_pointers(call, "rows.")
 
 
 def blocks_of(size: int, of: int) -> int:
