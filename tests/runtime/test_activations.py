@@ -80,6 +80,14 @@ def test_nodes_on_onnxruntime(name: str) -> None:
     assert worst_error(run(model, x=X), name) < LIMIT
 
 
+@pytest.mark.skipif(not INSTALLED.scaled_silu, reason="this ONNX Runtime has no ScaledSiLU")
+def test_silu_of_short_rows_is_one_node() -> None:
+    model = parsed(f"(float[n, 3] x) => (float[n, 3] y) {{ {GRAPHS['silu']} }}")
+    use_exact_activations(model, scaled_silu=True)
+    assert [node.op_type for node in model.graph] == ["ScaledSiLU"]
+    assert worst_error(run(model, x=np.stack([X] * 3, axis=1))[:, 2], "silu") < LIMIT
+
+
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name not in ONLY_IN_FUNCTIONS])
 def test_nodes_of_the_torch_engine(name: str) -> None:
     graph = graph_of(name).graph
@@ -239,7 +247,7 @@ def test_softmax_of_routers() -> None:
 SWEPT = {
     "Erf", "Exp", "Gelu", "Relu", "Sigmoid", "Silu", "Softmax", "Softplus", "Tanh", "TopKSoftmax", "causal_conv1d",
     "gated_delta_rule", "mamba2_conv_scan", "routed_experts", "update_ssm_state", "CausalConvWithState",
-    "LinearAttention", "MoE",
+    "LinearAttention", "MoE", "ScaledSiLU",
 }  # fmt: skip
 # What moves, compares, counts, adds, multiplies, or divides by a sum or a norm; and attention, whose softmax has
 # the tests of attention.

@@ -22,12 +22,14 @@ class Kernels:
     recurrent_ops: it has LinearAttention and CausalConvWithState (1.31 has, 1.23 has not).
     experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
+    scaled_silu: it has ScaledSiLU, which is right on both tails (1.31 has, 1.23 has not).
     """
 
     opset: int
     recurrent_ops: bool
     experts: bool
     window_margin: int
+    scaled_silu: bool = False
 
 
 @lru_cache(maxsize=1)
@@ -45,7 +47,8 @@ def installed_kernels() -> Kernels:
         update_rule="gated",
     )
     recurrent = all(_loads(node, (1, 1, 1), 21) for node in (conv, scan))
-    return Kernels(opset, recurrent, _weighs_experts(), _window_margin())
+    silu = helper.make_node("ScaledSiLU", ["x"], ["y"], domain=MICROSOFT, alpha=1.0)
+    return Kernels(opset, recurrent, _weighs_experts(), _window_margin(), _loads(silu, (1,), 21))
 
 
 def quiet_options() -> ort.SessionOptions:

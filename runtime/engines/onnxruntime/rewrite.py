@@ -63,7 +63,7 @@ def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Ke
     EngineError when the installed ONNX Runtime cannot run the result.
     """
     widen_types(model)
-    use_exact_activations(model)
+    use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)
     use_quantized_products(model)
     padded = form is GraphForm.PADDED
