@@ -40,7 +40,8 @@ class Turns:
             with self._lock:
                 self._owner = self._last = thread
                 try:
-                    self.check_open()
+                    if self._closed:
+                        self.check_open()
                     if self._abandoned:
                         self._close_abandoned()
                     return work(*args, **kwargs)

@@ -59,7 +59,8 @@ class RowsResult(StepResult):
         self._rows = rows
 
     def best_tokens(self) -> list[int | None]:
-        return [best_token(row) for row in self._rows]
+        rows = self._rows
+        return [best_token(rows[0])] if len(rows) == 1 else [best_token(row) for row in rows]
 
     def logits(self, index: int) -> np.ndarray:
         return self._rows[index]

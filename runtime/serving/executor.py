@@ -33,16 +33,19 @@ class StepExecutor:
 
         Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
         """
-        engine, sequences = self._engine, self._scheduler.sequences
+        engine = self._engine
         if not plan.repeats:
             if not plan.moves_nothing:
                 self._move(plan)
             if not plan.rows:
                 return None
         runner = self._runner
-        # A runner may look at the arrays after the step.
-        inputs = self._packer.pack(plan) if runner is None else packed_inputs(plan, sequences, self._manager, engine)
-        result = engine.launch(inputs) if runner is None else runner.launch(engine, inputs, plan.rows)
+        if runner is None:
+            result = engine.launch(self._packer.pack(plan))
+        else:
+            # Arrays of its own: a runner may look at them after the step.
+            inputs = packed_inputs(plan, self._scheduler.sequences, self._manager, engine)
+            result = runner.launch(engine, inputs, plan.rows)
         if not plan.taken_slots:
             return result
         try:

@@ -101,8 +101,6 @@ class LiveRequests:
 
     def read_prompts(self, plan: StepPlan, result: StepResult) -> None:
         """Give each request the logits of its prompt that it asks for, or end it with an error."""
-        if plan.is_plain:
-            return
         for row, begin in zip(plan.rows, plan.logits_starts(), strict=True):
             sequence = self._scheduler.sequences.get(row.sequence)
             known = None if sequence is None or not row.prompt_logits else self.of(sequence)

@@ -124,8 +124,9 @@ class ServingLoop:
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
             return
-        plan, result = in_flight.plan, in_flight.result
-        chosen, accepted = _sampled(plan, in_flight.sampling), NONE_ACCEPTED
+        plan, result, is_plain = in_flight.plan, in_flight.result, in_flight.plan.is_plain
+        accepted = NONE_ACCEPTED
+        chosen = zip(in_flight.sampling, count(), strict=False) if is_plain else _sampled(plan, in_flight.sampling)
         try:
             best = in_flight.best_tokens()
             if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
@@ -141,7 +142,8 @@ class ServingLoop:
                 self._speculator.record_step(plan, in_flight.sampling, accepted)
             self.scheduler.commit(plan, accepted)
             if result is not None:
-                self._requests.read_prompts(plan, result)
+                if not is_plain:
+                    self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best)
         except BaseException as error:
             self._end_committed(plan, error)
@@ -158,7 +160,7 @@ class ServingLoop:
         began = time.perf_counter()
         if arrivals is not None:
             arrivals()
-        if self.served_cache is not None:
+        if self.served_cache is not None and self.served_cache.host is not None:
             self.served_cache.restore()
         plan = self.scheduler.plan() if self._draft_check is None else self.scheduler.plan(self._draft_check.propose())
         if plan is None:
@@ -204,8 +206,6 @@ class ServingLoop:
 
 def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
     """The sequences that get a token each, with the index of their logits; no row of the plan has draft tokens."""
-    if plan.is_plain:
-        return zip(sampling, count(), strict=False)
     starts = zip(plan.rows, plan.logits_starts(), strict=True)
     return zip(sampling, [begin + row.prompt_logits for row, begin in starts if row.samples], strict=True)
 

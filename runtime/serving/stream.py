@@ -44,7 +44,8 @@ class PieceStreams:
                 self._inboxes[id_] = inbox
             while left:
                 while not inbox:
-                    self._run_step()
+                    for each_output in self._loop.step():
+                        self._inboxes[each_output.request_id].append(each_output)
                 output = inbox.popleft()
                 if output.error is not None:
                     raise output.error
@@ -62,7 +63,3 @@ class PieceStreams:
         left[id_] -= 1
         if not left[id_]:
             del left[id_], self._inboxes[id_]
-
-    def _run_step(self) -> None:
-        for output in self._loop.step():
-            self._inboxes[output.request_id].append(output)

@@ -29,13 +29,13 @@ class BoundDecoder(Decoder):
 
     def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
         states = self._states
-        if min(past_lengths) < 0 or max(past_lengths) >= states.max_seq:
-            raise EngineError(
-                f"expected rows with room for one more token in {states.max_seq} positions, found rows that hold "
-                f"{list(past_lengths)}: reserve more first"
-            )
         if states.version != self._version:
             self._bind()
+        if min(past_lengths) < 0 or max(past_lengths) >= self._capacity:
+            raise EngineError(
+                f"expected rows with room for one more token in {self._capacity} positions, found rows that hold "
+                f"{list(past_lengths)}: reserve more first"
+            )
         for bound, part in self._parts:
             bound.decode(tokens[part], past_lengths[part])
             if bound.swapped:
@@ -43,7 +43,7 @@ class BoundDecoder(Decoder):
         return self._logits
 
     def _bind(self) -> None:
-        self._version = self._states.version
+        self._version, self._capacity = self._states.version, self._states.max_seq
         self._parts: list[tuple[BoundRun, slice]] = []
         self._logits: list[np.ndarray] = []
         for run in self._runs:
