@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
+from typing import BinaryIO
 
 import numpy as np
 
@@ -25,14 +26,25 @@ def map_inside(
     ``error``: the file cannot be opened (artifact.untrusted_file) or is shorter.
     """
     with open_inside(folder, name, None, error, remedy) as file:
-        size = size_of(file)
-        if size < offset + nbytes:
-            raise error(
-                f"{folder / name}: expected {offset + nbytes} bytes, found {size}: the file is truncated: {remedy}"
-            )
-        if nbytes == 0:
-            return np.empty(0, np.uint8)
-        try:
-            return np.memmap(file, np.uint8, "c" if copy_on_write else "r", offset, (nbytes,))
-        except (OSError, ValueError) as cause:  # ValueError: it was cut after its size was read
-            raise error(f"{folder / name}: cannot be mapped into memory: {cause}: {remedy}") from cause
+        return map_open(file, folder / name, offset, nbytes, copy_on_write, error, remedy)
+
+
+def map_open(
+    file: BinaryIO,
+    path: Path,
+    offset: int,
+    nbytes: int,
+    copy_on_write: bool = False,
+    error: type[HybridgeError] = ArtifactError,
+    remedy: str = "export the checkpoint again",
+) -> np.ndarray:
+    """``map_inside`` of a file that it has opened, named ``path`` in errors; the array outlives ``file``."""
+    size = size_of(file)
+    if size < offset + nbytes:
+        raise error(f"{path}: expected {offset + nbytes} bytes, found {size}: the file is truncated: {remedy}")
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    try:
+        return np.memmap(file, np.uint8, "c" if copy_on_write else "r", offset, (nbytes,))
+    except (OSError, ValueError) as cause:  # ValueError: it was cut after its size was read
+        raise error(f"{path}: cannot be mapped into memory: {cause}: {remedy}") from cause

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from hybridge.artifact.mapped_file import map_inside
+from hybridge.artifact.mapped_file import map_open
+from hybridge.artifact.untrusted_file import open_inside
 from hybridge.runtime.engines.onnxruntime.dequantize import (
     Read,
     block_scales,
@@ -66,11 +68,12 @@ class WeightStore:
         ArtifactError when a file is missing, too short or outside of the artifact.
         """
         weights = tuple(weights)
-        for weight in weights:
-            if weight.name not in self._values:
-                self._values[weight.name] = ort.OrtValue.ortvalue_from_numpy(self._array(weight))
-            if weight.shared:
-                options.add_initializer(weight.name, self._values[weight.name])
+        with _OpenFiles(self._folder) as files:
+            for weight in weights:
+                if weight.name not in self._values:
+                    self._values[weight.name] = ort.OrtValue.ortvalue_from_numpy(self._array(weight, files.bytes_of))
+                if weight.shared:
+                    options.add_initializer(weight.name, self._values[weight.name])
         copied = [weight.name for weight in weights if not weight.shared]
         if copied:
             options.add_external_initializers(copied, [self._values[name] for name in copied])
@@ -90,10 +93,10 @@ class WeightStore:
         """Bytes of all weights that sessions use so far."""
         return self.mapped_bytes + self.copied_bytes
 
-    def _array(self, weight: GraphWeight) -> np.ndarray:
+    def _array(self, weight: GraphWeight, read: Read) -> np.ndarray:
         key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
-            self._loaded[key] = _filled(weight, self._folder)
+            self._loaded[key] = _filled(weight, read)
         self._arrays[weight.name] = self._loaded[key]
         return self._loaded[key]
 
@@ -101,18 +104,35 @@ class WeightStore:
         return list({id(array): array for array in self._arrays.values()}.values())
 
 
-def _filled(weight: GraphWeight, folder: Path) -> np.ndarray:
+class _OpenFiles(ExitStack):
+    """Files of an artifact, each opened and checked once: that takes longer than to map a tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._files: dict[str, BinaryIO] = {}
+
+    def bytes_of(self, tensor: StoredTensor) -> np.ndarray:
+        """The tensor's bytes in its file. Each has a map of its own, so that pages of widened ones are released."""
+        name = tensor.location
+        if name not in self._files:
+            self._files[name] = self.enter_context(open_inside(self._folder, name, None))
+        nbytes = tensor.dtype.nbytes(math.prod(tensor.shape))
+        return map_open(self._files[name], self._folder / name, tensor.offset, nbytes)
+
+
+def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
     if weight.form != WHOLE:
         (quantized,) = weight.parts
         assert isinstance(quantized, QuantizedMatrix)
-        return _FORMS[weight.form](quantized, weight.block, partial(_bytes, folder=folder))
+        return _FORMS[weight.form](quantized, weight.block, read)
     if weight.joined is None:
-        array = widened(_numbers(weight.parts[0], folder))
+        array = widened(_numbers(weight.parts[0], read))
         # Offsets are not always multiples of the element size; kernels expect aligned data.
         return array if array.flags.aligned else array.copy()
     _, rows, columns = weight.joined
-    stored = (_numbers(part, folder) for part in weight.parts)
+    stored = (_numbers(part, read) for part in weight.parts)
     matrices = (matrix for numbers in stored for matrix in numbers.reshape(-1, numbers.shape[-2], columns))
     whole = np.empty(weight.joined, np.float32)
     if not weight.interleaved:
@@ -132,15 +152,11 @@ def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
     return [matrix] if len(matrix) * 2 == rows else [matrix[: rows // 2], matrix[rows // 2 :]]
 
 
-def _numbers(part: Part, folder: Path) -> np.ndarray:
+def _numbers(part: Part, read: Read) -> np.ndarray:
     """The tensor as it is in its file, or the numbers of a quantised matrix."""
     if isinstance(part, QuantizedMatrix):
-        return dequantized(part, partial(_bytes, folder=folder))
-    return _bytes(part, folder).view(part.dtype.numpy).reshape(part.shape)
-
-
-def _bytes(tensor: StoredTensor, folder: Path) -> np.ndarray:
-    return map_inside(folder, tensor.location, tensor.offset, tensor.dtype.nbytes(math.prod(tensor.shape)))
+        return dequantized(part, read)
+    return read(part).view(part.dtype.numpy).reshape(part.shape)
 
 
 def _is_mapped(array: np.ndarray) -> bool:
