@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, poisson_arrivals, serve
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.llm import LLM
+from hybridge.runtime.prefix_cache.settings import OFF, RADIX
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
@@ -38,7 +41,8 @@ Prompts = Sequence[list[int]]
 class ServingBenchmarkSettings:
     """``requests`` prompts of ``prompt`` tokens and ``new_tokens`` each, ``batch`` at a time.
 
-    loads: arrival rates for the latencies, over the rate at which the batched run finishes requests.
+    loads: arrival rates for the latencies, over the rate at which the batched run finishes requests. alone: tokens of
+    prompts that come one at a time, each twice, with a prefix cache and without.
     """
 
     requests: int = 16
@@ -46,22 +50,24 @@ class ServingBenchmarkSettings:
     prompt: int = 64
     new_tokens: int = 48
     loads: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    alone: tuple[int, ...] = (100, 512)
     threads: int = 2
     repeats: int = 5
 
 
 def run(settings: ServingBenchmarkSettings) -> Report:
-    """Export the checkpoint that ships in both layouts and serve the same requests in three ways."""
-    length, threads = settings.prompt + settings.new_tokens, settings.threads
+    """Export the checkpoint that ships in both layouts and serve the same requests in four ways."""
+    length, threads = max(settings.prompt + settings.new_tokens, *settings.alone) + 1, settings.threads
     with scratch_folder() as work:
-        dense_folder = exported(DEMO_CHECKPOINT, work / "dense", max_batch_size=1, max_seq_len=length)
-        options = {"layout": "paged", "max_batch_size": settings.batch, "max_seq_len": length}
-        paged_folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
+        options = {"max_batch_size": settings.batch, "max_seq_len": length}
+        dense_folder = exported(DEMO_CHECKPOINT, work / "dense", **options)
+        paged_folder = exported(DEMO_CHECKPOINT, work / "paged", layout="paged", **options)
         with LLM(dense_folder, threads=threads) as dense, LLM(paged_folder, threads=threads) as paged:
             prompts = _prompts(settings.requests, settings.prompt, dense.config.vocab_size)
             new_tokens = settings.new_tokens
             ways = {
                 "dense, one after another": lambda: _one_by_one(dense, prompts, new_tokens),
+                "dense, batched": lambda: dense.generate(prompts, _sampling(new_tokens)),
                 "paged, one after another": lambda: _one_by_one(paged, prompts, new_tokens),
                 "paged, batched": lambda: paged.generate(prompts, _sampling(new_tokens)),
             }
@@ -71,12 +77,16 @@ def run(settings: ServingBenchmarkSettings) -> Report:
             times = take_turns({name: timed(way) for name, way in ways.items()}, settings.repeats)
             each = median(times["paged, batched"]) / settings.requests
             latencies = _latencies(paged.loop, prompts, new_tokens, each, settings.loads)
+        first_token = {
+            str(tokens): _alone(paged_folder, tokens, threads, settings.repeats) for tokens in settings.alone
+        }
     tokens = settings.requests * settings.new_tokens
     ratio = Spread.of_ratios(times["dense, one after another"], times["paged, batched"])
     results = {
         "tokens_per_second": {name: Spread.of(tokens / t for t in values) for name, values in times.items()},
         "ratio": ratio,
         "latency_ms": latencies,
+        "first_token_ms": first_token,
     }
     return Report(gates, results, (_ratio_target(settings.batch, ratio, "cpu"),))
 
@@ -216,6 +226,30 @@ def _sampling(new_tokens: int) -> SamplingParams:
 
 def _one_by_one(llm: LLM, prompts: Prompts, new_tokens: int) -> list[Generation]:
     return [llm.generate(prompt, _sampling(new_tokens)) for prompt in prompts]
+
+
+def _alone(folder: Path, tokens: int, threads: int, repeats: int) -> dict[str, Spread]:
+    """Milliseconds to the first token of a prompt of ``tokens`` tokens that comes alone, and again, and ratios."""
+    with (
+        LLM(folder, threads=threads, serving=ServingSettings(prefix_cache=OFF)) as without,
+        LLM(folder, threads=threads, serving=ServingSettings(prefix_cache=RADIX)) as cached,
+    ):
+        prompts = iter(_prompts(3 * repeats + 1, tokens, cached.config.vocab_size))
+        prompt: list[int] = []
+
+        def first_token(llm: LLM, new: bool = False) -> float:
+            if new:
+                prompt[:] = next(prompts)
+            return 1e3 * seconds(lambda: llm.generate(prompt, _sampling(1)))
+
+        ways = {
+            "no cache": partial(first_token, without, new=True),
+            "new prompt": partial(first_token, cached),
+            "same prompt again": partial(first_token, cached),
+        }
+        times = take_turns(ways, 3 * repeats)
+    ratios = {f"{way}, times no cache": Spread.of_ratios(times[way], times["no cache"]) for way in list(ways)[1:]}
+    return spreads(times) | ratios
 
 
 def _latencies(

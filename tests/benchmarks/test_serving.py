@@ -15,10 +15,15 @@ from tests.benchmarks.shapes import TINY
 LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
 
 
-def test_it_serves_in_three_ways() -> None:
-    settings = ServingBenchmarkSettings(requests=3, batch=2, prompt=5, new_tokens=3, loads=(0.5,), repeats=1)
+def test_it_serves_in_four_ways() -> None:
+    settings = ServingBenchmarkSettings(
+        requests=3, batch=2, prompt=5, new_tokens=3, loads=(0.5,), alone=(70,), repeats=1
+    )
     document = correct("serving", settings)
-    assert len(document["results"]["tokens_per_second"]) == 3
+    assert len(document["results"]["tokens_per_second"]) == 4
+    first_token = document["results"]["first_token_ms"]["70"]
+    # The same prompt again computes one token of 70.
+    assert first_token["same prompt again"]["median"] < first_token["new prompt"]["median"]
     assert set(document["results"]["latency_ms"]["0.5"]) == LATENCIES
 
 
