@@ -109,7 +109,8 @@ class SequenceQueues:
         assert all(sequence.state is State.RUNNING and sequence.memory.row != NONE for sequence in self.running)
         assert all(sequence.state is State.WAITING and sequence.memory.row == NONE for sequence in self.waiting)
         assert len(self.running) + len(self.waiting) == len(self.sequences)
-        assert self.host_bytes == sum(sequence.host_bytes for sequence in self.sequences.values())
+        host_bytes = sum(sequence.host_bytes for sequence in self.sequences.values())
+        assert host_bytes == self.host_bytes <= self._settings.swap_bytes
 
     def _retire(self, sequence: ScheduledSequence) -> None:
         """Take the memory; the prefix cache keeps nothing of beams."""

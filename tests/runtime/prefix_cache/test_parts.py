@@ -118,6 +118,15 @@ def test_only_the_latest_prompts_are_remembered() -> None:
         assert known[-3:] == [21] * 3 and known[:4] == [0] * 4
 
 
+def test_what_past_prompts_share_counts_once() -> None:
+    """150 tokens are 30 that all begin with, and 20 more of each of six."""
+    past = PastPrompts(tokens=150)
+    for first in range(100, 109):
+        past.add("", key_from_tokens([*range(30), first, *range(200, 219)]))
+    known = [past.branch_point("", key_from_tokens([*range(30), n, *range(200, 210), 7])) for n in range(100, 109)]
+    assert known == [30] * 3 + [41] * 6
+
+
 def uses_of(tokens: Sequence[int], *steps: tuple[int, Kind]) -> dict[int, tuple[int, Kind]]:
     """Resume at the nearest state and insert one after each (length, kind); uses and kind of all states at the end."""
     tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, policy=CostAwareEviction())
@@ -152,6 +161,17 @@ def test_a_state_on_the_way_of_a_turn_hands_on_what_it_took_over() -> None:
         if not slot:
             uses.resumed(nodes[0])  # one turn, which leaves the other two
     assert [(node.uses, node.kind) for node in nodes] == [(0, Kind.PASSED), (0, Kind.PASSED), (1, Kind.END)]
+
+
+@pytest.mark.parametrize(("above", "kind"), [(Kind.SPREAD, Kind.PROMPT_END), (Kind.END, Kind.BRANCH)])
+def test_a_state_that_serves_others_than_the_new_one_stays(above: Kind, kind: Kind) -> None:
+    """Nothing went on from it, and not both of them are where sequences branch or anywhere."""
+    tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, policy=CostAwareEviction())
+    uses, nodes = StateUses(tree), []
+    for slot, (length, each) in enumerate(((10, above), (20, kind))):
+        nodes.append(tree.insert(key_from_tokens(range(length)), (), slot)[0])
+        uses.inserted(nodes[-1], each)
+    assert [node.kind for node in nodes] == [above, kind]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.logprobs import token_logprobs
-from hybridge.runtime.sampling.sampler import surviving_tokens
+from hybridge.runtime.sampling.sampler import block_size, draw, surviving_tokens
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 
@@ -45,6 +45,18 @@ def test_draws_follow_the_distribution(vocab: int, params: SamplingParams) -> No
     expected = np.zeros(vocab)
     expected[slice(None) if ids is None else ids] = draws * weights.astype(np.float64) / weights.sum(dtype=np.float64)
     assert chi_square_fits(counts, expected)
+
+
+def test_no_draw_falls_on_a_weight_of_zero_where_blocks_meet() -> None:
+    """Sums of a block in two orders differ: a draw at its end may pass all of its weights."""
+    size = block_size(4096)
+    for seed in range(20):
+        weights = np.exp(8 * np.random.default_rng(seed).standard_normal(4096)).astype(np.float32)
+        weights[::size] = weights[size - 1 :: size] = 0
+        ends = np.cumsum(np.add.reduceat(weights, np.arange(0, 4096, size), dtype=np.float64))
+        for end in ends[:-1] / ends[-1]:
+            for uniform in (np.nextafter(end, 0), end, np.nextafter(end, 1)):
+                assert weights[draw(weights, float(uniform))] > 0
 
 
 def test_a_seed_repeats_and_another_differs() -> None:
