@@ -64,7 +64,7 @@ def test_work_is_counted_alone() -> None:
     """Not what is called when garbage is collected, which may be at any time."""
 
     def work() -> list[list[int]]:
-        return [[] for _ in range(5_000)]
+        return [[] for _ in range(20_000)]
 
     alone, calls = bytecodes(work), []
     gc.callbacks.append(lambda phase, info: calls.append(phase))
