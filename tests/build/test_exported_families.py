@@ -15,8 +15,9 @@ from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import layers_of, value_dtypes
 from hybridge.trt_plugins.build.options import BuildOptions
 from tests.build.parsed import parsed_network
+from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
-from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
@@ -60,13 +61,9 @@ def test_every_family_is_built() -> None:
     assert set(CASES) == set(BASE_CONFIGS)
 
 
-def exported(folder: Path, family: str) -> Path:
-    from hybridge.exporter.export import export_checkpoint
-    from hybridge.exporter.options import ExportOptions
-
-    checkpoint = save_tiny_model(folder / "checkpoint", family, **SMALL[family])
-    export_checkpoint(checkpoint, folder / "out", ExportOptions(dtype=CASES[family]))
-    return folder / "out"
+def exported(artifacts: ArtifactCache, family: str) -> Path:
+    limits = {"max_batch_size": OPTIONS.max_batch_size, "max_seq_len": OPTIONS.max_seq_len}
+    return artifacts.get(family, "float32", SMALL[family], dtype=CASES[family], **limits).folder
 
 
 def check_layers(layers: Mapping[str, int], family: str) -> None:
@@ -78,8 +75,8 @@ def check_layers(layers: Mapping[str, int], family: str) -> None:
 
 
 @pytest.mark.parametrize("family", CASES)
-def test_network(tmp_path: Path, family: str) -> None:
-    out = exported(tmp_path, family)
+def test_network(artifacts: ArtifactCache, family: str) -> None:
+    out = exported(artifacts, family)
     model = parser_model(out, read_config(out), OPTIONS.max_seq_len)
     with parsed_network(out, model) as network:
         check_layers(Counter(layer.type.name for layer in layers_of(network)), family)
@@ -90,8 +87,8 @@ def test_network(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", sample(CASES, BUILT_ON_PUSH))
-def test_engine(tmp_path: Path, family: str) -> None:
-    record = build_engine(exported(tmp_path, family), OPTIONS)
+def test_engine(artifacts: ArtifactCache, family: str) -> None:
+    record = build_engine(exported(artifacts, family), OPTIONS)
     check_layers(record.layers, family)
     assert not record.plugins and record.plugins.reason == "plugins are off"
     recurrent = family not in ("llama", "qwen3")

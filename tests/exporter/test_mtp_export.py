@@ -35,6 +35,7 @@ from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.torch.hidden_states import TorchRows
 from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.effort import sample
 from tests.support.mtp_checkpoints import layers_like, mtp_names, save_with_mtp_head
@@ -54,11 +55,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 BLOCK, HIDDEN = 16, 48
 
 
-def exported(tmp_path: Path, case: str, dtype: str = "float32") -> tuple[Path, Path]:
-    checkpoint = save_with_mtp_head(tmp_path / "checkpoint", case.split()[0], dtype, **FAMILIES[case])
-    options = ExportOptions(layout="paged", max_batch_size=2, max_seq_len=64)
-    export_checkpoint(checkpoint, tmp_path / "artifact", options)
-    return checkpoint, tmp_path / "artifact"
+def exported(artifacts: ArtifactCache, case: str, dtype: str = "float32") -> Exported:
+    overrides = dict(FAMILIES[case])
+    pattern = overrides.pop("pattern", "")
+    return artifacts.get(case.split()[0], dtype, overrides, mtp_pattern=pattern, layout="paged", max_seq_len=64)
 
 
 def _loaded(checkpoint: Path) -> Any:
@@ -71,7 +71,8 @@ def _loaded(checkpoint: Path) -> Any:
 class Reference:
     """A head in float64: transformers' own layers, with norms and the matrix in front of them written out."""
 
-    def __init__(self, checkpoint: Path, pattern: str) -> None:
+    def __init__(self, checkpoint: Path, pattern: str, copy: Path) -> None:
+        """``copy``: a folder to make for the checkpoint with the head's weights in the model's layers."""
         model = _loaded(checkpoint)
         config = AutoConfig.from_pretrained(checkpoint)
         self.tensors = {name: value.double() for name, value in load_file(checkpoint / "model.safetensors").items()}
@@ -87,7 +88,7 @@ class Reference:
             own = {n.removeprefix(head) for n in self.tensors if n.startswith(head) and n not in around}
             assert own == {n.removeprefix(prefix) for n in self.tensors if n.startswith(prefix)}
             changed.update({f"{prefix}{name}": f"{head}{name}" for name in own})
-        copy = Path(shutil.copytree(checkpoint, checkpoint.with_name("reference")))
+        shutil.copytree(checkpoint, copy)
         edit_tensors(copy, lambda t: t.update({name: t[head].clone() for name, head in changed.items()}))
         layers = _loaded(copy).model.layers
         self.layers = [layers[int(prefix.split(".")[-2])] for prefix in like]
@@ -166,14 +167,14 @@ PARTS = ((0, 13), (13, 20), (20, 21))
     "case", sample(FAMILIES, on_push=("qwen3_next experts", "qwen3_5_text", "nemotron_h *E", "nemotron_h -*"))
 )
 @torch.no_grad()
-def test_a_head_is_that_of_the_architecture(case: str, tmp_path: Path) -> None:
-    checkpoint, artifact = exported(tmp_path, case)
+def test_a_head_is_that_of_the_architecture(case: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
+    made = exported(artifacts, case)
     torch.manual_seed(1)
     ids, hidden = torch.randint(0, 97, (21,)), torch.randn(21, HIDDEN, dtype=torch.float64)
-    reference = Reference(checkpoint, FAMILIES[case].get("pattern", ""))
+    reference = Reference(made.checkpoint, FAMILIES[case].get("pattern", ""), tmp_path / "reference")
     for own in (False, True):
         logits, after = reference.run(ids, hidden, own)
-        check_head(artifact, ids, hidden, own, logits, after)
+        check_head(made.folder, ids, hidden, own, logits, after)
 
 
 def check_head(
@@ -205,8 +206,8 @@ def check_head(
             np.testing.assert_allclose(places.read([2])[0], after[end - 1].numpy(), rtol=1e-4, atol=1e-4)
 
 
-def test_weights_are_those_of_the_model_by_reference(tmp_path: Path) -> None:
-    _, artifact = exported(tmp_path, "qwen3_next", "bfloat16")
+def test_weights_are_those_of_the_model_by_reference(artifacts: ArtifactCache) -> None:
+    artifact = exported(artifacts, "qwen3_next", "bfloat16").folder
     model, head = (
         onnx.load(artifact / name, load_external_data=False).graph for name in ("model.onnx", MTP_MODEL_FILE)
     )
@@ -244,28 +245,23 @@ def test_heads_that_are_not_exported(tmp_path: Path) -> None:
     recurrent = save_tiny_model(tmp_path / "recurrent", "qwen3_next", layer_types=["linear_attention"] * 4)
     edit_tensors(recurrent, lambda t: t.update({"mtp.fc.weight": torch.ones(48, 96)}))
     assert_left_out(recurrent, "found AttentionConfig that it has not")
-    assert not (tmp_path / "a" / MTP_MODEL_FILE).exists()
+    assert not [name for name in (MTP_MODEL_FILE, MTP_CONFIG_FILE) if (tmp_path / "a" / name).exists()]
+    assert inspect_path(tmp_path / "a").to_json()["mtp_layers"] is None
 
 
-def test_a_head_is_written_beside_any_paged_graph(tmp_path: Path) -> None:
-    """None if not requested, and none in the dense layout."""
-    checkpoint = save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*-", hybrid_override_pattern="M*-")
-    found = []
-    for name, options in {
-        "paged": ExportOptions(layout="paged"),
-        "without": ExportOptions(layout="paged", mtp=False),
-        "dense": ExportOptions(),
-    }.items():
-        folder = tmp_path / name
-        export_checkpoint(checkpoint, folder, options)
-        files = [folder / file for file in (MTP_MODEL_FILE, MTP_CONFIG_FILE)]
-        found.append([file.read_bytes() for file in files if file.exists()])
-        recorded = {record.path for record in read_manifest(folder).files}
-        assert recorded >= {file.name for file in files if file.exists()}
-        shown = inspect_path(folder).to_json()["mtp_layers"]
-        assert shown == (("attention", "mlp") if files[0].exists() else None)
-    assert len(found[0]) == 2 and found[1:] == [[], []]
-    assert plan_export(checkpoint, ExportOptions(layout="paged")).to_json()["mtp_layers"] == ["attention", "mlp"]
+def test_a_head_is_written_beside_any_paged_graph(artifacts: ArtifactCache) -> None:
+    made = exported(artifacts, "nemotron_h *-")
+    assert {record.path for record in read_manifest(made.folder).files} >= {MTP_MODEL_FILE, MTP_CONFIG_FILE}
+    assert inspect_path(made.folder).to_json()["mtp_layers"] == ("attention", "mlp")
+    assert plan_export(made.checkpoint, ExportOptions(layout="paged")).to_json()["mtp_layers"] == ["attention", "mlp"]
+
+
+@pytest.mark.parametrize("options", [{"layout": "paged", "mtp": False}, {"layout": "dense"}])
+def test_no_head_is_planned_if_not_requested_or_in_the_dense_layout(
+    options: dict[str, Any], artifacts: ArtifactCache
+) -> None:
+    plan = plan_export(exported(artifacts, "nemotron_h *-").checkpoint, ExportOptions(**options))
+    assert plan.mtp is None and plan.to_json()["mtp_layers"] is None
 
 
 def test_a_damaged_head_is_refused_and_may_be_left_out(tmp_path: Path) -> None:

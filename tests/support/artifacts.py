@@ -8,15 +8,17 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.exporter.export import ExportReport, export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from tests.support.session_folders import session_folder
 from tests.support.tiny_models import save_tiny_model
+
+if TYPE_CHECKING:
+    from hybridge.exporter.export import ExportReport
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,21 @@ class ArtifactCache:
         self._root = root
         self._loaded: dict[str, Exported] = {}
 
-    def get(self, model_type: str, stored: str, overrides: dict[str, Any] | None = None, **options: Any) -> Exported:
-        """The artifact of a tiny ``model_type`` checkpoint of type ``stored``; made on first use."""
+    def get(
+        self,
+        model_type: str,
+        stored: str,
+        overrides: dict[str, Any] | None = None,
+        *,
+        mtp_pattern: str | None = None,
+        **options: Any,
+    ) -> Exported:
+        """The artifact of a tiny ``model_type`` checkpoint of type ``stored``; made on first use.
+
+        ``mtp_pattern``: the layers of its multi-token prediction head ("" for Qwen's); none where it is None.
+        """
         chosen = replace(ExportOptions(max_batch_size=3, max_seq_len=96), **options)
-        key = repr((model_type, stored, overrides or {}, chosen))
+        key = repr((model_type, stored, overrides or {}, mtp_pattern, chosen))
         if key not in self._loaded:
             folder = self._root / f"{hashlib.sha256(key.encode()).hexdigest()[:12]}-{model_type}"
             folder.mkdir(exist_ok=True)
@@ -51,7 +64,15 @@ class ArtifactCache:
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not record.exists():
-                    checkpoint = save_tiny_model(folder / "checkpoint", model_type, dtype=stored, **(overrides or {}))
+                    # Every test process loads this file: torch only where something is exported.
+                    from hybridge.exporter.export import export_checkpoint
+                    from tests.support.mtp_checkpoints import save_with_mtp_head
+
+                    checkpoint, changes = folder / "checkpoint", {"dtype": stored, **(overrides or {})}
+                    if mtp_pattern is None:
+                        save_tiny_model(checkpoint, model_type, **changes)
+                    else:
+                        save_with_mtp_head(checkpoint, model_type, pattern=mtp_pattern, **changes)
                     report = export_checkpoint(checkpoint, folder / "artifact", chosen)
                     record.write_bytes(pickle.dumps(Exported(checkpoint, folder / "artifact", chosen, report)))
             self._loaded[key] = pickle.loads(record.read_bytes())

@@ -38,7 +38,7 @@ def test_a_paged_artifact_with_the_graph_of_a_dense_one_is_refused(
     engine: str, tmp_path: Path, artifacts: ArtifactCache
 ) -> None:
     pytest.importorskip("torch" if engine == "torch" else "onnxruntime", reason="the engine")
-    paged = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6, max_seq_len=96).folder
+    paged = artifacts.get("nemotron_h", "float32", layout="paged").folder
     folder = tmp_path / "artifact"
     shutil.copytree(paged, folder)
     dense = HandMade(Plan()).write(tmp_path / "dense")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.mtp_factory import open_mtp_head
 from hybridge.runtime.engines.mtp_head import HeadInputs
@@ -26,23 +23,15 @@ from hybridge.runtime.speculation import Proposal, SpeculationSettings
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
-from tests.support.mtp_checkpoints import save_with_mtp_head
+from tests.support.tiny_models import EXPERTS
 
 MOST, NEW = 3, 12
 PROMPTS = ([4, 5, 6, 4, 5, 6, 4], [9] * 21, [1, 2], [7])
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported_with_head(tmp_path_factory.mktemp("mtp"))
-
-
-def exported_with_head(folder: Path) -> Path:
-    """An artifact in ``folder`` of a model with a head, for three rows of up to 64 tokens."""
-    save_with_mtp_head(folder / "checkpoint", "qwen3_next")
-    options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
-    export_checkpoint(folder / "checkpoint", folder / "artifact", options)
-    return folder / "artifact"
+def artifact(artifacts: ArtifactCache) -> Path:
+    return artifacts.get("qwen3_next", "float32", mtp_pattern="", layout="paged", max_seq_len=64).folder
 
 
 class Watched(MtpDrafter):
@@ -119,7 +108,7 @@ def opened(artifact: Path, engine: str) -> LLM:
     return LLM(artifact, engine)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", sample(ENGINES, on_push=("onnxruntime", "torch")))
 def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
     with opened(artifact, engine) as llm:
         plain = [a.token_ids for a in llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)]
@@ -184,17 +173,13 @@ def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_head_of_nemotron_h(tmp_path: Path) -> None:
+def test_a_head_of_nemotron_h(artifacts: ArtifactCache) -> None:
     """Attention and experts in layers of their own, no positions, beside recurrent layers of another kind."""
-    overrides: dict[str, Any] = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
-    overrides |= {"hybrid_override_pattern": "ME*E-", "moe_shared_expert_intermediate_size": 20}
-    save_with_mtp_head(tmp_path / "checkpoint", "nemotron_h", pattern="*E", **overrides)
-    # Where states wait, no slots of draft tokens are needed.
-    options = ExportOptions(layout="paged", max_batch_size=3, max_seq_len=64)
-    export_checkpoint(tmp_path / "checkpoint", tmp_path / "artifact", options)
+    options = {"mtp_pattern": "*E", "layout": "paged", "max_seq_len": 64}
+    folder = artifacts.get("nemotron_h", "float32", EXPERTS["nemotron_h"], **options).folder
     answers = []
     for speculation in (None, SpeculationSettings(MOST, "mtp", adaptive=False)):
-        with LLM(tmp_path / "artifact", "onnxruntime", serving=ServingSettings(speculation=speculation)) as llm:
+        with LLM(folder, "onnxruntime", serving=ServingSettings(speculation=speculation)) as llm:
             found = llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)
             answers.append([answer.token_ids for answer in found])
             if speculation is not None:

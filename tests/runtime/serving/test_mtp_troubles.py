@@ -15,12 +15,13 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
-from tests.runtime.serving.test_mtp_drafter import MOST, NEW, exported_with_head
+from tests.runtime.serving.test_mtp_drafter import MOST, NEW
+from tests.support.artifacts import ArtifactCache
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported_with_head(tmp_path_factory.mktemp("mtp"))
+def artifact(artifacts: ArtifactCache) -> Path:
+    return artifacts.get("qwen3_next", "float32", mtp_pattern="", layout="paged", max_seq_len=64).folder
 
 
 def speculating(artifact: Path, llm: LLM, drafter: MtpDrafter) -> LLM:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,6 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.kv_slots import kv_slots
 from hybridge.runtime.engines.mtp_head import HeadInputs
@@ -24,24 +21,18 @@ from hybridge.runtime.engines.torch.hidden_states import TorchRows
 from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
-from tests.support.mtp_checkpoints import save_with_mtp_head
+from tests.support.artifacts import ArtifactCache
 
 BLOCK, ROWS = 16, 3
 # Tokens of each row, and the position of the first, at which the head begins; the first two end shortly before a block.
 COUNTS, ORIGINS = (14, 15, 3), (0, 5, 2)
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3_next": {},
-    "nemotron_h": {"pattern": "*-"},
-    "nemotron_h without keys and values": {"pattern": "-"},
-}
+PATTERNS = {"qwen3_next": "", "nemotron_h": "*-", "nemotron_h without keys and values": "-"}
 
 
-def save_head(folder: Path, family: str) -> Path:
+def with_head(artifacts: ArtifactCache, family: str) -> Path:
     """An artifact with a head of ``family``."""
-    save_with_mtp_head(folder / "checkpoint", family.split()[0], **FAMILIES[family])
-    options = ExportOptions(layout="paged", max_batch_size=ROWS, max_seq_len=64)
-    export_checkpoint(folder / "checkpoint", folder / "artifact", options)
-    return folder / "artifact"
+    options = {"mtp_pattern": PATTERNS[family], "layout": "paged", "max_seq_len": 64}
+    return artifacts.get(family.split()[0], "float32", **options).folder
 
 
 def head_inputs(first: int, further: Sequence[int], paged: bool, vocab: int) -> HeadInputs:
@@ -108,10 +99,10 @@ def random_hidden(width: int) -> np.ndarray:
     return np.random.default_rng(5).standard_normal((sum(COUNTS), width)).astype(np.float32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_one_call_gives(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", PATTERNS)
+def test_what_one_call_gives(family: str, artifacts: ArtifactCache) -> None:
     """The same tokens, hidden states, keys and values bit for bit, also across blocks and of rows that want fewer."""
-    folder = save_head(tmp_path, family)
+    folder = with_head(artifacts, family)
     model = TorchPagedEngine(folder, "cpu")
     head, portable = TorchMtpHead(folder, model), MtpHeadEngine(folder)
     hidden = random_hidden(head.config.hidden_size)
@@ -137,9 +128,9 @@ def model_rows(head: MtpHeadEngine, hidden: np.ndarray) -> int:
     return rows.first
 
 
-def test_tokens_end_where_nothing_is_finite(tmp_path: Path) -> None:
+def test_tokens_end_where_nothing_is_finite(artifacts: ArtifactCache) -> None:
     """A row of hidden states that are not numbers proposes nothing, and the others what they do without it."""
-    folder = save_head(tmp_path, "qwen3_next")
+    folder = with_head(artifacts, "qwen3_next")
     model = TorchPagedEngine(folder, "cpu")
     head, portable = TorchMtpHead(folder, model), MtpHeadEngine(folder)
     hidden = random_hidden(head.config.hidden_size)

@@ -42,6 +42,12 @@ QWEN = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+QWEN_EXPERTS = {
+    **QWEN,
+    **EXPERTS["qwen3_next"],
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
 
 
 def nemotron(artifacts: ArtifactCache, dtype: DType, **more: Any) -> Exported:
@@ -116,8 +122,7 @@ def test_the_gated_delta_rule_gets_its_kernel(artifacts: ArtifactCache) -> None:
 
 def test_experts_get_their_kernels(artifacts: ArtifactCache) -> None:
     """Of each layer: the choice, the experts, and norms whose weights are float32; gated ones in the delta nets."""
-    sizes = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-    exported = artifacts.get("qwen3_next", "bfloat16", {**QWEN, **EXPERTS["qwen3_next"], **sizes})
+    exported = artifacts.get("qwen3_next", "bfloat16", QWEN_EXPERTS)
     for rows in ([1], [1, 1, 0, 1]):
         calls = counted(exported, Phase.DECODE, rows, [3] * len(rows)).calls
         layers = len(exported.config.layer_types)
@@ -127,6 +132,6 @@ def test_experts_get_their_kernels(artifacts: ArtifactCache) -> None:
 
 
 def test_many_routes_run_expert_by_expert(artifacts: ArtifactCache) -> None:
-    exported = artifacts.get("qwen3_next", "bfloat16", {**QWEN, **EXPERTS["qwen3_next"]})
+    exported = artifacts.get("qwen3_next", "bfloat16", QWEN_EXPERTS)
     calls = counted(exported, Phase.PREFILL, [9] * 8, [0] * 8).calls
     assert not calls["routed_experts"] and calls["top_k_softmax"] == len(exported.config.layer_types)

@@ -35,7 +35,7 @@ STEPS = {
 
 @pytest.fixture(scope="module")
 def exported(artifacts: ArtifactCache) -> Exported:
-    return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=4)
+    return artifacts.get("nemotron_h", "float32", layout="paged")
 
 
 def packed(counts: list[int], defers: bool) -> PackedInputs:
