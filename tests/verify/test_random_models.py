@@ -15,9 +15,9 @@ from tests.support.random_models import FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
 
 
-# On push one family of each recurrent operator.
+# On push the family with most kinds of layers; test_verify.py has one of the other recurrent operator.
 @pytest.mark.parametrize("seed", sample((0, 1), on_push=(0,)))
-@pytest.mark.parametrize("family", sample(FAMILIES, on_push=("nemotron_h", "qwen3_5_text")))
+@pytest.mark.parametrize("family", sample(FAMILIES, on_push=("nemotron_h",)))
 def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_path: Path) -> None:
     model = random_model(family, seed)
     checkpoint = save_tiny_model(tmp_path / "checkpoint", family, seed=seed, dtype=model.stored, **model.overrides)

@@ -49,7 +49,7 @@ def test_a_perturbed_weight_is_blamed_on_its_layer(artifacts: ArtifactCache, tmp
     shards = [read_safetensors(path) for path in sorted((damaged / "weights").iterdir())]
     (slot,) = (t for s in shards for name, t in s.tensors.items() if name.endswith("layers.1.mixer.down_proj.weight"))
     perturb(slot)
-    report = verify(exported.checkpoint, damaged, OPTIONS)
+    report = verify(exported.checkpoint, damaged, replace(OPTIONS, prompt_lengths=(7,), decode_steps=1))
     assert not report.passed
     assert report.to_json()["first_failing_layer"] == 1
 

@@ -130,6 +130,8 @@ def test_a_cached_system_prompt_changes_nothing(llm: LLM, model: Any) -> None:
     assert_greedy(model, again)
 
 
+# cli/test_verify.py has the other one.
+@pytest.mark.parametrize("checkpoint", ["tiny-qwen3-next"], indirect=True)
 def test_the_artifact_is_verified(checkpoint: Path, llm: LLM) -> None:
     """Hidden states, caches and states of every layer, in float32 as the engine computes."""
     verdict = hybridge.verify(checkpoint, llm.folder, prompt_lengths=(70,), decode_steps=2)

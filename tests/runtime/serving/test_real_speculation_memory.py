@@ -21,6 +21,7 @@ from hybridge.runtime.speculation import SpeculationMetrics, SpeculationSettings
 from tests.runtime.serving.test_real_speculation import Knowing
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import sample
 
 MOST, NEW, BLOCK = 3, 30, 4
 GREEDY = SamplingParams(ignore_eos=True)
@@ -92,7 +93,7 @@ def test_sliding_windows(
     assert max(passed) == (0 if full_layers or cache == "radix" else (longest - 1 - window) // BLOCK)
 
 
-@pytest.mark.parametrize("mode", ["auto", "snapshot"])
+@pytest.mark.parametrize("mode", sample(("auto", "snapshot"), on_push=("auto",)))
 def test_a_session_saved_while_candidates_are_under_way(mode: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
     """It holds states of exactly its tokens, of an answer that has ended while others go on, and goes on as they do."""
     served = Speculating(artifacts.get("nemotron_h", "float32", layout="paged").folder, (5, 17, 30))

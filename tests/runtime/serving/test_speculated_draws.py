@@ -63,11 +63,13 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
 @pytest.mark.parametrize(
     ("kind", "filters", "adaptive"),
     [
-        # Drawn with the same filters below, and repetition's penalty among the edits.
-        *(pytest.param("draws", filters, False, marks=pytest.mark.slow) for filters in ("temperature", "penalty")),
-        *(("draws", filters, False) for filters in ("top", "min_p", "edits")),
+        # Drawn with the same filters below, or like them, and repetition's penalty among the edits.
+        *(
+            pytest.param("draws", filters, adaptive, marks=pytest.mark.slow)
+            for filters, adaptive in (("temperature", False), ("penalty", False), ("min_p", False), ("penalty", True))
+        ),
+        *(("draws", filters, False) for filters in ("top", "edits")),
         ("draws", "temperature", True),
-        ("draws", "penalty", True),
         ("ngram", "edits", False),
         ("model", "top", False),
     ],

@@ -19,6 +19,7 @@ from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
+from tests.support.effort import sample
 
 # Tokens that each of three rows takes per step: ragged prefill, a later chunk, decode of all rows and of some, a
 # step without active rows, and enough decode steps to run directly, to be captured and to be replayed.
@@ -57,7 +58,7 @@ def test_ragged_steps_match_a_recomputation_from_the_first_token(
     opened.close()
 
 
-@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize("dtype", sample((DType.FLOAT16, DType.BFLOAT16), on_push=(DType.BFLOAT16,)))
 def test_states_have_the_types_of_the_artifact(
     dtype: DType, built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
