@@ -24,6 +24,8 @@ if __name__ == "__main__":  # the packages are next to this folder
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.safetensors_header import safetensors_header
+from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE
+from hybridge.exporter.checkpoint.quantized.targets import matches
 from hybridge.exporter.families.decoder_config import DecoderConfig, MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.parameters import Parameter, declared
@@ -40,13 +42,24 @@ FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias")
 Tensors = dict[str, tuple[DType, tuple[int, ...]]]
 
 
-def write_sparse_checkpoint(folder: Path, config: Mapping[str, Any], shard_bytes: int = SHARD_BYTES) -> int:
+def write_sparse_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    shard_bytes: int = SHARD_BYTES,
+    quantization: Mapping[str, Any] | None = None,
+) -> int:
     """Write the new ``folder`` for ``config``, the object of a config.json; returns the size of its weights.
 
+    quantization: the object of a hf_quant_config.json, by which weights are stored. Their scales are zeros, too: export
+    without a scan.
     HybridgeError: no supported family. OSError: the folder exists, or the file system is out of names.
     """
     tensors = tensors_of_config(config)
+    if quantization is not None:
+        tensors, quantization = quantized(tensors, quantization)
     folder.mkdir(parents=True)
+    if quantization is not None:
+        (folder / MODELOPT_FILE).write_text(json.dumps(quantization, indent=2), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **config}, indent=2), encoding="utf-8")
     shards = list(_shards(tensors, shard_bytes))
     names: dict[str, str] = {}
@@ -73,6 +86,55 @@ def tensors_of_config(config: Mapping[str, Any]) -> Tensors:
         for name, shape in _stored(parameter):
             tensors[name] = (DType.FLOAT32 if name.endswith(FLOAT32) else DType.BFLOAT16, shape)
     return tensors
+
+
+def quantized(tensors: Tensors, config: Mapping[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    """``tensors`` as ModelOpt stores them by ``config``, a hf_quant_config.json; and that, complete.
+
+    The layers of MIXED_PRECISION that a list leaves out are quantised as those of the same name in other layers.
+    """
+    settings = dict(config["quantization"])
+    excluded = (*settings.get("exclude_modules", ()), "lm_head", "*embed*", "*.gate", "*conv1d")
+    listed = settings.get("quantized_layers", {})
+    alike = {_without_numbers(module): entry for module, entry in listed.items()}
+    result: Tensors = {}
+    layers: dict[str, Any] = {}
+    for name, (dtype, shape) in tensors.items():
+        module = name.removesuffix(".weight")
+        entry = alike.get(_without_numbers(module)) if listed else settings
+        if len(shape) != 2 or module == name or entry is None or matches(module, excluded):
+            result[name] = dtype, shape
+            continue
+        layers[module] = entry
+        result |= _modelopt_tensors(name, shape, entry["quant_algo"])
+    if listed:
+        settings["quantized_layers"] = layers
+    return result, {**config, "quantization": settings}
+
+
+def _without_numbers(module: str) -> str:
+    return ".".join("#" if part.isdigit() else part for part in module.split("."))
+
+
+def _modelopt_tensors(name: str, shape: tuple[int, ...], algorithm: str) -> Tensors:
+    rows, columns = shape
+    if algorithm == "FP8":
+        return {
+            name: (DType.FLOAT8E4M3FN, shape),
+            **dict.fromkeys(_named(name, "weight_scale", "input_scale"), _SCALAR),
+        }
+    return {
+        name: (DType.UINT8, (rows, columns // 2)),
+        f"{name}_scale": (DType.FLOAT8E4M3FN, (rows, columns // 16)),
+        **dict.fromkeys(_named(name, "weight_scale_2", "input_scale"), _SCALAR),
+    }
+
+
+_SCALAR: tuple[DType, tuple[int, ...]] = (DType.FLOAT32, ())
+
+
+def _named(weight: str, *suffixes: str) -> list[str]:
+    return [f"{weight.removesuffix('weight')}{suffix}" for suffix in suffixes]
 
 
 def _expert_names(decoder: DecoderConfig, root: str) -> Iterator[tuple[str, None]]:
@@ -111,7 +173,7 @@ def _write_sparse(path: Path, tensors: Tensors) -> None:
 
 
 def _nbytes(dtype: DType, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * dtype.itemsize
+    return dtype.nbytes(math.prod(shape))
 
 
 def main() -> int:
@@ -119,10 +181,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help=f"a config.json, or one of {', '.join(PUBLISHED)}")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="the new checkpoint")
+    parser.add_argument("--quantization", metavar="FILE", type=Path, help="a hf_quant_config.json of NVFP4 or FP8")
     arguments = parser.parse_args()
     try:
         config = PUBLISHED.get(arguments.model) or json.loads(Path(arguments.model).read_text(encoding="utf-8"))
-        size = write_sparse_checkpoint(arguments.folder, config)
+        path = arguments.quantization
+        quantization = None if path is None else json.loads(path.read_text(encoding="utf-8"))
+        size = write_sparse_checkpoint(arguments.folder, config, quantization=quantization)
     except (HybridgeError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

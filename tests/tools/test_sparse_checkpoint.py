@@ -49,3 +49,20 @@ def test_real_sizes_take_no_room_and_can_be_exported(name: str, tmp_path: Path) 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_sparse_checkpoint(tmp_path, PUBLISHED["Qwen3-0.6B"])
+
+
+def test_layers_of_mixed_precision_are_stored_as_modelopt_does(tmp_path: Path) -> None:
+    experts = "backbone.layers.1.mixer.experts.0"
+    layers = {
+        "backbone.layers.0.mixer.in_proj": {"quant_algo": "FP8"},
+        f"{experts}.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        f"{experts}.down_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+    }
+    quantization = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    model = PUBLISHED["NVIDIA-Nemotron-3-Nano-30B-A3B"]
+    nbytes = write_sparse_checkpoint(tmp_path / "a", model, quantization=quantization)
+    assert 18e9 < nbytes < 21e9
+    record = plan_export(tmp_path / "a").config.quantization
+    assert record is not None
+    assert record.formats == {"modelopt FP8": 23, "modelopt W4A16_NVFP4": 23 * 128 * 2}
+    assert 4.5 < record.bits < 5.5

@@ -45,6 +45,8 @@ def create_session(
     options.enable_mem_pattern = plans_memory
     if keeps_order:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    # MatMulNBits without its own order of a weight dequantises all of it in every run.
+    packs = packs or any(weight.block for weight in graph.weights)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
     weights.attach(graph.weights, options)
