@@ -86,8 +86,9 @@ def quantize(
     """Write ``checkpoint`` (as for ``export``) with quantised weights into the folder ``out``.
 
     ``out`` is an ordinary checkpoint in the format of compressed-tensors, which vLLM and transformers load too.
-    format: "int4" or "int8". group_size: columns that share a scale, 16, 32, 64 or 128 (None: 32 for int4, 128 for
-    int8). method: "rtn" takes each scale from the largest weight of its group, "mse" the scale of least squared error.
+    format: "int4", "int8", "fp8", "nvfp4" or "mxfp4". group_size: columns that share a scale of integers, 16, 32, 64 or
+    128 (None: 32 for int4, 128 for int8). method: "rtn" takes each scale from the largest weight of its group, "mse"
+    the scale of least squared error.
 
     The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,7 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.quantization.packing import packed_words
-from hybridge.quantization.rounding import rounded
-from hybridge.quantization.scheme import Scheme
+from hybridge.quantization.scheme import MatrixContext, Scheme
 
 # Weights of a block; each takes some 40 bytes while it is quantised.
 _BLOCK = 1 << 20
@@ -34,38 +33,42 @@ class MatrixReport:
 
 
 def write_matrix(
-    file: BinaryIO, slot: TensorSlot, scheme: Scheme, scale: DType, offsets: Mapping[str, int], search: bool
+    file: BinaryIO, slot: TensorSlot, scheme: Scheme, context: MatrixContext, offsets: Mapping[str, int]
 ) -> MatrixReport:
     """Quantise the weight in ``slot`` and write its tensors at ``offsets`` of ``file``, by what follows the module.
 
     CheckpointError when it is damaged.
     """
     rows, columns = slot.shape
-    layout = scheme.layout(rows, columns, scale)
-    size = {name: dtype.itemsize * int(np.prod(shape[1:])) for name, (dtype, shape) in layout.items()}
-    squares = np.zeros(2)
+    layout = scheme.layout(rows, columns, context.scale)
+    difference = total = 0.0
 
-    def quantised(block: slice) -> tuple[int, dict[str, bytes], np.ndarray]:
+    def quantised(block: slice) -> tuple[int, Mapping[str, np.ndarray], float, float]:
         weights = _float32(slot, block)
-        group = scheme.group or columns
-        integers, scales = rounded(weights, scheme.bits, group, scale.numpy, search)
-        groups = weights.reshape(len(weights), -1, group)
-        difference = integers.reshape(groups.shape) * scales.astype(np.float32)[:, :, None] - groups
-        sums = np.array([np.vdot(difference, difference), np.vdot(groups, groups)], np.float64)
-        packed = packed_words(integers, scheme.bits).tobytes()
-        return block.start, {"weight_packed": packed, "weight_scale": scales.tobytes()}, sums
+        found = scheme.rows(weights, context)
+        return block.start, found.parts, _squares(found.products - weights), _squares(weights)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for start, parts, sums in pool.map(quantised, _blocks(rows, columns)):
-            squares += sums
-            for name, data in parts.items():
-                file.seek(offsets[name] + start * size[name])
-                file.write(data)
-    file.seek(offsets["weight_shape"])
-    file.write(np.array(slot.shape, "<i8").tobytes())
-    nbytes = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in layout.values())
-    error = float(np.sqrt(squares[0] / squares[1])) if squares[1] else 0.0
+        for start, parts, lost, size in pool.map(quantised, _blocks(rows, columns)):
+            difference, total = difference + lost, total + size
+            for name, values in parts.items():
+                file.seek(offsets[name] + start * values[0].nbytes)
+                file.write(np.ascontiguousarray(values).tobytes())
+    for name, values in scheme.whole(rows, columns, context).items():
+        file.seek(offsets[name])
+        file.write(values.tobytes())
+    nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
+    error = math.sqrt(difference / total) if total else 0.0
     return MatrixReport(slot.name.removesuffix(".weight"), scheme.name, rows * columns, nbytes, error)
+
+
+def peak_of(slot: TensorSlot) -> float:
+    """The largest magnitude of a weight; CheckpointError as in ``write_matrix``."""
+    return max(float(np.abs(_float32(slot, block)).max()) for block in _blocks(*slot.shape))
+
+
+def _squares(values: np.ndarray) -> float:
+    return float(np.einsum("rc,rc->r", values, values).sum(dtype=np.float64))
 
 
 def _blocks(rows: int, columns: int) -> Iterator[slice]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.settings import check_settings, setting
 
-INT4, INT8 = "int4", "int8"
-FORMATS = (INT4, INT8)
+INT4, INT8, FP8, NVFP4, MXFP4 = "int4", "int8", "fp8", "nvfp4", "mxfp4"
+FORMATS = (INT4, INT8, FP8, NVFP4, MXFP4)
 RTN, MSE = "rtn", "mse"
 METHODS = (RTN, MSE)
 GROUP_SIZES = (128, 64, 32, 16)
@@ -19,10 +19,12 @@ _DEFAULT_GROUPS = {INT4: 32, INT8: 128}
 class QuantizeOptions:
     """Settings of ``hybridge.quantize`` and ``hybridge quantize``; SettingError names a bad value."""
 
-    format: str = setting(INT4, "Type of the weights: int4 or int8.", metavar="TYPE", choices=FORMATS)
+    format: str = setting(
+        INT4, "Type of the weights: int4, int8, fp8 (e4m3), nvfp4 or mxfp4.", metavar="TYPE", choices=FORMATS
+    )
     group_size: int | None = setting(
         None,
-        "Columns that share a scale: 16, 32, 64 or 128.",
+        "Columns that share a scale (int4, int8): 16, 32, 64 or 128.",
         metavar="N",
         least=GROUP_SIZES[-1],
         most=GROUP_SIZES[0],
@@ -38,16 +40,15 @@ class QuantizeOptions:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.group_size is not None and self.group_size not in GROUP_SIZES:
+        if self.group_size is None:
+            return
+        if self.group_size not in GROUP_SIZES:
             raise SettingError(
                 f"group_size: expected {', '.join(map(str, reversed(GROUP_SIZES)))}, found {self.group_size}"
             )
-
-    @property
-    def group(self) -> int:
-        """Columns that share a scale, where that divides the columns of a weight."""
-        return self.group_of(self.format)
+        if self.format not in _DEFAULT_GROUPS:
+            raise SettingError(f"group_size: expected none for {self.format}, found {self.group_size}: leave it out")
 
     def group_of(self, format: str) -> int:
-        """``group`` of weights of another format, such as those of the head."""
+        """Columns that share a scale in the weights of an integer format, where that divides their columns."""
         return self.group_size or _DEFAULT_GROUPS[format]

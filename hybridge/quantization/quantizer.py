@@ -17,12 +17,15 @@ from hybridge.exporter.checkpoint.shards import INDEX_FILE
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import open_plan
-from hybridge.quantization.matrix import MatrixReport
+from hybridge.quantization.config import quantization_config
+from hybridge.quantization.matrix import MatrixReport, peak_of
 from hybridge.quantization.options import MSE, QuantizeOptions
 from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import Roles, roles_of
-from hybridge.quantization.scheme import quantization_config
+from hybridge.quantization.scheme import MatrixContext
+from hybridge.quantization.schemes import NvFp4Scheme
 from hybridge.quantization.shard import write_shard
+from hybridge.quantization.siblings import shared_peaks
 
 REPORT_FILE = "hybridge_quantization.json"
 _KIND = FolderKind("a checkpoint", ((REPORT_FILE, "matrices"),), "give another path")
@@ -78,11 +81,15 @@ def _write(
 ) -> QuantizeReport:
     total = sum(slot.nbytes for slot in source.tensors.values())
     scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
+    search, peaks = options.method == MSE, _peaks(source, roles, progress)
     progress.start("quantise", total, "B")
     matrices: list[MatrixReport] = []
+
+    def context(module: str) -> MatrixContext:
+        return MatrixContext(scale, search, peaks.get(module, 0.0))
+
     for shard in source.shards:
-        target = folder / shard.path.name
-        matrices += write_shard(shard, target, roles.schemes, scale, options.method == MSE, progress)
+        matrices += write_shard(shard, folder / shard.path.name, roles.schemes, context, progress)
     placed = {
         name: slot
         for shard in source.shards
@@ -102,6 +109,19 @@ def _write(
     report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes)
     _write_json(folder / REPORT_FILE, report.to_json())
     return report
+
+
+def _peaks(source: Checkpoint, roles: Roles, progress: Progress) -> dict[str, float]:
+    """The largest magnitude of each module whose scheme has a scale for the whole weight."""
+    modules = [module for module, scheme in roles.schemes.items() if isinstance(scheme, NvFp4Scheme)]
+    if not modules:
+        return {}
+    progress.start("find the largest weights", len(modules))
+    peaks = {}
+    for module in modules:
+        peaks[module] = peak_of(source.tensors[f"{module}.weight"])
+        progress.advance()
+    return shared_peaks(peaks)
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -7,18 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.quantization.options import GROUP_SIZES, INT4, INT8, QuantizeOptions
+from hybridge.quantization.options import FP8, GROUP_SIZES, INT4, INT8, MXFP4, NVFP4, QuantizeOptions
 from hybridge.quantization.scheme import Scheme
+from hybridge.quantization.schemes import Fp8Scheme, IntegerScheme, MxFp4Scheme, NvFp4Scheme
 
 # Parts of the names of modules that stay as they are.
 _LEFT = (
-    (re.compile(r"(^|\.)mtp\."), "multi-token prediction head"),
-    (re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."), "vision"),
-    (re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$"), "embedding"),
-    (re.compile(r"\.in_proj_(a|b|ba)$"), "gates of a gated delta net"),
-    (re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"), "router"),
+    re.compile(r"(^|\.)mtp\."),
+    re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."),
+    re.compile(r"\.in_proj_(a|b|ba)$"),  # gates of a gated delta net
+    re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"),
 )
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$")
 _HEAD = re.compile(r"(^|\.)lm_head$")
+_BITS = {INT4: 4, INT8: 8}
+# The format of heads, which need more bits: logits are read as they are.
+_HEAD_FORMATS = {INT4: INT8, INT8: INT8, FP8: FP8, NVFP4: FP8, MXFP4: FP8}
 
 
 @dataclass(frozen=True)
@@ -27,58 +31,60 @@ class Roles:
 
     schemes: Mapping[str, Scheme]
     ignored: list[str]
-    default: Scheme
     notes: tuple[str, ...]
+
+    @property
+    def default(self) -> Scheme:
+        """The scheme of most modules."""
+        schemes = list(self.schemes.values())
+        return max(schemes, key=schemes.count)
 
 
 def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: bool) -> Roles:
     """What becomes of each matrix X.weight of ``tensors``; tied: the head is the embedding, which stays as it is."""
     schemes: dict[str, Scheme] = {}
     ignored: list[str] = []
+    others: list[str] = []
     stacked = 0
     for name, slot in tensors.items():
         if not slot.dtype.is_floating:
             continue
         stacked += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
         module = name.removesuffix(".weight")
-        if len(slot.shape) != 2 or module == name or 0 in slot.shape:
+        if len(slot.shape) != 2 or module == name or 0 in slot.shape or _EMBEDDING.search(module):
             continue
         is_head = _HEAD.search(module) is not None
-        reason = next((reason for pattern, reason in _LEFT if pattern.search(module)), None)
-        if reason is None and not (is_head and tied):
-            bits, requested = (
-                (_BITS[INT8], options.group_of(INT8)) if is_head else (_BITS[options.format], options.group)
-            )
-            schemes[module] = Scheme(bits, _group(slot.shape[1], requested))
-        elif reason != "embedding":
+        if (is_head and tied) or any(pattern.search(module) for pattern in _LEFT):
             ignored.append(module)
-    if tied:
+            continue
+        form = _HEAD_FORMATS[options.format] if is_head else options.format
+        schemes[module], is_usual = _scheme(form, slot.shape[1], options)
+        if not is_usual:
+            others.append(module)
+    if tied and "lm_head" not in ignored:
         ignored.append("lm_head")  # a linear layer of the model, though not a tensor of the checkpoint
-    default = Scheme(_BITS[options.format], options.group)
-    if default not in schemes.values() and schemes:
-        counts = [own for own in schemes.values() if own.bits == default.bits] or list(schemes.values())
-        default = max(counts, key=counts.count)
-    return Roles(schemes, ignored, default, (*_group_notes(schemes, options), *_stacked_notes(stacked)))
+    return Roles(schemes, ignored, (*_other_notes(schemes, others), *_stacked_notes(stacked)))
 
 
-_BITS = {INT4: 4, INT8: 8}
+def _scheme(form: str, columns: int, options: QuantizeOptions) -> tuple[Scheme, bool]:
+    """The scheme of a matrix of ``columns`` in the format ``form``, and whether it is that of most column counts."""
+    if form in _BITS:
+        size = options.group_of(form)
+        group = next((each for each in GROUP_SIZES if each <= size and columns % each == 0), None)
+        return IntegerScheme(_BITS[form], group), group == size
+    if form == NVFP4 and columns % NvFp4Scheme.group == 0:
+        return NvFp4Scheme(), True
+    if form == MXFP4 and columns % MxFp4Scheme.group == 0:
+        return MxFp4Scheme(), True
+    return Fp8Scheme(), form == FP8
 
 
-def _group(columns: int, requested: int) -> int | None:
-    """The largest group size up to ``requested`` that divides ``columns``; None, a row, where none does."""
-    return next((size for size in GROUP_SIZES if size <= requested and columns % size == 0), None)
-
-
-def _group_notes(schemes: Mapping[str, Scheme], options: QuantizeOptions) -> tuple[str, ...]:
-    requested = {bits: options.group_of(name) for name, bits in _BITS.items()}
-    others = [module for module, scheme in schemes.items() if scheme.group != requested[scheme.bits]]
+def _other_notes(schemes: Mapping[str, Scheme], others: list[str]) -> tuple[str, ...]:
     if not others:
         return ()
-    first = schemes[others[0]]
-    found = "one scale a row" if first.group is None else f"groups of {first.group}"
     return (
-        f"{len(others)} of {len(schemes)} matrices have columns that their group size does not divide and get the "
-        f"largest one that does, or one scale a row: {others[0]} has {found}",
+        f"{len(others)} of {len(schemes)} matrices have a number of columns that the group size does not divide, and "
+        f"get the next best scheme: {others[0]} has {schemes[others[0]].name}",
     )
 
 

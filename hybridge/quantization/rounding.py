@@ -1,56 +1,82 @@
-"""Round float32 weights to integers with a scale for each group of columns."""
+"""Round float32 weights to the numbers of a narrow type, with a scale for each group of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
 import numpy as np
 
 # Scales that are tried, in parts of the one that lets the largest weight of a group fit.
-_PARTS = np.linspace(0.55, 1.05, 21, dtype=np.float32)
+_PARTS = tuple(float(part) for part in np.linspace(0.55, 1.05, 21))
+# float32 scales -> the nearest ones above 0 that can be stored, as float32.
+Storable = Callable[[np.ndarray], np.ndarray]
 
 
-def rounded(weights: np.ndarray, bits: int, group: int, scale: np.dtype, search: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Integers [rows, columns] int8 and scales [rows, columns / group] of the type ``scale``; weights are close to
-    their products.
+@dataclass(frozen=True)
+class Levels:
+    """The numbers of a type. ``nearest`` rounds float32 numbers to them; ``peak`` is what a group's largest becomes."""
 
-    search: the scale of each group is the one of several that gives the least squared error; else the one that lets
-    the largest weight fit. Weights must be finite. A group of zeros gets the scale 1.
+    peak: float
+    nearest: Callable[[np.ndarray], np.ndarray]
+
+
+def integer_levels(bits: int) -> Levels:
+    """Signed integers. The peak is between the largest of both signs, so that each is off by at most half a step."""
+    half = 1 << (bits - 1)
+    return Levels(half - 0.5, lambda numbers: np.clip(np.rint(numbers), -half, half - 1))
+
+
+def _float_levels(dtype: type) -> Levels:
+    peak = float(ml_dtypes.finfo(dtype).max)
+    return Levels(peak, lambda numbers: np.clip(numbers, -peak, peak).astype(dtype).astype(np.float32))
+
+
+E4M3 = _float_levels(ml_dtypes.float8_e4m3fn)
+E2M1 = _float_levels(ml_dtypes.float4_e2m1fn)
+
+
+def scales_as(dtype: np.dtype) -> Storable:
+    """Scales of a floating-point type."""
+    least = np.float32(ml_dtypes.finfo(dtype).smallest_normal)
+    return lambda scales: np.maximum(scales, least).astype(dtype).astype(np.float32)
+
+
+def rounded(
+    weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers [rows, columns] of ``levels`` and scales [rows, columns / group], both float32, whose products are close
+    to ``weights`` [rows, columns], which must be finite.
+
+    parts: each group takes, of its scale and these parts of it, the one that gives the least squared error.
+    A group of zeros has the scale of one whose largest weight is the peak.
     """
     groups = weights.reshape(len(weights), -1, group)
-    half = float(1 << (bits - 1))
-    # From -half to half - 1: a scale for half - 1/2 on both sides rounds the largest weight by at most half a step.
-    peaks = np.abs(groups).max(2, keepdims=True) / np.float32(half - 0.5)
-    peaks[peaks == 0] = 1
-    scales = _stored(peaks, scale)
-    found = _integers(groups, scales, half)
-    if search:
-        best = _error(groups, found, scales)
-        for part in _PARTS:
-            tried = _stored(peaks * part, scale)
-            integers = _integers(groups, tried, half)
-            error = _error(groups, integers, tried)
-            better = error < best
-            np.copyto(best, error, where=better)
-            np.copyto(scales, tried, where=better)
-            np.copyto(found, integers, where=better)
-    return found.reshape(weights.shape).astype(np.int8), scales[:, :, 0].astype(scale)
+    largest = np.abs(groups).max(2, keepdims=True) / np.float32(levels.peak)
+    largest[largest == 0] = 1
+    scales = storable(largest)
+    found = levels.nearest(groups / scales)
+    best = _error(groups, found, scales) if parts else None
+    for part in parts:
+        assert best is not None
+        tried = storable(largest * np.float32(part))
+        numbers = levels.nearest(groups / tried)
+        error = _error(groups, numbers, tried)
+        better = error < best
+        np.copyto(best, error, where=better)
+        np.copyto(scales, tried, where=better)
+        np.copyto(found, numbers, where=better)
+    return found.reshape(weights.shape), scales[:, :, 0]
 
 
-def _stored(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Scales as ``dtype`` holds them; none becomes 0."""
-    import ml_dtypes
-
-    least = ml_dtypes.finfo(dtype).smallest_normal
-    return np.maximum(scales, np.float32(least)).astype(dtype).astype(np.float32)
+def searched(search: bool) -> Sequence[float]:
+    """The parts to try, where a search is requested."""
+    return _PARTS if search else ()
 
 
-def _integers(groups: np.ndarray, scales: np.ndarray, half: float) -> np.ndarray:
-    found = groups / scales
-    np.rint(found, out=found)
-    return np.clip(found, -half, half - 1, out=found)
-
-
-def _error(groups: np.ndarray, integers: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def _error(groups: np.ndarray, numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Squared error of each group [rows, groups, 1]."""
-    difference = integers * scales
+    difference = numbers * scales
     difference -= groups
     return np.einsum("rgc,rgc->rg", difference, difference)[:, :, None]

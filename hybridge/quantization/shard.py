@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,24 +13,29 @@ from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, has_
 from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.artifact.untrusted_file import open_inside
 from hybridge.quantization.matrix import MatrixReport, write_matrix
-from hybridge.quantization.scheme import Scheme
+from hybridge.quantization.scheme import MatrixContext, Scheme
 
 _COPY_BYTES = 1 << 22
 
 
 def write_shard(
-    source: SafetensorsFile, target: Path, schemes: Mapping[str, Scheme], scale: DType, search: bool, progress: Progress
+    source: SafetensorsFile,
+    target: Path,
+    schemes: Mapping[str, Scheme],
+    context: Callable[[str], MatrixContext],
+    progress: Progress,
 ) -> Iterator[MatrixReport]:
     """Write the tensors of ``source`` to the new file ``target``, those of the modules in ``schemes`` quantised.
 
-    scale: the type of scales. CheckpointError: ``source`` is damaged or was replaced. OSError: the disk is full.
+    ``context`` is called with a module. CheckpointError: ``source`` is damaged or was replaced. OSError: the disk is
+    full.
     """
     layout: dict[str, tuple[DType, tuple[int, ...]]] = {}
     for name, slot in source.tensors.items():
         module = name.removesuffix(".weight")
         if module in schemes and module != name:
             rows, columns = slot.shape
-            parts = schemes[module].layout(rows, columns, scale)
+            parts = schemes[module].layout(rows, columns, context(module).scale)
             layout.update({f"{module}.{part}": kind for part, kind in parts.items()})
         else:
             layout[name] = (slot.dtype, slot.shape)
@@ -44,8 +49,9 @@ def write_shard(
         for name, slot in source.tensors.items():
             module = name.removesuffix(".weight")
             if module in schemes and module != name:
-                offsets = {part: placed[f"{module}.{part}"].offset for part in schemes[module].layout(1, 1, scale)}
-                yield write_matrix(file, slot, schemes[module], scale, offsets, search)
+                parts = schemes[module].layout(1, 1, context(module).scale)
+                offsets = {part: placed[f"{module}.{part}"].offset for part in parts}
+                yield write_matrix(file, slot, schemes[module], context(module), offsets)
             else:
                 file.seek(placed[name].offset)
                 _copy(slot, file)

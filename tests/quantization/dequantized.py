@@ -46,20 +46,42 @@ def dequantized(folder: Path) -> dict[str, torch.Tensor]:
     tensors = stored_tensors(folder)
     found: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
-        match = re.fullmatch(r"(.+)\.weight_packed", name)
-        if match:
-            module = match[1]
-            scheme = weights_of(config, module)
-            rows, columns = tensors[f"{module}.weight_shape"].tolist()
-            scales = tensors[f"{module}.weight_scale"].float().numpy()
-            group = scheme["group_size"] or columns
-            assert (scheme["strategy"] == "channel") == (scheme["group_size"] is None)
-            numbers = integers(value.numpy(), scheme["num_bits"], columns).astype(np.float32)
-            found[f"{module}.weight"] = torch.from_numpy(numbers * scales.repeat(group, 1))
-            assert numbers.shape == (rows, columns)
-        elif not re.search(r"\.weight_(scale|shape)$", name):
+        match = re.fullmatch(r"(.+)\.(weight|weight_packed)", name)
+        if match and f"{match[1]}.weight_scale" in tensors:
+            own = {part: tensors[f"{match[1]}.{part}"] for part in PARTS if f"{match[1]}.{part}" in tensors}
+            found[f"{match[1]}.weight"] = torch.from_numpy(_floats(weights_of(config, match[1]), value, own))
+        elif not name.endswith(PARTS):
             found[name] = value
     return found
+
+
+PARTS = ("weight_scale", "weight_shape", "weight_global_scale")
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def _floats(scheme: dict[str, Any], value: torch.Tensor, own: dict[str, torch.Tensor]) -> np.ndarray:
+    """A weight of one format."""
+    scales, group = own["weight_scale"].float().numpy(), scheme["group_size"]
+    if scheme["format"] == "pack-quantized":
+        rows, columns = own["weight_shape"].tolist()
+        numbers = integers(value.numpy(), scheme["num_bits"], columns).astype(np.float32)
+        assert numbers.shape == (rows, columns) and (scheme["strategy"] == "channel") == (group is None)
+    elif scheme["format"] == "float-quantized":
+        assert value.dtype == torch.float8_e4m3fn and scheme["num_bits"] == 8 and group is None
+        numbers = value.float().numpy()
+    else:
+        bits = value.numpy()
+        nibbles = np.stack([bits & 15, bits >> 4], 2).reshape(len(bits), -1)
+        numbers = np.where(nibbles & 8, -E2M1[nibbles & 7], E2M1[nibbles & 7])
+        if scheme["format"] == "nvfp4-pack-quantized":
+            assert own["weight_scale"].dtype == torch.float8_e4m3fn and group == 16
+            scales = scales / own["weight_global_scale"].numpy()
+        else:
+            assert (
+                scheme["format"] == "mxfp4-pack-quantized" and own["weight_scale"].dtype == torch.uint8 and group == 32
+            )
+            scales = (2.0 ** (scales.astype(np.float64) - 127)).astype(np.float32)
+    return numbers * scales.repeat(group or numbers.shape[1], 1)
 
 
 def write_dequantized(folder: Path, target: Path) -> Path:

@@ -20,6 +20,10 @@ from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 LEFT = ("conv1d", "A_log", ".D", "dt_bias", "norm", "in_proj_a.", "in_proj_b.", "in_proj_ba.", "gate.weight", "router")
 
 
+# Numbers of columns that every group size divides.
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False}
+
+
 def relative(one: torch.Tensor, two: torch.Tensor) -> float:
     return float((one.float() - two.float()).norm() / two.float().norm())
 
@@ -51,10 +55,20 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("options", "bound"), [({}, 0.1), ({"format": "int8"}, 0.008)])
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({}, 0.1),
+        ({"method": "rtn"}, 0.11),
+        ({"format": "int8"}, 0.008),
+        ({"format": "fp8"}, 0.03),
+        ({"format": "nvfp4"}, 0.1),
+        ({"format": "mxfp4"}, 0.14),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_errors_that_the_report_has(tmp_path: Path, options: dict[str, Any], bound: float, dtype: str) -> None:
-    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", dtype=dtype, tie_word_embeddings=False)
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", dtype=dtype, **WIDE)
     report = hybridge.quantize(checkpoint, tmp_path / "out", **options)
     before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
     for each in report.matrices:

@@ -6,11 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hybridge.quantization.packing import packed_words
-from hybridge.quantization.rounding import rounded
+from hybridge.quantization import rounding
+from hybridge.quantization.packing import packed_e2m1, packed_words
+from hybridge.quantization.rounding import E2M1, E4M3, Levels, integer_levels, scales_as, searched
 from tests.quantization.dequantized import integers
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def rounded(given: np.ndarray, bits: int, group: int, scale: np.dtype, search: bool) -> tuple[np.ndarray, np.ndarray]:
+    return rounding.rounded(given, group, integer_levels(bits), scales_as(scale), searched(search))
 
 
 def weights(rows: int, columns: int) -> np.ndarray:
@@ -28,7 +33,7 @@ def squared_error(given: np.ndarray, found: np.ndarray, scales: np.ndarray, grou
 def test_each_weight_is_the_nearest_product(bits: int, group: int, scale: np.dtype) -> None:
     given = weights(5, 96)
     found, scales = rounded(given, bits, group, scale, search=False)
-    assert found.dtype == np.int8 and scales.shape == (5, 96 // group) and scales.dtype == scale
+    assert scales.shape == (5, 96 // group) and (scales.astype(scale).astype(np.float32) == scales).all()
     levels = np.arange(-(1 << bits - 1), 1 << bits - 1)
     products = levels * scales.astype(np.float64).repeat(group, 1)[:, :, None]
     nearest = np.abs(products - given[:, :, None]).min(2)
@@ -68,3 +73,18 @@ def test_words_have_the_integers_from_low_to_high_bits(bits: int, columns: int) 
     words = packed_words(given, bits)
     assert words.dtype == np.int32 and words.shape == (3, -(-columns * bits // 32))
     np.testing.assert_array_equal(integers(words, bits, columns), given)
+
+
+@pytest.mark.parametrize(("levels", "dtype"), [(E2M1, ml_dtypes.float4_e2m1fn), (E4M3, ml_dtypes.float8_e4m3fn)])
+def test_floating_point_levels(levels: Levels, dtype: type) -> None:
+    every = np.arange(1 << ml_dtypes.finfo(dtype).bits, dtype=np.uint8).view(dtype).astype(np.float32)
+    every = np.unique(every[np.isfinite(every)])
+    assert levels.peak == every.max()
+    given = np.random.default_rng(0).normal(0, levels.peak / 2, 1000).astype(np.float32)
+    nearest = np.abs(given[:, None] - every).min(1)
+    assert (np.abs(levels.nearest(given) - given) == nearest).all()
+
+
+def test_e2m1_has_the_first_number_in_the_low_half_of_a_byte() -> None:
+    numbers = np.array([[0, 0.5, 1, 1.5, 2, 3, 4, 6], [-0.5, -1, -1.5, -2, -3, -4, -6, 6]], np.float32)
+    assert packed_e2m1(numbers).tolist() == [[0x10, 0x32, 0x54, 0x76], [0xA9, 0xCB, 0xED, 0x7F]]

@@ -1,0 +1,169 @@
+"""The schemes that ``hybridge quantize`` writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.quantization.packing import packed_e2m1, packed_words
+from hybridge.quantization.rounding import E2M1, E4M3, integer_levels, rounded, scales_as, searched
+from hybridge.quantization.scheme import Layout, MatrixContext, QuantizedRows, Scheme
+
+
+@dataclass(frozen=True)
+class IntegerScheme(Scheme):
+    """Signed integers of ``bits`` without zero points, in int32 words; ``group`` columns share a scale, None: a row."""
+
+    bits: int
+    group: int | None
+    format: ClassVar[str] = "pack-quantized"
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}, {'a scale a row' if self.group is None else f'groups of {self.group}'}"
+
+    def layout(self, rows: int, columns: int, scale: DType) -> Layout:
+        return {
+            "weight_packed": (DType.INT32, (rows, math.ceil(columns * self.bits / 32))),
+            "weight_scale": (scale, (rows, columns // (self.group or columns))),
+            "weight_shape": (DType.INT64, (2,)),
+        }
+
+    def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
+        group, storable = self.group or weights.shape[1], scales_as(context.scale.numpy)
+        numbers, scales = rounded(weights, group, integer_levels(self.bits), storable, searched(context.search))
+        parts = {"weight_packed": packed_words(numbers, self.bits), "weight_scale": scales.astype(context.scale.numpy)}
+        return QuantizedRows(parts, _products(numbers, scales))
+
+    def whole(self, rows: int, columns: int, context: MatrixContext) -> Mapping[str, np.ndarray]:
+        return {"weight_shape": np.array([rows, columns], "<i8")}
+
+    def weights_config(self) -> dict[str, Any]:
+        strategy = "channel" if self.group is None else "group"
+        return {"num_bits": self.bits, "type": "int", "strategy": strategy, "group_size": self.group}
+
+
+@dataclass(frozen=True)
+class Fp8Scheme(Scheme):
+    """e4m3 with one scale a row."""
+
+    format: ClassVar[str] = "float-quantized"
+
+    @property
+    def name(self) -> str:
+        return "fp8, a scale a row"
+
+    def layout(self, rows: int, columns: int, scale: DType) -> Layout:
+        return {"weight": (DType.FLOAT8E4M3FN, (rows, columns)), "weight_scale": (scale, (rows, 1))}
+
+    def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
+        storable = scales_as(context.scale.numpy)
+        numbers, scales = rounded(weights, weights.shape[1], E4M3, storable, searched(context.search))
+        parts = {
+            "weight": numbers.astype(ml_dtypes.float8_e4m3fn),
+            "weight_scale": scales.astype(context.scale.numpy),
+        }
+        return QuantizedRows(parts, _products(numbers, scales))
+
+    def weights_config(self) -> dict[str, Any]:
+        return {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": None}
+
+
+@dataclass(frozen=True)
+class NvFp4Scheme(Scheme):
+    """E2M1 in groups of 16 with e4m3 scales, which one float32 number divides."""
+
+    format: ClassVar[str] = "nvfp4-pack-quantized"
+    group: ClassVar[int] = 16
+
+    @property
+    def name(self) -> str:
+        return "nvfp4, groups of 16"
+
+    def layout(self, rows: int, columns: int, scale: DType) -> Layout:
+        return {
+            "weight_packed": (DType.UINT8, (rows, columns // 2)),
+            "weight_scale": (DType.FLOAT8E4M3FN, (rows, columns // self.group)),
+            "weight_global_scale": (DType.FLOAT32, (1,)),
+        }
+
+    def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
+        divisor = self._divisor(context)
+
+        def storable(scales: np.ndarray) -> np.ndarray:
+            least = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).smallest_subnormal)
+            return E4M3.nearest(np.maximum(scales * divisor, least)) / divisor
+
+        numbers, scales = rounded(weights, self.group, E2M1, storable, searched(context.search))
+        stored = (scales * divisor).astype(ml_dtypes.float8_e4m3fn)
+        return QuantizedRows(
+            {"weight_packed": packed_e2m1(numbers), "weight_scale": stored}, _products(numbers, scales)
+        )
+
+    def whole(self, rows: int, columns: int, context: MatrixContext) -> Mapping[str, np.ndarray]:
+        return {"weight_global_scale": np.array([self._divisor(context)], np.float32)}
+
+    def weights_config(self) -> dict[str, Any]:
+        return {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "tensor_group",
+            "group_size": self.group,
+            "scale_dtype": "torch.float8_e4m3fn",
+        }
+
+    def _divisor(self, context: MatrixContext) -> np.float32:
+        """With it, the scale of the largest weight is the largest e4m3 number."""
+        largest = np.finfo(np.float32).max / 4
+        return np.float32(min(E4M3.peak * E2M1.peak / context.peak, largest) if context.peak else 1)
+
+
+@dataclass(frozen=True)
+class MxFp4Scheme(Scheme):
+    """E2M1 in groups of 32, whose scales are powers of two (OCP Microscaling 1.0)."""
+
+    format: ClassVar[str] = "mxfp4-pack-quantized"
+    group: ClassVar[int] = 32
+
+    @property
+    def name(self) -> str:
+        return "mxfp4, groups of 32"
+
+    def layout(self, rows: int, columns: int, scale: DType) -> Layout:
+        return {
+            "weight_packed": (DType.UINT8, (rows, columns // 2)),
+            "weight_scale": (DType.UINT8, (rows, columns // self.group)),
+        }
+
+    def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
+        numbers, scales = rounded(weights, self.group, E2M1, _powers, (0.5, 2.0) if context.search else ())
+        exponents = (np.log2(scales) + 127).astype(np.uint8)
+        return QuantizedRows(
+            {"weight_packed": packed_e2m1(numbers), "weight_scale": exponents}, _products(numbers, scales)
+        )
+
+    def weights_config(self) -> dict[str, Any]:
+        return {
+            "num_bits": 4,
+            "type": "float",
+            "strategy": "group",
+            "group_size": self.group,
+            "scale_dtype": "torch.uint8",
+        }
+
+
+def _powers(scales: np.ndarray) -> np.ndarray:
+    """2^(floor(log2 of a group's largest weight) - 2), as the specification has it; the exponent 2 is that of 4."""
+    exponents = np.floor(np.log2(scales * np.float32(E2M1.peak))) - 2
+    return np.exp2(np.clip(exponents, -126, 127)).astype(np.float32)
+
+
+def _products(numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    groups = numbers.reshape(*scales.shape, -1)
+    return (groups * scales[:, :, None]).reshape(numbers.shape)
