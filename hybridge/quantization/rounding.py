@@ -29,8 +29,18 @@ def integer_levels(bits: int) -> Levels:
 
 
 def _float_levels(dtype: type) -> Levels:
-    peak = float(ml_dtypes.finfo(dtype).max)
-    return Levels(peak, lambda numbers: np.clip(numbers, -peak, peak).astype(dtype).astype(np.float32))
+    """Some ten times as fast as ml_dtypes' casts."""
+    info = ml_dtypes.finfo(dtype)
+    peak, least, digits = float(info.max), int(info.minexp), int(info.nmant)
+
+    def nearest(numbers: np.ndarray) -> np.ndarray:
+        exponents = np.frexp(numbers)[1] - 1  # of the leading digit
+        steps = np.ldexp(np.float32(1), np.maximum(exponents, least) - digits)
+        found = np.rint(numbers / steps)
+        found *= steps
+        return np.clip(found, -peak, peak, out=found)
+
+    return Levels(peak, nearest)
 
 
 E4M3 = _float_levels(ml_dtypes.float8_e4m3fn)

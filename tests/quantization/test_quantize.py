@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import hybridge
 from hybridge.artifact.errors import CheckpointError, OutputError, SettingError, UnsupportedError
+from hybridge.exporter.checkpoint import open_checkpoint
 from tests.quantization.dequantized import dequantized, stored_tensors
 from tests.support.checkpoint_edits import edit_config, edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
@@ -35,7 +36,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", model_type, dtype="bfloat16", **extra)
     report = hybridge.quantize(checkpoint, tmp_path / "out")
     before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
-    assert before.keys() == after.keys()
+    assert before.keys() == after.keys() == open_checkpoint(tmp_path / "out").tensors.keys()
     quantised = {each.module for each in report.matrices}
     for name, value in before.items():
         if name.removesuffix(".weight") in quantised:
@@ -82,6 +83,36 @@ def test_errors_that_the_report_has(tmp_path: Path, options: dict[str, Any], bou
     )
 
 
+@pytest.mark.parametrize(
+    ("form", "columns", "schemes"),
+    [
+        ("nvfp4", (48, 75), {"nvfp4, groups of 16", "fp8, a scale a row"}),
+        ("mxfp4", (64, 48), {"mxfp4, groups of 32", "fp8, a scale a row"}),
+    ],
+)
+def test_columns_that_four_bit_floats_do_not_divide(
+    tmp_path: Path, form: str, columns: tuple[int, int], schemes: set[str]
+) -> None:
+    sizes = {"hidden_size": columns[0], "intermediate_size": columns[1], "head_dim": 16, "num_attention_heads": 4}
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
+    report = hybridge.quantize(checkpoint, tmp_path / "out", format=form)
+    assert {each.scheme for each in report.matrices} == schemes and len(report.notes) == 1
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["format"] == "mixed-precision"
+    before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
+    assert all(relative(after[name], value) < 0.14 for name, value in before.items())
+    assert {relative(after[n], v) for n, v in before.items() if "norm" in n} == {0.0}
+
+
+def test_matrices_that_engines_join_share_the_second_scale(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", **WIDE)
+    hybridge.quantize(checkpoint, tmp_path / "out", format="nvfp4")
+    found = {n: float(v) for n, v in stored_tensors(tmp_path / "out").items() if n.endswith("global_scale")}
+    layer = {n.split(".")[-2]: value for n, value in found.items() if n.startswith("model.layers.1.")}
+    assert layer["q_proj"] == layer["k_proj"] == layer["v_proj"] != layer["o_proj"]
+    assert layer["gate_proj"] == layer["up_proj"] != layer["down_proj"]
+
+
 def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 75, "tie_word_embeddings": False}
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
@@ -125,6 +156,8 @@ def test_refusals(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(SettingError, match="group_size: expected 16, 32, 64, 128, found 48"):
         hybridge.quantize(checkpoint, out, group_size=48)
+    with pytest.raises(SettingError, match="group_size: expected none for fp8, found 32"):
+        hybridge.quantize(checkpoint, out, format="fp8", group_size=32)
     with pytest.raises(OutputError, match="is the checkpoint's own folder"):
         hybridge.quantize(checkpoint, checkpoint, overwrite=True)
     hybridge.quantize(checkpoint, out)
