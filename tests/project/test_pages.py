@@ -28,6 +28,7 @@ SLOW = {
     "README.md",
     "docs/how-to/add_a_model.md",
     "docs/how-to/jetson.md",
+    "docs/how-to/quantize.md",
     "docs/how-to/transformers.md",
     "docs/reference/python_api.md",
 }
