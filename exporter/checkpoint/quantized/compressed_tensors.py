@@ -29,7 +29,7 @@ from hybridge.exporter.checkpoint.quantized.scaled import (
     reciprocal,
 )
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
-from hybridge.exporter.checkpoint.quantized.targets import LINEAR, check_names, matches
+from hybridge.exporter.checkpoint.quantized.targets import LINEAR, check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 
 METHOD = "compressed-tensors"
@@ -79,7 +79,7 @@ def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) ->
     for name in _NOT_READ:
         fields.raw(name, None)
     schemes = _schemes(fields)
-    ignored = tuple(fields.strings("ignore")) if fields.raw("ignore", None) else ()
+    ignored = names_of(fields, "ignore")
     _refuse_extras(fields)
     modules = stored.all_modules
     check_names(ignored, modules, "ignore")

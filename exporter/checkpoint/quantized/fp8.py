@@ -13,7 +13,7 @@ from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.json_fields import Fields
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, matrix_shape
-from hybridge.exporter.checkpoint.quantized.targets import check_names, matches
+from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 
 _WHERE = "config.json: quantization_config"
@@ -34,9 +34,11 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
         if fields.string(name, known[0]) not in known:
             raise UnsupportedError(f"{_WHERE}: {name}: supported is {', '.join(known)}, found {config[name]!r}")
     block = fields.raw("weight_block_size", None)
-    if block is not None and (len(block) != 2 or not all(type(size) is int and size > 0 for size in block)):
-        raise fields.fail("weight_block_size", "[rows, columns]")
-    plain = [name for key in ("modules_to_not_convert", "ignored_layers") for name in fields.raw(key, None) or ()]
+    if block is not None:
+        sizes = block if isinstance(block, list) else []
+        if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+            raise fields.fail("weight_block_size", "[rows, columns]")
+    plain = [*names_of(fields, "modules_to_not_convert"), *names_of(fields, "ignored_layers")]
     fields.refuse_unknown()
     check_names(plain, stored.all_modules, "modules_to_not_convert")
     activations = f"fp8 ({config.get('activation_scheme', 'dynamic')}, by {'token and block' if block else 'tensor'})"

@@ -64,7 +64,8 @@ def read_gptq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quan
     if packing != _AUTO_ROUND:
         raise UnsupportedError(f"{WHERE}: packing_format: supported is {_AUTO_ROUND}, found {packing!r}")
     # Rules for single modules: those that they leave out have plain weights, others may have other numbers of bits.
-    if any(not name.startswith("-:") for name in fields.raw("dynamic", None) or {}):
+    dynamic = fields.object("dynamic") if fields.raw("dynamic", None) is not None else {}
+    if any(not name.startswith("-:") for name in dynamic):
         raise UnsupportedError(f"{WHERE}: dynamic: supported are modules that are left out, found others")
     fields.refuse_unknown()
     for module in stored.modules("qweight"):

@@ -19,7 +19,7 @@ from hybridge.artifact.json_fields import Fields
 from hybridge.exporter.checkpoint.quantized.nibbles import signed_from_numbers, unpacked_bytes
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale, power_of_two_scales
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
-from hybridge.exporter.checkpoint.quantized.targets import check_names, matches
+from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
 
 METHOD = "modelopt"
@@ -49,8 +49,8 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
         fields.raw(name, None)
     fields.refuse_unknown()
     algorithm = fields.string("quant_algo", None)
-    layers = fields.object("quantized_layers", {}) if algorithm == _MIXED else {}
-    excluded = [str(name) for key in ("exclude_modules", "ignore") for name in fields.raw(key, None) or ()]
+    layers = fields.object("quantized_layers") if algorithm == _MIXED else {}
+    excluded = [*names_of(fields, "exclude_modules"), *names_of(fields, "ignore")]
     modules = stored.all_modules
     check_names(excluded, modules, "exclude_modules")
     check_names(layers, modules, "quantized_layers")
@@ -62,7 +62,7 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
             own = entry.get("quant_algo") if isinstance(entry, dict) else None
         if own is None or matches(module, excluded):
             raise CheckpointError(f"{where}: expected it to say how {module} is quantised, found nothing")
-        reader = _READERS.get(own)
+        reader = _READERS.get(str(own))
         if reader is None:
             raise UnsupportedError(f"{where}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
         stored.drop_of(module, "input_scale")

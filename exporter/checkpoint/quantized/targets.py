@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.json_fields import Fields
 
 _REGEX = "re:"
 # Longer ones, and those whose repetitions are repeated, take a time that grows without bound with the name's length.
@@ -14,6 +15,11 @@ _LONGEST_REGEX, _MOST_REPETITIONS = 400, 4
 # The class that stands for every matrix of a product.
 LINEAR = "Linear"
 _LAYER = re.compile(r"(?:^|\.)layers\.[0-9]+(?:\.|$)")
+
+
+def names_of(fields: Fields, key: str) -> tuple[str, ...]:
+    """The names that a config lists under ``key``; none where it is absent or null."""
+    return () if fields.raw(key, None) is None else tuple(fields.strings(key))
 
 
 def matches(module: str, targets: Iterable[str]) -> bool:

@@ -16,7 +16,7 @@ from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.verification.dequantized import meant_weights
-from tests.exporter.checkpoint.folders import single
+from tests.exporter.checkpoint.folders import single, write_json
 from tests.support.quantized_checkpoints import (
     Arrays,
     Format,
@@ -220,3 +220,54 @@ def test_targets_by_name_expression_and_class(targets: list[str], tmp_path: Path
     tensors, _ = G16.pack(MODULE, matrix(7, 48))
     config = group(targets=targets)
     assert open_checkpoint(written(tmp_path / "c", tensors, {**config, "ignore": ["lm_head"]})).quantized
+
+
+OTHERS: list[tuple[Format, dict[str, Any], str]] = [
+    (gptq(16), {"bits": 3}, "bits: supported are 4 and 8, found 3"),
+    (gptq(16), {"group_size": 0}, "group_size: expected a positive number of columns, or -1"),
+    (gptq(16), {"group_size": 20}, "a group size that divides its 48 columns, found 20"),
+    (gptq(16), {"group_size": 24}, r"scales: expected shape \[2, 24\].*found \[3, 24\]"),
+    (gptq(16), {"checkpoint_format": "marlin"}, "supported are gptq and gptq_v2, found 'marlin'"),
+    (gptq(16), {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: supported are modules that are left out"),
+    (gptq(16), {"dynamic": 3}, "dynamic: expected an object"),
+    (gptq(16), {"lora": 1}, "lora"),
+    (awq(16), {"version": "gemv"}, "bits 4 and version gemm, found 4 and 'gemv'"),
+    (awq(16), {"group_size": 40}, "a group size that divides its 48 columns, found 40"),
+    (fp8_blocks(), {"weight_block_size": [64, 128]}, r"weight_scale_inv: expected shape \[.*of its blocks"),
+    (fp8_blocks(), {"weight_block_size": 128}, r"weight_block_size: expected \[rows, columns\]"),
+    (fp8_blocks(), {"fmt": "e5m2"}, "fmt: supported is e4m3"),
+    (fp8_blocks(), {"modules_to_not_convert": [MODULE]}, "is not to be converted, yet it has"),
+    (fp8_blocks(), {"modules_to_not_convert": ["model.layers.8.mlp.gate"]}, "layers.8.mlp.gate'?, which it does not"),
+    (modelopt("NVFP4"), {"quant_algo": "INT3"}, "supported is FP8, .*found 'INT3'"),
+    (modelopt("NVFP4"), {"quant_algo": "FP8"}, "weight: expected float8e4m3fn, found uint8"),
+    (modelopt("NVFP4"), {"quant_algo": None}, "expected it to say how .*up_proj is quantised"),
+    (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "how .*up_proj is quantised"),
+    (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION"}, "quantized_layers: expected"),
+    (modelopt("NVFP4"), {"exclude_modules": ["*.mlp.*"]}, "how .*up_proj is quantised"),
+    (modelopt("NVFP4"), {"exclude_modules": "lm_head"}, "exclude_modules: expected a list"),
+]
+
+
+@pytest.mark.parametrize(("form", "change", "words"), OTHERS)
+def test_settings_of_other_methods_that_are_not_honoured(
+    form: Format, change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    rows, columns = (130, 256) if "fp8" in form.config["quant_method"] else (24, 48)
+    tensors, _ = form.pack(MODULE, matrix(rows, columns))
+    folder = written(tmp_path / "c", tensors, {**form.config, **change})
+    with pytest.raises(HybridgeError, match=words) as caught:
+        open_checkpoint(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_modelopt_s_own_file_says_how_weights_are_quantised(tmp_path: Path) -> None:
+    form = modelopt("NVFP4")
+    tensors, meant = form.pack(MODULE, matrix(24, 48))
+    scales = {"model.layers.0.self_attn.k_proj.k_scale": np.ones(1, np.float32)}
+    folder = single(tmp_path / "c", {"lm_head.weight": np.ones((2, 3), np.float32), **tensors, **scales})
+    settings = {key: value for key, value in form.config.items() if key not in ("quant_method", "producer")}
+    write_json(folder / "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": settings})
+    checkpoint = open_checkpoint(folder)
+    np.testing.assert_array_equal(meaning(checkpoint.quantized[f"{MODULE}.weight"]), meant)
+    notes = " ".join(checkpoint.notes)
+    assert "inputs of 1 products rounded to fp4" in notes and "k_scale and v_scale are not used" in notes
