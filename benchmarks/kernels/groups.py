@@ -7,6 +7,7 @@ GROUPS = {
     "mamba2_conv_scan": "mamba2_conv_scan:cases",
     "causal_conv1d": "causal_conv1d:cases",
     "linear_decode": "products:linear_cases",
+    "linear_decode_quantized": "quantized:cases",
     "routed_experts": "products:experts_cases",
     "gated_delta_rule_decode": "gated_delta_rule:decode_cases",
     "gated_delta_rule_prefill": "gated_delta_rule:prefill_cases",

@@ -1,18 +1,12 @@
-// Barriers in shared memory: some threads, or the copy engine, arrive, others wait for the end of a phase (sm_90 and up).
+// Barriers in shared memory: some threads, or the copy engine (sm_90 and up), arrive, others wait for the end of a phase.
 #pragma once
 
 #include "common/async_copy.cuh"
 #include "common/integers.cuh"
 
-#if __CUDA_ARCH__ >= 900
 // A phase ends with the last of `arrivals`.
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-
-// Makes initialised barriers visible to the copy engine.
-__device__ __forceinline__ void barriers_publish() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
@@ -24,22 +18,32 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and lets the phase end only when bulk copies have also transferred `bytes`.
-__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
 // Waits for the end of the barrier's phase with this parity.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parity) {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again_%=:\n"
+#if __CUDA_ARCH__ >= 900
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
         "@!done bra again_%=;\n"
         "}" ::"r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void barriers_publish() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and lets the phase end only when bulk copies have also transferred `bytes`.
+__device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
 }
 #endif

@@ -104,20 +104,7 @@ struct Phase {
         const int lane = threadIdx.x % 32, first = split.first(phase, threadIdx.x / 32) + 8 * (lane % 4);
         const int end = min(params.inputs, first - 8 * (lane % 4) + split.inputs);
         valid = end - first;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) x[c].load(params, lane / 4, 32 * c < valid ? first + 32 * c : params.inputs);
-        if (NORM) {
-            constexpr int AT_ONCE = CHUNKS / 2;  // few weights at a time, for the sake of registers
-#pragma unroll
-            for (int begin = 0; begin < CHUNKS; begin += AT_ONCE) {
-                uint4 weights[AT_ONCE];
-#pragma unroll
-                for (int c = 0; c < AT_ONCE; c++) weights[c] = load_norm_weight(params, first + 32 * (begin + c));
-#pragma unroll
-                for (int c = 0; c < AT_ONCE; c++) x[begin + c].scale(weights[c], squares);
-                asm volatile("" ::: "memory");
-            }
-        }
+        load_inputs(x, params, first, end, squares);
     }
 
     // Part `part` of a stage: what the lane needs of it, and its products.

@@ -27,8 +27,8 @@ struct Span {
         const int groups = (outputs + 7) / 8, blocks = gridDim.x, block = blockIdx.x;
         rounds = groups / (blocks * PASS);
         const int done = rounds * blocks * PASS, left = groups - done;
-        tail = done + static_cast<int>(static_cast<int64_t>(left) * block / blocks);
-        tail_end = done + static_cast<int>(static_cast<int64_t>(left) * (block + 1) / blocks);
+        tail = done + left * block / blocks;  // left is less than blocks * PASS
+        tail_end = done + left * (block + 1) / blocks;
     }
     __device__ __forceinline__ int passes() const { return rounds + (tail < tail_end); }
     // The first group of a pass, and how many it has, at most PASS.
@@ -74,6 +74,28 @@ struct Inputs {
 __device__ __forceinline__ uint4 load_norm_weight(const LinearDecode& params, int input) {
     if (input >= params.inputs) return make_uint4(0, 0, 0, 0);
     return *reinterpret_cast<const uint4*>(static_cast<const DATA_T*>(params.norm_weight) + input);
+}
+
+// A lane's inputs of x, chunks of 32 from `first` on; those from `end` on are zeros. With a norm they are multiplied by its
+// weight, and their squares are added to `squares`.
+template <int CHUNKS>
+__device__ __forceinline__ void load_inputs(Inputs (&x)[CHUNKS], const LinearDecode& params, int first, int end,
+                                            float (&squares)[ROW_BLOCKS]) {
+    const int row = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) x[c].load(params, row, first + 32 * c < end ? first + 32 * c : params.inputs);
+    if (NORM) {
+        constexpr int AT_ONCE = (CHUNKS + 1) / 2;  // few weights at a time, for the sake of registers
+#pragma unroll
+        for (int begin = 0; begin < CHUNKS; begin += AT_ONCE) {
+            uint4 weights[AT_ONCE];
+#pragma unroll
+            for (int c = 0; c < AT_ONCE; c++) weights[c] = load_norm_weight(params, first + 32 * (begin + c));
+#pragma unroll
+            for (int c = 0; c < AT_ONCE; c++) x[begin + c].scale(weights[c], squares);
+            asm volatile("" ::: "memory");
+        }
+    }
 }
 
 // sums += x * weights^T over the 32 inputs of a warp.
@@ -135,8 +157,12 @@ __device__ __forceinline__ void write_outputs(const LinearDecode& params, const 
             residual = to_float(static_cast<const DATA_T*>(params.residual)[row * params.residual_stride + output]);
         const float scale = NORM ? norm_scale(params, squares, row) : 1.0f;
         float y = scale * total(products, q * MATRICES, row, column);
+        if (params.factors) y *= params.factors[output];
         if (params.bias) y += to_float(static_cast<const DATA_T*>(params.bias)[output]);
-        if (GATED) y = silu(y) * scale * total(products, q * MATRICES + MATRICES - 1, row, column);
+        if (GATED) {
+            y = silu(y) * scale * total(products, q * MATRICES + MATRICES - 1, row, column);
+            if (params.up_factors) y *= params.up_factors[output];
+        }
         if (RELU2) y = y > 0.0f ? y * y : 0.0f;
         static_cast<OUT_T*>(params.y)[row * params.y_stride + output] = from_float<OUT_T>(y + residual);
     }

@@ -13,10 +13,12 @@ from hybridge.trt_plugins.kernels.compiler import compile_kernel
 from hybridge.trt_plugins.kernels.fused import linear_decode, rms_norm
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
+from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, formats, unpack_plan
 from tests.support.kernel_calls import H200, ORIN
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 LINEAR = LinearDecode(rows=1, inputs=4096, outputs=18560, dtype=BF16, out_dtype=BF16)
+INT4 = WeightFormat("int4", BF16, 128)
 NORM = RmsNorm(rows=2, columns=8192, dtype=BF16, epsilon=1e-5)
 
 
@@ -43,6 +45,8 @@ def test_bulk_copies_where_the_hardware_has_them():
 def test_blocks_fit_in_shared_memory(shared_bytes, capability, rows):
     device = replace(H200, capability=capability, shared_bytes=shared_bytes)
     assert linear_launch(device, rows=rows).shared_bytes <= shared_bytes
+    for tiles in formats():
+        assert linear_launch(device, rows=rows, dtype=tiles.dtype, tiles=tiles).shared_bytes <= shared_bytes
 
 
 def test_one_block_a_multiprocessor_unless_outputs_are_few():
@@ -55,6 +59,28 @@ def test_absent_inputs_have_no_pointer():
     full = linear_launch(activation="silu_gate", residual=True, norm_epsilon=1e-5).pointers
     assert set(full) == {"x", "weight", "up_weight", "residual", "norm_weight", "y"}
     assert full["norm_weight"] == PointerSource(Memory.INPUT, linear_decode.INPUTS.index("norm_weight"))
+
+
+def test_weights_in_tiles_have_factors():
+    launch = linear_launch(tiles=INT4, activation="silu_gate")
+    assert set(launch.pointers) == {"x", "weight", "up_weight", "factors", "up_factors", "y"}
+    assert launch.source.file == "linear_decode/tiles.cu"
+    assert linear_launch(ORIN, tiles=INT4).source.file == "linear_decode/tiles.cu"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "group", "size"), [(4096, 128, 256), (21504, 16, 256), (2048, 128, 128), (768, 0, 32), (768, 128, 128)]
+)
+def test_tiles_are_as_wide_as_gives_every_warp_one(inputs, group, size):
+    tiles = replace(INT4, group=group)
+    assert tiles.tile_inputs(inputs) == size
+    scales = 8 * 2 * (size // group) if group else 0
+    assert tiles.tiles_shape(17, inputs) == (inputs // size, 3, 4 * size + scales)
+
+
+def test_one_warp_unpacks_a_tile():
+    (launch,) = unpack_plan(UnpackTiles(INT4, 18560, 4096)).launches
+    assert launch.grid == (290, 16, 1) and launch.block == (256, 1, 1)
 
 
 def test_rows_may_be_one_and_the_same():
@@ -72,6 +98,8 @@ def test_rows_may_be_one_and_the_same():
         ({"dtype": F16, "norm_epsilon": 1e-5}, "fused norm in bfloat16, found float16; use rms_norm"),
         ({"rows": 9, "norm_epsilon": 1e-5}, "fused norm of 1 to 8 rows, found 9; use rms_norm"),
         ({"bias": True, "activation": "silu_gate"}, "no bias in the gated form"),
+        ({"tiles": INT4, "inputs": 4160}, "inputs in multiples of 128, found 4160"),
+        ({"tiles": INT4, "dtype": F16}, "tiles for float16, found bfloat16"),
     ],
 )
 def test_linear_decode_refuses(change, message):
@@ -84,6 +112,20 @@ def test_a_norm_takes_one_block_a_group():
     assert norm_launch(group=1024).grid == (8, 2, 1)
     assert dict(norm_launch(group=1024).source.defines)["VECTOR"] == "8"
     assert dict(norm_launch(group=1024, strides=(("x", 8194),)).source.defines)["VECTOR"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("int3", BF16), "a code among int4, e2m1, int8, e4m3, found int3"),
+        (("int4", F32), "float16 or bfloat16, found float32"),
+        (("int4", BF16, 48), "groups of 16, 32, 64, 128 inputs or 0, found 48"),
+        (("int4", BF16, 16, True), "e4m3 scales of e2m1 in groups of 16, found int4 in 16"),
+    ],
+)
+def test_weight_formats_refuse(arguments, message):
+    with pytest.raises(UnsupportedError, match=message):
+        WeightFormat(*arguments)
 
 
 @pytest.mark.parametrize("rows", [65535, 65536, 131072, 2**31 - 1])

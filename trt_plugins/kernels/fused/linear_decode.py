@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS, WeightFormat, formats
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 BULK_FILE = "linear_decode/bulk_copies.cu"
 QUEUE_FILE = "linear_decode/thread_queues.cu"
+TILE_FILE = "linear_decode/tiles.cu"
 Activation = Literal["none", "relu2", "silu_gate"]
 ACTIVATIONS: tuple[Activation, ...] = ("none", "relu2", "silu_gate")
 LARGEST_ROWS = 16
 LARGEST_NORM_ROWS = 8
 # Inputs of a launch in this order; 0 is passed for the address of one that is absent.
-INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
+INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight", "factors", "up_factors")
 _ACCESS = 8  # elements of 16 bytes
 # Groups of 8 weight rows of a pass.
 _BULK_GROUPS, _QUEUE_GROUPS = 2, 4
+_TILE_GROUPS = {4: 4, 8: 2}  # by bits of a weight: stages of the same size
 # Shared memory of a warp's stage in bulk_copies.cu: 8 rows of 256 inputs, padded by 64 bytes.
 _BULK_STAGE_BYTES = 8 * (2 * 256 + 64)
 _BARRIER_BYTES = 8
 # Threads and stages, the fastest first, for GPUs whose blocks may have less shared memory.
 _BULK_SHAPES = ((512, 2), (256, 2), (128, 2))
 _QUEUE_SHAPES = ((512, 3), (256, 4), (256, 3), (128, 3))
+_TILE_SHAPES: tuple[tuple[int, int], ...] = ((512, 2), (256, 2), (128, 2))
 # Bulk copies and programmatic dependent launch.
 _OVERLAP_SINCE = (9, 0)
 _WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
@@ -46,6 +50,7 @@ class LinearDecode:
     norm_epsilon: x is first normalised by its root mean square over the inputs and multiplied by norm_weight; None:
         it is not. Up to 8 rows; bfloat16 only, as the product with the weight comes first.
     x_stride, residual_stride, y_stride: elements from a row to the next, None where the rows touch.
+    tiles: of weights of 4 or 8 bits, which come as tiles and as factors [outputs] in float32.
 
     The weights are constant: the kernel may read them before earlier kernels of the stream have finished.
     """
@@ -62,6 +67,7 @@ class LinearDecode:
     x_stride: int | None = None
     residual_stride: int | None = None
     y_stride: int | None = None
+    tiles: WeightFormat | None = None
 
     def __post_init__(self) -> None:
         _need(1 <= self.rows <= LARGEST_ROWS, f"1 to {LARGEST_ROWS} rows", f"{self.rows} rows; use a matrix product")
@@ -75,6 +81,9 @@ class LinearDecode:
         _need(not fused_rows, f"a fused norm of 1 to {LARGEST_NORM_ROWS} rows", f"{self.rows}; use rms_norm")
         fused_half = self.norm_epsilon is not None and self.dtype is not DType.BFLOAT16
         _need(not fused_half, "a fused norm in bfloat16", f"{self.dtype.value}; use rms_norm, which cannot overflow")
+        if self.tiles is not None:
+            self.tiles.tile_inputs(self.inputs)
+            _need(self.tiles.dtype is self.dtype, f"tiles for {self.dtype.value}", self.tiles.dtype.value)
 
 
 def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
@@ -110,6 +119,12 @@ def sources() -> Iterator[KernelSource]:
             yield _source(_example(LARGEST_NORM_ROWS, DType.BFLOAT16, activation, 1e-5), device)[0]
         for rows in (LARGEST_NORM_ROWS, LARGEST_ROWS):
             yield _source(_example(rows, DType.BFLOAT16, out_dtype=DType.FLOAT32), device)[0]
+        for tiles in formats():
+            yield _source(replace(_example(LARGEST_NORM_ROWS, tiles.dtype), tiles=tiles), device)[0]
+        yield _source(replace(_example(LARGEST_ROWS, DType.BFLOAT16), tiles=next(formats())), device)[0]
+        for activation in ACTIVATIONS:
+            problem = _example(LARGEST_NORM_ROWS, DType.BFLOAT16, activation, 1e-5)
+            yield _source(replace(problem, tiles=next(formats())), device)[0]
 
 
 def _example(
@@ -125,35 +140,46 @@ def _example(
 def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, int, int]:
     """The variant, its threads, and the shared memory of its blocks."""
     bulk = device.capability >= _OVERLAP_SINCE
-    row_blocks = 1 if problem.rows <= 8 else 2
-    shapes = [(*shape, _shared_bytes(bulk, row_blocks, *shape)) for shape in (_BULK_SHAPES if bulk else _QUEUE_SHAPES)]
-    threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
     norm = problem.norm_epsilon is not None
-    defines = {
+    defines: dict[str, object] = {
         "DATA_T": problem.dtype,
         "OUT_T": problem.out_dtype,
-        "ROW_BLOCKS": row_blocks,
-        "GROUPS": _BULK_GROUPS if bulk else _QUEUE_GROUPS,
-        "STAGES": stages,
-        "THREADS": threads,
+        "ROW_BLOCKS": 1 if problem.rows <= 8 else 2,
         "NORM": int(norm),
         "GATED": int(problem.activation == "silu_gate"),
         "RELU2": int(problem.activation == "relu2"),
     }
+    if problem.tiles is not None:
+        file, groups, choices = TILE_FILE, _TILE_GROUPS[problem.tiles.bits], _TILE_SHAPES
+        defines |= problem.tiles.defines(problem.inputs)
+    elif bulk:
+        file, groups, choices = BULK_FILE, _BULK_GROUPS, _BULK_SHAPES
+    else:
+        file, groups, choices = QUEUE_FILE, _QUEUE_GROUPS, _QUEUE_SHAPES
+    shapes = [(*shape, _shared_bytes(problem, file, groups, *shape)) for shape in choices]
+    threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
+    defines |= {"GROUPS": groups, "STAGES": stages, "THREADS": threads}
+    if file == TILE_FILE:
+        defines |= {"BULK_COPIES": int(bulk), "SHARED_BYTES": shared_bytes}
     # Not hot: on sm_120, whose blocks are smaller when it is run there, 512 threads with a norm spill a few bytes.
-    hot = not (bulk and norm)
-    return KernelSource.of(BULK_FILE if bulk else QUEUE_FILE, "linear_decode", defines, hot), threads, shared_bytes
+    # Everywhere, tiles with 16 rows of x do.
+    hot = not (bulk and norm) and (problem.tiles is None or problem.rows <= LARGEST_NORM_ROWS)
+    return KernelSource.of(file, "linear_decode", defines, hot), threads, shared_bytes
 
 
-def _shared_bytes(bulk: bool, row_blocks: int, threads: int, stages: int) -> int:
+def _shared_bytes(problem: LinearDecode, file: str, groups: int, threads: int, stages: int) -> int:
     """The size of the kernel's struct Shared."""
-    warps, rows = threads // 32, 8 * row_blocks
-    groups = _BULK_GROUPS if bulk else _QUEUE_GROUPS
-    products, squares = warps * groups * rows * 8 * 4, warps * rows * 4
-    if bulk:
+    warps, rows = threads // 32, 8 if problem.rows <= 8 else 16
+    products, squares = warps * groups * rows * TILE_ROWS * 4, warps * rows * 4
+    if file == QUEUE_FILE:
+        return stages * groups * threads * 16 + products + squares
+    if file == BULK_FILE:
         barriers = warps * (stages + 1) + 4
         return warps * stages * _BULK_STAGE_BYTES + 2 * products + squares + barriers * _BARRIER_BYTES
-    return stages * groups * threads * 16 + products + squares
+    assert problem.tiles is not None
+    barriers_of_a_ring = -(-(stages + 1) * _BARRIER_BYTES // 16) * 16
+    ring = stages * groups * problem.tiles.tile_bytes(problem.inputs) + barriers_of_a_ring
+    return warps * ring + 2 * products + squares + 4 * _BARRIER_BYTES
 
 
 def _pointers(problem: LinearDecode) -> dict[str, PointerSource]:
@@ -164,6 +190,8 @@ def _pointers(problem: LinearDecode) -> dict[str, PointerSource]:
         "bias": problem.bias,
         "residual": problem.residual,
         "norm_weight": problem.norm_epsilon is not None,
+        "factors": problem.tiles is not None,
+        "up_factors": problem.tiles is not None and problem.activation == "silu_gate",
     }
     pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS) if present[name]}
     return {**pointers, "y": PointerSource(Memory.OUTPUT, 0)}

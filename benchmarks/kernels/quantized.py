@@ -1,0 +1,147 @@
+"""Cases of matrix products with weights of 4 and 8 bits, beside torch in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.products import LINEAR_SHAPES, TOLERANCE, LinearShapes
+from benchmarks.kernels.tensor_call import TensorCall, normal, poisoned, worst_error
+from benchmarks.kernels.timing import graph_time, input_sets
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
+from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
+from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, unpack_plan
+from tests.support.weights import random_weight
+
+FORMATS = {
+    "int4 128": WeightFormat("int4", DType.BFLOAT16, 128),
+    "fp8": WeightFormat("e4m3", DType.BFLOAT16),
+    "nvfp4": WeightFormat("e2m1", DType.BFLOAT16, 16, byte_scales=True),
+}
+# Goals: of copy bandwidth for products of few rows, of the time in bfloat16 for prompts.
+COPY_SHARE, PROMPT_TIME = 0.85, 1.15
+PROMPT_TOKENS = 4096
+INT4_PEER, FP8_PEER, PROMPT_PEER = (
+    f"torch {name} (same run)" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
+)
+
+
+def cases() -> Iterator[KernelCase]:
+    """A whole step of the model and some of its shapes in int4; one shape in other formats; a prompt."""
+    shapes = {name: (outputs, inputs) for name, outputs, inputs, _ in LINEAR_SHAPES}
+    step = tuple(shape[1:] for shape in LINEAR_SHAPES)
+    for name in ("in_proj", "down", "lm_head"):
+        yield _case("int4 128", name, 1, ((*shapes[name], 1),))
+    yield _case("int4 128", "in_proj", 8, ((*shapes["in_proj"], 1),))
+    for rows in (1, 8):
+        yield _case("int4 128", "all of a step", rows, step)
+    for form in ("fp8", "nvfp4"):
+        yield _case(form, "in_proj", 1, ((*shapes["in_proj"], 1),))
+    outputs, inputs = shapes["in_proj"]
+    yield KernelCase(
+        f"int4 128 in_proj, prompt of {PROMPT_TOKENS}",
+        2 * (outputs * inputs + PROMPT_TOKENS * (outputs + inputs)),
+        TOLERANCE,
+        partial(_prepared_prompt, FORMATS["int4 128"], outputs, inputs),
+        at_least=1 / PROMPT_TIME,
+        timed_peers=partial(_prompt_peer, outputs, inputs),
+    )
+
+
+def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
+    weight = FORMATS[form]
+    size = sum(
+        count
+        * (outputs * inputs * weight.bits // 8 + _scale_bytes(weight, outputs, inputs) + 2 * rows * (outputs + inputs))
+        for outputs, inputs, count in shapes
+    )
+    peer: Callable[[], Mapping[str, float]] = dict
+    if form in _PEERS and name == "in_proj":
+        peer = partial(_PEERS[form], size, rows, *shapes[0][:2])
+    return KernelCase(
+        f"{form} {name} m{rows}",
+        size,
+        TOLERANCE,
+        partial(_prepared, weight, rows, shapes),
+        at_least=1.0 if peer is not dict else None,
+        bandwidth_share=COPY_SHARE,
+        timed_peers=peer,
+    )
+
+
+def _scale_bytes(weight: WeightFormat, outputs: int, inputs: int) -> int:
+    groups = inputs // weight.group * (1 if weight.byte_scales else 2) if weight.group else 0
+    return outputs * (groups + 4)
+
+
+def _prepared(weight: WeightFormat, rows: int, shapes: LinearShapes) -> Prepared:
+    device, calls, checks = KernelDevice.current(), [], []
+    for outputs, inputs, count in shapes:
+        random = random_weight(weight, outputs, inputs)
+        for index in range(count):
+            x, y = normal(rows, inputs, dtype=torch.bfloat16), poisoned(rows, outputs)
+            tiles, factors = tiles_from_codes(weight, random.codes, random.scales, random.tensor_scale)
+            call = plan(LinearDecode(rows, inputs, outputs, weight.dtype, weight.dtype, tiles=weight), device.traits)
+            calls.append(TensorCall(device, call, [x, tiles, None, None, None, None, factors, None], [y]))
+            if index == 0:
+                checks.append((x, y))
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    def error() -> float:
+        matrices = (random_weight(weight, outputs, inputs).matrix for outputs, inputs, _ in shapes)
+        return worst_error(
+            (y for _, y in checks), (x.double() @ m.T for (x, _), m in zip(checks, matrices, strict=True))
+        )
+
+    return Prepared(run, error)
+
+
+def _prepared_prompt(weight: WeightFormat, outputs: int, inputs: int) -> Prepared:
+    device, random = KernelDevice.current(), random_weight(weight, outputs, inputs)
+    tiles = tiles_from_codes(weight, random.codes, random.scales, random.tensor_scale)
+    x = normal(PROMPT_TOKENS, inputs, dtype=torch.bfloat16)
+    matrix, y = poisoned(outputs, inputs), poisoned(PROMPT_TOKENS, outputs)
+    unpack = TensorCall(device, unpack_plan(UnpackTiles(weight, outputs, inputs)), tiles, [matrix])
+
+    def run() -> None:
+        unpack()
+        torch.mm(x, matrix.t(), out=y)
+
+    return Prepared(run, lambda: worst_error([y], [x.double() @ random_weight(weight, outputs, inputs).matrix.T]))
+
+
+def _prompt_peer(outputs: int, inputs: int) -> dict[str, float]:
+    x, matrix = normal(PROMPT_TOKENS, inputs, dtype=torch.bfloat16), normal(outputs, inputs, dtype=torch.bfloat16)
+    return {PROMPT_PEER: graph_time([partial(F.linear, x, matrix)]).median}
+
+
+def _int4_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+    def call() -> Callable[[], object]:
+        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device="cuda")
+        packed = torch._convert_weight_to_int4pack(codes, 8)
+        x, scales = normal(rows, inputs, dtype=torch.bfloat16), normal(inputs // 128, outputs, 2, dtype=torch.bfloat16)
+        return partial(torch._weight_int4pack_mm, x, packed, 128, scales)
+
+    return {INT4_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+
+
+def _fp8_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+    one = torch.ones((), device="cuda")
+
+    def call() -> Callable[[], object]:
+        x, matrix = (normal(count, inputs).to(torch.float8_e4m3fn) for count in (rows, outputs))
+        return partial(torch._scaled_mm, x, matrix.t(), one, one, out_dtype=torch.bfloat16)
+
+    return {FP8_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+
+
+_PEERS: dict[str, Callable[..., Mapping[str, float]]] = {"int4 128": _int4_peer, "fp8": _fp8_peer}
