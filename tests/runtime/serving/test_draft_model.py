@@ -83,8 +83,9 @@ def test_tokens_that_one_model_does_not_have() -> None:
         end = next((i for i, token in enumerate(whole) if token >= VOCAB), MOST)
         assert proposal.token_ids == whole[:end]
     smaller, engine = drafter_of(HYBRID, vocab=40)
-    one, other = smaller.propose([DraftRequest(0, [1, 50], MOST), DraftRequest(1, [1, 5], MOST)])
-    assert one.token_ids == () and other.token_ids == greedy(engine, [1, 5], MOST)
+    requests = [DraftRequest(0, [1, 50], MOST), DraftRequest(1, [1, 5], MOST), DraftRequest(2, [1, 40], MOST)]
+    found = [proposal.token_ids for proposal in smaller.propose(requests)]
+    assert found == [(), greedy(engine, [1, 5], MOST), ()]
 
 
 def test_there_is_none_beyond_the_drafts_own_length() -> None:

@@ -219,6 +219,15 @@ def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], le
     assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 7))
 
 
+def test_what_it_shares_with_any_other_needs_no_more_room() -> None:
+    cache = PrefixCacheSettings(cached_states=1)
+    loop, _ = toy_loop(PURE_ATTENTION, prefix_cache=cache, memory_bytes=(24 + 8 + 4 + 1) * 32, max_rows=1)
+    pin(loop, line(5, 4), "a stranger")
+    pin(loop, SYSTEM, "system")
+    pin(loop, [*SYSTEM, *line(7, 2)], "other")
+    assert set(loop.served_cache.pinned.names()) == {"a stranger", "system", "other"}
+
+
 @pytest.mark.parametrize("every", [3, 5])
 @pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
 def test_states_on_the_way_take_no_further_block(every: int, under_way: bool) -> None:
