@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
+
+import pytest
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -14,4 +22,3 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     # Modules that tests import live on, too: with the interpreter's own thresholds the collector took a tenth of a run.
     gc.set_threshold(7_000)
-    gc.enable()
