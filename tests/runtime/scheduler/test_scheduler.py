@@ -87,13 +87,14 @@ def test_a_patient_request_is_overtaken_for_a_while_only():
 
 
 @pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION])
-@pytest.mark.parametrize("swap_bytes", [0, 10_000])
+@pytest.mark.parametrize("swap_bytes", [0, 50, 10_000])
 def test_preempted_sequences_go_on_where_they_were(layers, swap_bytes):
     toy = server(layers, PoolSizes(24, 4, 3), swap_bytes=swap_bytes, max_rows=3)
     sequences = [toy.scheduler.add(request(20, new=40, seed=seed)) for seed in range(3)]
     plans = toy.run_all()
     assert sum(sequence.preemptions for sequence in sequences) > 0
-    assert bool(sum(len(plan.swap_ins) for plan in plans)) == bool(swap_bytes)
+    # 50 bytes hold no sequence.
+    assert bool(sum(len(plan.swap_ins) for plan in plans)) == (swap_bytes > 50)
     assert sequences[0].preemptions == 0
     for sequence in sequences:
         answer(toy, sequence)
