@@ -80,6 +80,7 @@ def quantize(
     format: str = "int4",
     group_size: int | None = None,
     method: str = "mse",
+    text: StrPath | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> QuantizeReport:
@@ -88,7 +89,8 @@ def quantize(
     ``out`` is an ordinary checkpoint in the format of compressed-tensors, which vLLM and transformers load too.
     format: "int4", "int8", "fp8", "nvfp4" or "mxfp4". group_size: columns that share a scale of integers, 16, 32, 64 or
     128 (None: 32 for int4, 128 for int8). method: "rtn" takes each scale from the largest weight of its group, "mse"
-    the scale of least squared error.
+    the scale of least squared error, and "gptq" also rounds each column so that it makes up for the errors of those
+    before it over the text file ``text`` (as transformers computes it, in windows of 512 tokens, 32 at most).
 
     The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.

@@ -18,6 +18,8 @@ from hybridge.quantization.scheme import MatrixContext, Scheme
 
 # Weights of a block; each takes some 40 bytes while it is quantised.
 _BLOCK = 1 << 20
+# Where columns are rounded one after another, each takes as long for many rows as for few.
+_BLOCK_IN_TURN = 1 << 23
 _THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -48,8 +50,9 @@ def write_matrix(
         found = scheme.rows(weights, context)
         return block.start, found.parts, _squares(found.products - weights), _squares(weights)
 
+    at_once = _BLOCK if context.factor is None else _BLOCK_IN_TURN
     with ThreadPoolExecutor(_THREADS) as pool:
-        for start, parts, lost, size in pool.map(quantised, _blocks(rows, columns)):
+        for start, parts, lost, size in pool.map(quantised, _blocks(rows, columns, at_once)):
             difference, total = difference + lost, total + size
             for name, values in parts.items():
                 file.seek(offsets[name] + start * values[0].nbytes)
@@ -71,8 +74,8 @@ def _squares(values: np.ndarray) -> float:
     return float(np.einsum("rc,rc->r", values, values).sum(dtype=np.float64))
 
 
-def _blocks(rows: int, columns: int) -> Iterator[slice]:
-    step = max(1, _BLOCK // columns)
+def _blocks(rows: int, columns: int, block: int = _BLOCK) -> Iterator[slice]:
+    step = max(1, block // columns)
     yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

@@ -9,8 +9,8 @@ from hybridge.artifact.settings import check_settings, setting
 
 INT4, INT8, FP8, NVFP4, MXFP4 = "int4", "int8", "fp8", "nvfp4", "mxfp4"
 FORMATS = (INT4, INT8, FP8, NVFP4, MXFP4)
-RTN, MSE = "rtn", "mse"
-METHODS = (RTN, MSE)
+RTN, MSE, GPTQ = "rtn", "mse", "gptq"
+METHODS = (RTN, MSE, GPTQ)
 GROUP_SIZES = (128, 64, 32, 16)
 _DEFAULT_GROUPS = {INT4: 32, INT8: 128}
 
@@ -32,14 +32,18 @@ class QuantizeOptions:
     )
     method: str = setting(
         MSE,
-        "Scales: rtn (from the largest weight) or mse (least squared error).",
+        "rtn (scales from the largest weight), mse (scales of least squared error) or gptq (mse, with a text).",
         metavar="NAME",
         choices=METHODS,
     )
+    text: str | None = setting(None, "Calibration text in UTF-8 (gptq).", metavar="FILE")
     overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if (self.text is None) == (self.method == GPTQ):
+            expected = f"a calibration text for {GPTQ}" if self.text is None else f"none for the method {self.method}"
+            raise SettingError(f"text: expected {expected}, found {self.text}")
         if self.group_size is None:
             return
         if self.group_size not in GROUP_SIZES:

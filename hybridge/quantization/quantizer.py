@@ -9,7 +9,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError, located
 from hybridge.artifact.folder import FolderKind, atomic_folder
 from hybridge.artifact.progress import NoProgress, Progress
-from hybridge.artifact.safetensors_file import read_safetensors
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
 from hybridge.exporter.checkpoint.entries import copy_side_file, read_json
@@ -17,14 +17,15 @@ from hybridge.exporter.checkpoint.shards import INDEX_FILE
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import open_plan
+from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.config import quantization_config
 from hybridge.quantization.matrix import MatrixReport, peak_of
-from hybridge.quantization.options import MSE, QuantizeOptions
+from hybridge.quantization.options import RTN, QuantizeOptions
 from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import Roles, roles_of
 from hybridge.quantization.scheme import MatrixContext
 from hybridge.quantization.schemes import NvFp4Scheme
-from hybridge.quantization.shard import write_shard
+from hybridge.quantization.shard import check_unchanged, create_shard, fill_matrix
 from hybridge.quantization.siblings import shared_peaks
 
 REPORT_FILE = "hybridge_quantization.json"
@@ -81,20 +82,25 @@ def _write(
 ) -> QuantizeReport:
     total = sum(slot.nbytes for slot in source.tensors.values())
     scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
-    search, peaks = options.method == MSE, _peaks(source, roles, progress)
-    progress.start("quantise", total, "B")
-    matrices: list[MatrixReport] = []
-
-    def context(module: str) -> MatrixContext:
-        return MatrixContext(scale, search, peaks.get(module, 0.0))
-
+    peaks = _peaks(source, roles, progress)
+    progress.start("copy other weights")
+    placed: dict[str, TensorSlot] = {}
     for shard in source.shards:
-        matrices += write_shard(shard, folder / shard.path.name, roles.schemes, context, progress)
-    placed = {
-        name: slot
-        for shard in source.shards
-        for name, slot in read_safetensors(folder / shard.path.name).tensors.items()
-    }
+        placed |= create_shard(shard, folder / shard.path.name, roles.schemes, scale, progress)
+    modules = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
+    calibration = None if options.text is None else Calibration(source.path, Path(options.text))
+    columns = {module: slot.shape[1] for module, slot in modules.items()}
+    found: dict[str, MatrixReport] = {}
+    for batch in [list(modules)] if calibration is None else calibration.batches(columns):
+        factors = {} if calibration is None else calibration.factors(batch, progress)
+        progress.start("quantise", sum(modules[module].nbytes for module in batch), "B")
+        for module in batch:
+            context = MatrixContext(scale, options.method != RTN, peaks.get(module, 0.0), factors.get(module))
+            found[module] = fill_matrix(modules[module], placed, roles.schemes[module], context)
+            progress.advance(modules[module].nbytes)
+    for shard in source.shards:
+        check_unchanged(shard)
+    matrices = [found[module] for module in modules]
     nbytes = sum(slot.nbytes for slot in placed.values())
     if len(source.shards) > 1 or (source.path / INDEX_FILE).exists():
         weight_map = {name: slot.path.name for name, slot in sorted(placed.items())}

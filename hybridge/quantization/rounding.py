@@ -10,6 +10,8 @@ import numpy as np
 
 # Scales that are tried, in parts of the one that lets the largest weight of a group fit.
 _PARTS = tuple(float(part) for part in np.linspace(0.55, 1.05, 21))
+# Columns whose errors are passed on at once, where a scale is that of a row.
+_COLUMNS = 128
 # float32 scales -> the nearest ones above 0 that can be stored, as float32.
 Storable = Callable[[np.ndarray], np.ndarray]
 
@@ -90,3 +92,33 @@ def _error(groups: np.ndarray, numbers: np.ndarray, scales: np.ndarray) -> np.nd
     difference = numbers * scales
     difference -= groups
     return np.einsum("rgc,rgc->rg", difference, difference)[:, :, None]
+
+
+def rounded_in_turn(
+    weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float], factor: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """As ``rounded``, but column by column, the later ones making up for the errors of the earlier (GPTQ,
+    arXiv 2210.17323).
+
+    factor: the upper Cholesky factor [columns, columns] of the inverse of the sum of x xᵀ over inputs x. The scales of
+    a group are those of its weights as changed by the errors before it; one of a whole row is that of the weights.
+    """
+    left, columns = weights.copy(), weights.shape[1]
+    numbers, scales = np.empty_like(weights), np.empty((len(weights), columns // group), np.float32)
+    step = group if group < columns else min(columns, _COLUMNS)
+    if group == columns:
+        scales = rounded(weights, group, levels, storable, parts)[1]
+    for start in range(0, columns, step):
+        stop = min(start + step, columns)
+        block = left[:, start:stop]
+        if group < columns:
+            scales[:, start // group] = rounded(np.ascontiguousarray(block), group, levels, storable, parts)[1][:, 0]
+        scale = scales[:, start // group]
+        errors = np.empty_like(block)
+        for column in range(stop - start):
+            row = factor[start + column, start:stop]
+            numbers[:, start + column] = levels.nearest(block[:, column] / scale)
+            errors[:, column] = (block[:, column] - numbers[:, start + column] * scale) / row[column]
+            block[:, column + 1 :] -= errors[:, column, None] * row[column + 1 :]
+        left[:, stop:] -= errors @ factor[start:stop, stop:]
+    return numbers, scales

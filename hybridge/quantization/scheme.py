@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
+from hybridge.quantization.rounding import Levels, Storable, rounded, rounded_in_turn, searched
 
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 
@@ -27,12 +28,22 @@ class QuantizedRows:
 @dataclass(frozen=True)
 class MatrixContext:
     """scale: the type of scales. search: find the scales of least squared error. peak: the largest magnitude of the
-    weights that share a second scale.
+    weights that share a second scale. factor: of ``rounded_in_turn``, None to round each weight by itself.
     """
 
     scale: DType
     search: bool
     peak: float = 0.0
+    factor: np.ndarray | None = None
+
+    def rounded(
+        self, weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers and scales as ``rounded`` gives them; parts: to try in a search, None for the usual ones."""
+        tried = searched(self.search) if parts is None or not self.search else parts
+        if self.factor is None:
+            return rounded(weights, group, levels, storable, tried)
+        return rounded_in_turn(weights, group, levels, storable, tried, self.factor)
 
 
 class Scheme(ABC):

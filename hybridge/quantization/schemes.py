@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridge.artifact.dtypes import DType
 from hybridge.quantization.packing import packed_e2m1, packed_words
-from hybridge.quantization.rounding import E2M1, E4M3, integer_levels, rounded, scales_as, searched
+from hybridge.quantization.rounding import E2M1, E4M3, integer_levels, scales_as
 from hybridge.quantization.scheme import Layout, MatrixContext, QuantizedRows, Scheme
 
 
@@ -37,7 +37,7 @@ class IntegerScheme(Scheme):
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
         group, storable = self.group or weights.shape[1], scales_as(context.scale.numpy)
-        numbers, scales = rounded(weights, group, integer_levels(self.bits), storable, searched(context.search))
+        numbers, scales = context.rounded(weights, group, integer_levels(self.bits), storable)
         parts = {"weight_packed": packed_words(numbers, self.bits), "weight_scale": scales.astype(context.scale.numpy)}
         return QuantizedRows(parts, _products(numbers, scales))
 
@@ -64,7 +64,7 @@ class Fp8Scheme(Scheme):
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
         storable = scales_as(context.scale.numpy)
-        numbers, scales = rounded(weights, weights.shape[1], E4M3, storable, searched(context.search))
+        numbers, scales = context.rounded(weights, weights.shape[1], E4M3, storable)
         parts = {
             "weight": numbers.astype(ml_dtypes.float8_e4m3fn),
             "weight_scale": scales.astype(context.scale.numpy),
@@ -100,7 +100,7 @@ class NvFp4Scheme(Scheme):
             least = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).smallest_subnormal)
             return E4M3.nearest(np.maximum(scales * divisor, least)) / divisor
 
-        numbers, scales = rounded(weights, self.group, E2M1, storable, searched(context.search))
+        numbers, scales = context.rounded(weights, self.group, E2M1, storable)
         stored = (scales * divisor).astype(ml_dtypes.float8_e4m3fn)
         return QuantizedRows(
             {"weight_packed": packed_e2m1(numbers), "weight_scale": stored}, _products(numbers, scales)
@@ -142,7 +142,7 @@ class MxFp4Scheme(Scheme):
         }
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
-        numbers, scales = rounded(weights, self.group, E2M1, _powers, (0.5, 2.0) if context.search else ())
+        numbers, scales = context.rounded(weights, self.group, E2M1, _powers, (0.5, 2.0))
         exponents = (np.log2(scales) + 127).astype(np.uint8)
         return QuantizedRows(
             {"weight_packed": packed_e2m1(numbers), "weight_scale": exponents}, _products(numbers, scales)

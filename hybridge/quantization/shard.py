@@ -1,8 +1,8 @@
-"""One file of weights, written from one of the checkpoint."""
+"""Files of weights, each written from one of the checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,27 +18,25 @@ from hybridge.quantization.scheme import MatrixContext, Scheme
 _COPY_BYTES = 1 << 22
 
 
-def write_shard(
-    source: SafetensorsFile,
-    target: Path,
-    schemes: Mapping[str, Scheme],
-    context: Callable[[str], MatrixContext],
-    progress: Progress,
-) -> Iterator[MatrixReport]:
-    """Write the tensors of ``source`` to the new file ``target``, those of the modules in ``schemes`` quantised.
+def create_shard(
+    source: SafetensorsFile, target: Path, schemes: Mapping[str, Scheme], scale: DType, progress: Progress
+) -> Mapping[str, TensorSlot]:
+    """Write the tensors of ``source`` to the new file ``target``, with room for those of the modules in ``schemes``.
 
-    ``context`` is called with a module. CheckpointError: ``source`` is damaged or was replaced. OSError: the disk is
-    full.
+    scale: the type of scales. Returns all tensors of the file. CheckpointError: ``source`` is damaged. OSError: the
+    disk is full.
     """
     layout: dict[str, tuple[DType, tuple[int, ...]]] = {}
+    copies = []
     for name, slot in source.tensors.items():
         module = name.removesuffix(".weight")
         if module in schemes and module != name:
             rows, columns = slot.shape
-            parts = schemes[module].layout(rows, columns, context(module).scale)
+            parts = schemes[module].layout(rows, columns, scale)
             layout.update({f"{module}.{part}": kind for part, kind in parts.items()})
         else:
             layout[name] = (slot.dtype, slot.shape)
+            copies.append(slot)
     # Wider elements come first: every tensor is aligned to its own.
     layout = dict(sorted(layout.items(), key=lambda item: -item[1][0].itemsize))
     with target.open("xb") as file:
@@ -46,16 +44,26 @@ def write_shard(
         file.flush()
         file.truncate(file.tell() + sum(_nbytes(*kind) for kind in layout.values()))
         placed = read_safetensors(target).tensors
-        for name, slot in source.tensors.items():
-            module = name.removesuffix(".weight")
-            if module in schemes and module != name:
-                parts = schemes[module].layout(1, 1, context(module).scale)
-                offsets = {part: placed[f"{module}.{part}"].offset for part in parts}
-                yield write_matrix(file, slot, schemes[module], context(module), offsets)
-            else:
-                file.seek(placed[name].offset)
-                _copy(slot, file)
+        for slot in copies:
+            file.seek(placed[slot.name].offset)
+            _copy(slot, file)
             progress.advance(slot.nbytes)
+    return placed
+
+
+def fill_matrix(
+    slot: TensorSlot, placed: Mapping[str, TensorSlot], scheme: Scheme, context: MatrixContext
+) -> MatrixReport:
+    """Quantise the weight in ``slot`` into the file with the tensors ``placed``."""
+    module = slot.name.removesuffix(".weight")
+    parts = {part: placed[f"{module}.{part}"] for part in scheme.layout(1, 1, context.scale)}
+    target = next(iter(parts.values())).path
+    with target.open("r+b") as file:
+        return write_matrix(file, slot, scheme, context, {part: each.offset for part, each in parts.items()})
+
+
+def check_unchanged(source: SafetensorsFile) -> None:
+    """CheckpointError when the file was replaced since it was opened."""
     if not has_header_of(source.path, source.path.parent, source):
         raise CheckpointError(f"{source.path}: changed while it was read: run again")
 

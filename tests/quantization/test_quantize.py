@@ -15,6 +15,7 @@ import hybridge
 from hybridge.artifact.errors import CheckpointError, OutputError, SettingError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
 from tests.quantization.dequantized import dequantized, stored_tensors
+from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
 from tests.support.checkpoint_edits import edit_config, edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 
@@ -113,6 +114,18 @@ def test_matrices_that_engines_join_share_the_second_scale(tmp_path: Path) -> No
     assert layer["gate_proj"] == layer["up_proj"] != layer["down_proj"]
 
 
+@pytest.mark.parametrize("options", [{}, {"format": "nvfp4"}, {"format": "fp8"}])
+def test_calibration_brings_the_predictions_closer(tmp_path: Path, options: dict[str, Any]) -> None:
+    sizes = {**WIDE, "vocab_size": 410}
+    checkpoint = byte_level_tokenizer(save_tiny_model(tmp_path / "checkpoint", "qwen3", **sizes))
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(SENTENCES) * 4, encoding="utf-8")
+    hybridge.quantize(checkpoint, tmp_path / "mse", **options)
+    report = hybridge.quantize(checkpoint, tmp_path / "gptq", method="gptq", text=text, **options)
+    found = [hybridge.evaluate(checkpoint, tmp_path / name, text).mean_kl_divergence for name in ("mse", "gptq")]
+    assert 0 < found[1] < 0.9 * found[0] and len(report.matrices) == 3 * 7 + 1
+
+
 def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 75, "tie_word_embeddings": False}
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
@@ -158,6 +171,12 @@ def test_refusals(tmp_path: Path) -> None:
         hybridge.quantize(checkpoint, out, group_size=48)
     with pytest.raises(SettingError, match="group_size: expected none for fp8, found 32"):
         hybridge.quantize(checkpoint, out, format="fp8", group_size=32)
+    with pytest.raises(SettingError, match="text: expected a calibration text for gptq, found None"):
+        hybridge.quantize(checkpoint, out, method="gptq")
+    with pytest.raises(SettingError, match=r"text: expected none for the method mse, found text\.txt"):
+        hybridge.quantize(checkpoint, out, text="text.txt")
+    with pytest.raises(SettingError, match=r"checkpoint: expected a tokenizer, found no tokenizer.json"):
+        hybridge.quantize(checkpoint, out, method="gptq", text=tmp_path / "text.txt")
     with pytest.raises(OutputError, match="is the checkpoint's own folder"):
         hybridge.quantize(checkpoint, checkpoint, overwrite=True)
     hybridge.quantize(checkpoint, out)

@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.quantization import rounding
 from hybridge.quantization.packing import packed_e2m1, packed_words
-from hybridge.quantization.rounding import E2M1, E4M3, Levels, integer_levels, scales_as, searched
+from hybridge.quantization.rounding import E2M1, E4M3, Levels, integer_levels, rounded_in_turn, scales_as, searched
 from tests.quantization.dequantized import integers
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -88,3 +88,43 @@ def test_floating_point_levels(levels: Levels, dtype: type) -> None:
 def test_e2m1_has_the_first_number_in_the_low_half_of_a_byte() -> None:
     numbers = np.array([[0, 0.5, 1, 1.5, 2, 3, 4, 6], [-0.5, -1, -1.5, -2, -3, -4, -6, 6]], np.float32)
     assert packed_e2m1(numbers).tolist() == [[0x10, 0x32, 0x54, 0x76], [0xA9, 0xCB, 0xED, 0x7F]]
+
+
+def factor_of(inputs: np.ndarray) -> np.ndarray:
+    """The upper Cholesky factor of the inverse of the sum of x x^T."""
+    return np.linalg.cholesky(np.linalg.inv(inputs.T @ inputs)).T
+
+
+@pytest.mark.parametrize("group", [16, 48])
+def test_independent_inputs_leave_each_weight_to_itself(group: int) -> None:
+    given = weights(5, 48)
+    arguments = given, group, integer_levels(4), scales_as(BFLOAT16), searched(True)
+    found = rounded_in_turn(*arguments, np.diag(np.linspace(0.5, 2, 48)).astype(np.float32))
+    for one, two in zip(found, rounding.rounded(*arguments), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_later_columns_make_up_for_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the method is defined: after each column, the change of all later ones of least squared error."""
+    monkeypatch.setattr(rounding, "_COLUMNS", 5)
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(60, 12)) @ rng.normal(size=(12, 12))
+    given = weights(4, 12).astype(np.float64)
+    levels, scale = integer_levels(4), rounded(given.astype(np.float32), 4, 12, np.dtype(np.float32), False)[1]
+    left, expected = given.copy(), np.empty_like(given)
+    for column in range(12):
+        expected[:, column] = levels.nearest(left[:, column] / scale[:, 0])
+        error = expected[:, column] * scale[:, 0] - left[:, column]
+        rest = inputs[:, column + 1 :]
+        if rest.shape[1]:
+            best = np.linalg.lstsq(rest, inputs[:, [column]], rcond=None)[0][:, 0]
+            left[:, column + 1 :] -= error[:, None] * best
+    arguments = levels, scales_as(np.dtype(np.float32)), ()
+    found, scales = rounded_in_turn(given.astype(np.float32), 12, *arguments, factor_of(inputs).astype(np.float32))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(scales, scale)
+
+    def output_error(numbers: np.ndarray) -> float:
+        return float(np.linalg.norm((numbers * scale - given) @ inputs.T))
+
+    assert output_error(found) < 0.8 * output_error(levels.nearest(given / scale))

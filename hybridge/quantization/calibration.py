@@ -1,0 +1,100 @@
+"""What the inputs of a checkpoint's linear layers are like over a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridge.artifact.errors import EngineError, SettingError
+from hybridge.artifact.limits import GIB
+from hybridge.artifact.progress import Progress
+from hybridge.artifact.untrusted_file import has_file
+from hybridge.evaluation.windows import check_tokens, read_text, token_windows
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
+from hybridge.verification.transformers_model import TransformersModel
+
+WINDOW, WINDOWS = 512, 32
+# Sums of products of inputs that are in memory at once; each batch of layers costs a pass over the text.
+_BYTES = 1 * GIB
+# Added to the diagonal, in parts of its mean.
+_DAMPING = 0.01
+
+
+class Calibration:
+    """The checkpoint in transformers, and windows of a text. SettingError: there is no tokenizer, or no text."""
+
+    def __init__(self, checkpoint: Path, text: Path) -> None:
+        if not has_file(checkpoint, TOKENIZER_FILE):
+            raise SettingError(f"{checkpoint}: expected a tokenizer, found no {TOKENIZER_FILE}: choose the method mse")
+        tokenizer = Tokenizer.from_folder(checkpoint)
+        try:
+            self._windows = token_windows(tokenizer, read_text(text), WINDOW, WINDOWS, str(text))
+        finally:
+            tokenizer.close()
+        self._model = TransformersModel(checkpoint)
+        check_tokens(self._windows, int(self._model.model.config.get_text_config().vocab_size), checkpoint)
+        layers = self._model.model.named_modules()
+        self._layers = {_place(name): layer for name, layer in layers if type(layer) is self._model.torch.nn.Linear}
+
+    def batches(self, modules: Mapping[str, int]) -> Iterator[list[str]]:
+        """``modules``, with their numbers of inputs, in lists whose sums fit into memory; the last has no layers."""
+        batch: list[str] = []
+        room = _BYTES
+        for module, columns in modules.items():
+            if _place(module) not in self._layers:
+                continue
+            if batch and room < 4 * columns * columns:
+                yield batch
+                batch, room = [], _BYTES
+            batch.append(module)
+            room -= 4 * columns * columns
+        if batch:
+            yield batch
+        if others := [module for module in modules if _place(module) not in self._layers]:
+            yield others
+
+    def factors(self, modules: Iterable[str], progress: Progress) -> dict[str, np.ndarray]:
+        """Of each module, the factor that ``rounded_in_turn`` takes; none for modules without a layer."""
+        torch = self._model.torch
+        sums: dict[str, Any] = {}
+
+        def add(module: str, _layer: Any, inputs: Sequence[Any]) -> None:
+            rows = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
+            product = rows.T @ rows
+            sums[module] = product if module not in sums else sums[module].add_(product)
+
+        found = [(module, self._layers[_place(module)]) for module in modules if _place(module) in self._layers]
+        if not found:
+            return {}
+        hooks = [layer.register_forward_pre_hook(partial(add, module)) for module, layer in found]
+        progress.start(f"calibrate {len(found)} matrices", len(self._windows))
+        try:
+            for window in self._windows:
+                with self._model.failures("run"), torch.no_grad():
+                    self._model.model(torch.from_numpy(window)[None], use_cache=False)
+                progress.advance()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {module: _factor(sums.pop(module).numpy(), module) for module in list(sums)}
+
+
+def _place(name: str) -> str:
+    """The name from its layer on: transformers and checkpoints differ in what is before it."""
+    return name[name.index("layers.") :] if "layers." in name else name.rpartition(".")[2]
+
+
+def _factor(sums: np.ndarray, module: str) -> np.ndarray:
+    """The upper Cholesky factor, float32, of the inverse of ``sums``, which is damped. EngineError: not finite."""
+    matrix = sums.astype(np.float64)
+    diagonal = np.einsum("ii->i", matrix)
+    if not np.isfinite(diagonal).all():
+        raise EngineError(f"{module}: expected finite inputs over the text, found others: choose the method mse")
+    diagonal += _DAMPING * diagonal.mean() or 1.0
+    factor = np.linalg.cholesky(np.linalg.inv(matrix)).T
+    return np.ascontiguousarray(factor, np.float32)
