@@ -1,0 +1,31 @@
+"""hybridge quantize: its report, and errors in the words of the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import hybridge
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_report(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    outcome = hybridge(capfd, "quantize", checkpoint, tmp_path / "out", "--method", "rtn", "--json")
+    assert outcome.code == 0, outcome.err
+    found = outcome.document
+    assert 0.35 < found["weight_bytes"] / found["checkpoint_bytes"] < 0.45 and len(found["matrices"]) == 29
+    again = ("--overwrite", "--format", "int8", "--group-size", "32", "--method", "rtn")
+    table = hybridge(capfd, "quantize", checkpoint, tmp_path / "out", *again)
+    assert table.code == 0 and "int8, groups of 32" in table.out and "8.50" in table.out
+    described = hybridge(capfd, "inspect", tmp_path / "out", "--json")
+    assert described.code == 0 and described.document["refusal"] is None
+
+
+def test_errors_name_flags(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
+    outcome = hybridge(capfd, "quantize", checkpoint, tmp_path / "out", "--method", "gptq")
+    assert outcome.code == 2 and outcome.error == "--text: expected a calibration text for gptq, found None"
+    (tmp_path / "taken").mkdir()
+    taken = hybridge(capfd, "quantize", checkpoint, tmp_path / "taken", "--method", "rtn")
+    assert taken.code == 2 and "pass --overwrite" in taken.error
