@@ -49,8 +49,8 @@ class WeightStore:
         return self._mapped[key]
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor``, a constant in host memory, where steps read it. Scalars stay: torch passes them by value."""
-        if self.device.type == "cpu" or tensor.ndim == 0:
+        """``tensor``, a constant, where steps read it. Scalars stay in host memory: torch passes them by value."""
+        if self.device.type == "cpu" or tensor.ndim == 0 or tensor.device == self.device:
             return tensor
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
@@ -64,7 +64,8 @@ class WeightStore:
     def memory_use(self) -> dict[str, int]:
         """Bytes of the weights where steps read them, for reports."""
         if self.device.type != "cpu":
-            return {"weights": sum(tensor.nbytes for _, tensor in self._uploaded.values())}
+            made = sum(tensor.nbytes for tensor in self.folded.values() if tensor.device == self.device)
+            return {"weights": made + sum(tensor.nbytes for _, tensor in self._uploaded.values())}
         mapped = sum(tensor.nbytes for tensor in self._mapped.values())
         return {"weights": self.computed_bytes, "weights mapped from files": mapped}
 
@@ -72,7 +73,7 @@ class WeightStore:
     def computed_bytes(self) -> int:
         """Bytes of host memory of what was computed from weights."""
         mapped = {tensor.untyped_storage().data_ptr() for tensor in self._mapped.values()}
-        storages = (tensor.untyped_storage() for tensor in self.folded.values() if tensor.is_floating_point())
+        storages = (tensor.untyped_storage() for tensor in self.folded.values() if _is_host_number(tensor))
         return sum({item.data_ptr(): item.nbytes() for item in storages if item.data_ptr() not in mapped}.values())
 
     def _unpacked(self, tensor: ir.ExternalTensor) -> torch.Tensor:
@@ -92,6 +93,10 @@ class WeightStore:
             raw = np.array(raw)
         shape = tuple(int(n) for n in tensor.shape.numpy())
         return torch.from_numpy(raw).view(torch_from_dtype(dtype)).reshape(shape)
+
+
+def _is_host_number(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_floating_point()
 
 
 def tensor_from_ir(tensor: ir.TensorProtocol) -> torch.Tensor:

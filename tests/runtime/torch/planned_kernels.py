@@ -18,8 +18,10 @@ from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
 from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
+from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from tests.support.kernel_calls import H200
+from tests.support.weights import matrix_from_tiles
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]
@@ -54,6 +56,10 @@ class PlannedKernels(KernelRunner):
         if isinstance(key, LinearDecode):
             self.calls["linear_decode"] += 1
             _linear_decode(key, inputs, outputs)
+        elif isinstance(key, UnpackTiles):
+            self.calls["unpack_tiles"] += 1
+            tiles, factors = inputs
+            outputs[0].copy_(matrix_from_tiles(key.weight, tiles, factors, key.outputs, key.inputs))  # type: ignore
         elif isinstance(key, RmsNorm):
             self.calls["rms_norm"] += 1
             _rms_norm(key, inputs, outputs)
@@ -99,12 +105,19 @@ def _packed(
 
 
 def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> None:
-    x, weight, up, bias, residual, norm_weight = inputs
+    x, weight, up, bias, residual, norm_weight, *factors = inputs
+    if problem.tiles is not None:
+        sizes = problem.outputs, problem.inputs
+        weight, up = (
+            None if tiles is None else matrix_from_tiles(problem.tiles, tiles, factor, *sizes).to(x.dtype)
+            for tiles, factor in zip((weight, up), factors, strict=True)
+        )
     assert x.shape == (problem.rows, problem.inputs) and weight.shape == (problem.outputs, problem.inputs)
     assert x.stride() == (problem.x_stride, 1) and weight.is_contiguous()
     assert (residual is None) is not problem.residual and (bias is None) is not problem.bias
     assert residual is None or residual.stride() == (problem.residual_stride, 1)
-    assert {tensor.dtype for tensor in inputs if tensor is not None} == {getattr(torch, problem.dtype.value)}
+    alike = (x, weight, up, bias, residual, norm_weight)
+    assert {tensor.dtype for tensor in alike if tensor is not None} == {getattr(torch, problem.dtype.value)}
     wide = x.float()
     if problem.norm_epsilon is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + problem.norm_epsilon) * norm_weight.float()

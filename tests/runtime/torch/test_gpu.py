@@ -22,6 +22,8 @@ from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.test_engine import STEPS, TOLERANCES
 from tests.runtime.torch.test_kernel_calls import BAMBA, NEMOTRON, QWEN
+from tests.runtime.torch.test_quantized_weights import FORMATS
+from tests.runtime.torch.test_quantized_weights import exported as quantized
 from tests.support.artifacts import ArtifactCache
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +74,17 @@ def test_ragged_steps_match_the_oracle(plan: Plan, tmp_path: Path) -> None:
     [*(("nemotron_h", dtype) for dtype in BETWEEN), ("bamba", DType.BFLOAT16), ("qwen3_next", DType.BFLOAT16)],
 )
 def test_prompt_and_decoding_agree_with_the_cpu(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
-    folder = exported(artifacts, dtype, family)
+    compare_with_the_cpu(exported(artifacts, dtype, family), dtype)
+
+
+@pytest.mark.parametrize(("family", "name"), [("nemotron_h", "int4"), *(("llama", name) for name in FORMATS)])
+def test_quantised_weights_stay_packed_and_agree_with_the_cpu(family: str, name: str, tmp_path: Path) -> None:
+    gpu = compare_with_the_cpu(quantized(tmp_path, family, FORMATS[name]), DType.BFLOAT16)
+    assert any(name.endswith(".tiles") for name in gpu.model.weights.folded)
+
+
+def compare_with_the_cpu(folder: Path, dtype: DType) -> TorchEngine:
+    """A prompt of three rows and 20 steps on both; the engine on the GPU."""
     gpu, cpu = TorchEngine(folder, device="cuda"), TorchEngine(folder, device="cpu")
     tokens = tokens_of(cpu, 3, 60)
     lengths = np.array([20, 33, 1])
@@ -92,6 +104,7 @@ def test_prompt_and_decoding_agree_with_the_cpu(family: str, dtype: DType, artif
         for row, length in enumerate((40, 53, 11)):
             wanted = states[1].buffers[name].read_row(row, length).astype(np.float64)
             assert relative_error(buffer.read_row(row, length), wanted) < BETWEEN[dtype], name
+    return gpu
 
 
 def test_a_replayed_step_is_the_direct_one_bit_for_bit(artifacts: ArtifactCache) -> None:

@@ -14,6 +14,7 @@ from hybridge.runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norm
 from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
 from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
+from hybridge.runtime.engines.torch.fusion.quantized import tile_weights
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
@@ -36,8 +37,8 @@ class Phase(str, Enum):
 def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
     """Rewrite ``model`` in place for one phase.
 
-    merge: products of one x share a matrix, which must be made. snapshots: operators whose state after each token is
-    stored in steps with draft tokens.
+    merge: products of one x share a matrix, and those with quantised weights read tiles, which must be made. snapshots:
+    operators whose state after each token is stored in steps with draft tokens.
     """
     graph = model.graph
     if phase is Phase.DRAFT:
@@ -59,5 +60,7 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
     if merge:
         merge_projections(graph)
     fuse_norms_into_linears(graph)
+    if merge:
+        tile_weights(graph)
     fuse_elementwise(graph)
     tidy_graph(graph)

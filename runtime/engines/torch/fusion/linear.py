@@ -30,6 +30,7 @@ from hybridge.runtime.engines.torch.graph import (
 )
 
 LINEAR = "Linear"
+TILED_LINEAR = "TiledLinear"  # quantized.py
 INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
 
 
@@ -78,10 +79,10 @@ def fuse_norms_into_linears(graph: ir.Graph) -> None:
 def let_head_write_its_result(graph: ir.Graph) -> None:
     """Give the Linear node that computes the graph's logits, if one does, memory for them."""
     logits = next((value for value in graph.outputs if value.name == LOGITS), None)
-    node = producer(logits, LINEAR, DOMAIN)
+    node = producer(logits, LINEAR, DOMAIN) or producer(logits, TILED_LINEAR, DOMAIN)
     if node is not None:
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-        fuse([node.outputs[0]], LINEAR, [*node.inputs, engine_input(graph, RESULT)], attributes)
+        fuse([node.outputs[0]], node.op_type, [*node.inputs, engine_input(graph, RESULT)], attributes)
         tidy_graph(graph)
 
 

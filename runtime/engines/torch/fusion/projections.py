@@ -5,17 +5,22 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from hybridge.runtime.engines.torch.fusion.linear import LINEAR, is_plain, linears, take
+from hybridge.runtime.engines.torch.fusion.quantized import stored_form
 from hybridge.runtime.engines.torch.graph import fuse, is_constant, tidy_graph
+from hybridge.trt_plugins.kernels.fused.weight_tiles import WeightFormat
 
 
 def merge_projections(graph: ir.Graph) -> None:
-    """Merge plain Linear nodes that read the same x. The merged weights are computed once, when they are loaded."""
-    by_x: dict[ir.Value, list[ir.Node]] = {}
+    """Merge plain Linear nodes that read the same x and whose weights are stored alike.
+
+    The merged weights are computed once, when they are loaded.
+    """
+    by_x: dict[tuple[ir.Value, WeightFormat | None], list[ir.Node]] = {}
     for node in linears(graph):
         x, weight = take(node, "x"), take(node, "weight")
         if x is not None and weight is not None and is_plain(node) and not _is_output(node):
-            by_x.setdefault(x, []).append(node)
-    for x, nodes in by_x.items():
+            by_x.setdefault((x, stored_form(weight)), []).append(node)
+    for (x, _), nodes in by_x.items():
         if len(nodes) > 1:
             _merge(graph, x, nodes)
     tidy_graph(graph)

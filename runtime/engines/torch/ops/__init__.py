@@ -35,6 +35,7 @@ _STANDARD: dict[str, Builder] = {
 _FUSED: dict[str, Builder] = {
     **linear.ROWS,
     **norms.FUSED_ROWS,
+    **quantized.FUSED_ROWS,
     **rotary.FUSED_ROWS,
     **elementwise.FUSED_ROWS,
     **cached_attention.ROWS,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from hybridge.runtime.engines.torch.fusion.quantized import WEIGHT_TILES, taken_form
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
 
 
 def _dequantize_linear(context: NodeContext) -> Run:
@@ -31,4 +35,29 @@ def _dequantize_linear(context: NodeContext) -> Run:
     return run
 
 
+def _weight_tiles(context: NodeContext) -> Run:
+    take, device = context.attributes.take, context.device
+    form, parts, rows = taken_form(context.attributes), take("parts"), slice(take("begin"), take("end"))
+
+    def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes, scales and tensor scales of the parts to tiles and factors on the device, for some of all rows."""
+        codes, scales, wholes = inputs[:parts], inputs[parts : 2 * parts], inputs[2 * parts :]
+        counts = [len(part) for part in codes]
+
+        def by_row(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+            """One number a row, of tensors that may have one for all their rows."""
+            wide = zip(numbers, counts, strict=True)
+            return torch.cat([part.to(device).float().reshape(-1).expand(count) for part, count in wide])[rows]
+
+        def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            stored = torch.cat([tensor.to(device).view(torch.uint8) for tensor in tensors])[rows]
+            return stored.view(tensors[0].dtype)
+
+        found = by_row(scales) if form.group == 0 else joined(scales)
+        return tiles_from_codes(form, joined(codes), found, by_row(wholes) if wholes else None)
+
+    return run
+
+
 ROWS: dict[str, Builder] = {"DequantizeLinear": _dequantize_linear}
+FUSED_ROWS: dict[str, Builder] = {WEIGHT_TILES: _weight_tiles}
