@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/element.cuh"
+#include "common/math.cuh"
 
 // N consecutive elements in registers, moved by the widest accesses that divide their size (at most 16 bytes). The
 // address has that alignment: N-element runs at multiples of N from a 16-byte aligned base do.
@@ -41,4 +42,19 @@ __device__ __forceinline__ void push_column(Run<T, C * K>& state, const Run<T, C
         for (int j = 0; j + 1 < K; j++) state.data[c * K + j] = state.data[c * K + j + 1];
         state.data[c * K + K - 1] = newest.data[c];
     }
+}
+
+// The output of C channels from their state and filter, [C][K]; zeros where the row has no valid token.
+template <typename T, int C, int K, bool ACTIVATE>
+__device__ __forceinline__ Run<T, C> filter_columns(const Run<T, C * K>& state, const Run<T, C * K>& weight,
+                                                    const Run<T, C>& bias, bool has_bias, bool valid = true) {
+    Run<T, C> y;
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        float sum = has_bias ? to_float(bias.data[c]) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < K; j++) sum = fmaf(to_float(weight.data[c * K + j]), to_float(state.data[c * K + j]), sum);
+        y.data[c] = from_float<T>(valid ? (ACTIVATE ? silu(sum) : sum) : 0.0f);
+    }
+    return y;
 }

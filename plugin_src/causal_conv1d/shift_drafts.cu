@@ -7,7 +7,6 @@
 #include "causal_conv1d/channels.cuh"
 #include "causal_conv1d/params.cuh"
 #include "common/launch.cuh"
-#include "common/math.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     causal_conv1d_drafts(const __grid_constant__ CausalConv1d params) {
@@ -41,16 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < STEP; i++) {
             if (begin + i >= view.length) continue;
             push_column<DATA_T, C, K>(state, tokens[i]);
-            Run<DATA_T, C> result;
-#pragma unroll
-            for (int c = 0; c < C; c++) {
-                float sum = params.bias ? to_float(bias.data[c]) : 0.0f;
-#pragma unroll
-                for (int j = 0; j < K; j++)
-                    sum = fmaf(to_float(weight.data[c * K + j]), to_float(state.data[c * K + j]), sum);
-                result.data[c] = from_float<DATA_T>(SILU ? silu(sum) : sum);
-            }
-            result.store(y + (begin + i) * params.y_token_stride);
+            filter_columns<DATA_T, C, K, SILU>(state, weight, bias, params.bias)
+                .store(y + (begin + i) * params.y_token_stride);
             if (slots[i] >= 0)
                 state.store(static_cast<DATA_T*>(params.state_out) + slots[i] * params.state_out_stride + channel * K);
         }

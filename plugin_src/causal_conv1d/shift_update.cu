@@ -7,7 +7,6 @@
 #include "causal_conv1d/channels.cuh"
 #include "causal_conv1d/params.cuh"
 #include "common/launch.cuh"
-#include "common/math.cuh"
 
 namespace {
 
@@ -53,15 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (params.bias) bias.load(static_cast<const DATA_T*>(params.bias) + channel);
 
     if (view.length > 0) push_column<DATA_T, C, K>(state, x);
-    Run<DATA_T, C> y;
-#pragma unroll
-    for (int c = 0; c < C; c++) {
-        float sum = params.bias ? to_float(bias.data[c]) : 0.0f;
-#pragma unroll
-        for (int j = 0; j < K; j++)
-            sum = fmaf(to_float(weight.data[c * K + j]), to_float(state.data[c * K + j]), sum);
-        y.data[c] = from_float<DATA_T>(view.length > 0 ? (SILU ? silu(sum) : sum) : 0.0f);
-    }
+    const Run<DATA_T, C> y = filter_columns<DATA_T, C, K, SILU>(state, weight, bias, params.bias, view.length > 0);
     state.store(static_cast<DATA_T*>(params.state_out) + view.slot * params.state_out_stride + channel * K);
     if (view.written > 0)
         y.store(static_cast<DATA_T*>(params.y) + view.row * params.y_row_stride +
