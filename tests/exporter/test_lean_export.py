@@ -20,6 +20,7 @@ from hybridge.exporter.trace import lean_export
 from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
 from hybridge.exporter.trace.tracing import OPSET
 from tests.support.tiny_models import save_tiny_model
+from tests.support.versions import needs_opset_24
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = aten_translations()
@@ -76,6 +77,7 @@ def exported(program: torch.export.ExportedProgram, inputs: tuple[torch.Tensor, 
     return session.run(None, feeds)[0]
 
 
+@needs_opset_24
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_operators_compute_what_torch_computes(name: str) -> None:
     function, inputs = PLAIN[name]
@@ -106,6 +108,7 @@ def test_the_steps_are_left_out_for_such_a_program_and_come_back() -> None:
     assert _fx_passes.insert_type_promotion_nodes is promotion
 
 
+@needs_opset_24
 @pytest.mark.parametrize("name", MIXED)
 def test_operands_of_several_types_are_promoted(name: str) -> None:
     found = exported(traced(MIXED[name], X, Y), (X, Y))
@@ -114,6 +117,7 @@ def test_operands_of_several_types_are_promoted(name: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
+@needs_opset_24
 def test_an_operator_outside_the_table_is_translated_by_torch() -> None:
     found = exported(traced(lambda x, y: torch.cumsum(x, -1) * y, X, Y), (X, Y))
     np.testing.assert_allclose(found, (torch.cumsum(X, -1) * Y).numpy(), rtol=1e-5, atol=1e-5)

@@ -16,6 +16,7 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.build.attention import native_attention
 from hybridge.trt_plugins.catalog import DOMAIN, OPS
 from hybridge.trt_plugins.functions import attach_functions
+from tests.support.versions import needs_opset_24
 
 ort = pytest.importorskip("onnxruntime", reason="runs the functions")
 STEP, ATTENTION = OPS["attention_step"], OPS["cached_attention"]
@@ -130,6 +131,7 @@ def model(window: int) -> onnx.ModelProto:
     return made
 
 
+@needs_opset_24
 @cases
 @pytest.mark.parametrize("native", [False, True], ids=["function", "inlined"])
 def test_the_functions_are_the_loop(native: bool, case: Case) -> None:

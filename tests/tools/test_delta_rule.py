@@ -8,6 +8,8 @@ from demo_training.delta_rule import causal_conv1d_fn, chunk_gated_delta_rule, i
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as modeling
 
+from tests.support.versions import needs_repeated_heads
+
 THEIRS = modeling.torch_chunk_gated_delta_rule
 
 
@@ -19,6 +21,7 @@ def inputs(time: int) -> list[Tensor]:
     return [tensor.requires_grad_() for tensor in (q, k, v, g, beta)]
 
 
+@needs_repeated_heads
 @pytest.mark.parametrize("time", [1, 64, 150])
 def test_the_rule_and_its_gradients(time: int) -> None:
     ours, theirs = inputs(time), inputs(time)

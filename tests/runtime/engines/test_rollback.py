@@ -21,6 +21,7 @@ from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from tests.support.artifacts import ArtifactCache
 from tests.support.deferred_rows import MOST, ROWS, Pattern, Rows, assert_alone
 from tests.support.effort import examples, sample
+from tests.support.versions import skip_without_delta_rule_kernels
 
 
 def onnxruntime(folder: Path) -> PagedEngine:
@@ -97,6 +98,7 @@ PAIRS = {
 def test_every_mode_gives_the_states_of_the_right_tokens_alone(
     family: str, name: str, index: int, artifacts: ArtifactCache
 ) -> None:
+    skip_without_delta_rule_kernels(family, name)
     engine, scan = ENGINES[name](artifacts.get(family, "float32", layout="paged").folder), FAMILIES[family]
     mode = MODES[index](scan)
     engine.prepare_rollback(ROWS, 1 + MOST, mode)
@@ -190,6 +192,7 @@ def test_a_model_without_states_takes_back_nothing(artifacts: ArtifactCache) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_snapshots_take_back_more_tokens_than_a_replay_can(family: str, artifacts: ArtifactCache) -> None:
+    skip_without_delta_rule_kernels(family)
     engine = onnxruntime(artifacts.get(family, "float32", layout="paged").folder)
     with pytest.raises(EngineError, match="cannot replay for that many draft tokens: use 'snapshot', or fewer"):
         engine.prepare_rollback(ROWS, 12, REPLAY)

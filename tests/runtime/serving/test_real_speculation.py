@@ -20,6 +20,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import EFFORT, sample
+from tests.support.versions import skip_without_delta_rule_kernels
 
 MOST, NEW = 3, 20
 # On push as many as the artifacts hold that other tests export, too.
@@ -124,6 +125,7 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
 # On push both recurrent operators, and attention alone.
 @pytest.mark.parametrize("family", sample(FAMILIES, on_push=("nemotron_h", "qwen3_next", "llama")))
 def test_long_answers_of_every_family_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
+    skip_without_delta_rule_kernels(family)
     """Three at a time and then one alone: states that are replayed and snapshots, with the cache and without."""
     options = {"layout": "paged", "max_seq_len": LONG + 12}
     folder = artifacts.get(family, "float32", **options).folder
