@@ -8,6 +8,10 @@ from types import FrameType
 
 # Repeated signals are held off for this many seconds, so that a second Ctrl-C does not interrupt the cleanup.
 PATIENCE_SECONDS = 3.0
+# During an import a signal is held back, and looked at again after so many seconds: compiled modules (torch) crash
+# when an exception ends them half way.
+_IMPORT_SECONDS = 0.05
+_IMPORT_FILE = "<frozen importlib._bootstrap>"
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -34,9 +38,27 @@ class InterruptionHandler:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, self._interrupt)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._last is None or now - self._last > PATIENCE_SECONDS:
             self._last, self._number = now, signal.Signals(number)
-            raise KeyboardInterrupt
+            self._interrupt(number, frame)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt, at once or after the import that is running."""
+        if hasattr(signal, "setitimer") and _imports(frame):
+            signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
+            return
+        raise KeyboardInterrupt
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether ``frame`` runs for an import."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_FILE:
+            return True
+        frame = frame.f_back
+    return False

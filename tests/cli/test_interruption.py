@@ -100,6 +100,20 @@ def test_second_signal_waits_for_the_cleaning_up(monkeypatch: pytest.MonkeyPatch
         handler._handle(signal.SIGINT, None)
 
 
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs the timers of Unix")
+def test_an_import_ends_before_the_interruption(tmp_path: Path) -> None:
+    """A compiled module that an exception ends half way may crash the process."""
+    body = "import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(0.2)\nprint('imported')\n"
+    (tmp_path / "slow.py").write_text(body)
+    program = (
+        "import sys, time; from hybridge.cli.interruption import InterruptionHandler as H; H().install()\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "try:\n    import slow\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    print('interrupted')"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.split() == ["imported", "interrupted"], result.stderr
+
+
 def test_ignored_signals_stay_ignored() -> None:
     program = (
         "import signal; from hybridge.cli.interruption import InterruptionHandler as H;"
