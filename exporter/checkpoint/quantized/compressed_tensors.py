@@ -214,9 +214,9 @@ def _packed(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
 
 def _shape(name: str, stored: StoredTensors) -> tuple[int, int]:
     """The shape that X.weight_shape holds."""
-    found = stored.integers(f"{name}_shape").tolist()
+    found = stored.integers(f"{name}_shape", 2).tolist()
     packed = stored.shape_of(f"{name}_packed")
-    if len(found) != 2 or found[0] != packed[0] or not 0 < found[1] <= packed[1] * 32:
+    if found[0] != packed[0] or not 0 < found[1] <= packed[1] * 32:
         raise CheckpointError(f"{name}_shape: expected [{packed[0]}, columns], found {found}: fetch it again")
     return found[0], found[1]
 

@@ -76,9 +76,9 @@ class StoredTensors:
             if self.left.pop(name, None) is not None:
                 self.dropped.append(name)
 
-    def integers(self, name: str) -> np.ndarray:
-        """The values of a small tensor of integers."""
-        return np.array(self.take(name, DType.INT64, DType.INT32).map(), np.int64)
+    def integers(self, name: str, count: int) -> np.ndarray:
+        """The ``count`` values of a vector of integers."""
+        return np.array(self.take(name, DType.INT64, DType.INT32, shape=(count,)).map(), np.int64)
 
 
 def matrix_shape(slot: TensorSlot) -> tuple[int, int]:

@@ -1,0 +1,67 @@
+"""Whatever a quantization_config says of stored weights, they are read or there is a typed error of one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.quantized.reader import logical_tensors, without_quantization
+from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
+from tests.exporter.checkpoint.test_quantized import FORMATS, MODULE, matrix, meaning, written
+from tests.support.fuzzing import RandomInput, fuzzed
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each format, by its name."""
+    folder, made = tmp_path_factory.mktemp("formats"), {}
+    for number, (name, (form, shape)) in enumerate(FORMATS.items()):
+        tensors, _ = form.pack(MODULE, matrix(*shape))
+        made[name] = written(folder / str(number), tensors, form.config)
+        open_checkpoint(made[name])
+    return made
+
+
+@fuzzed(2000)
+def test_any_quantization_config_is_read_or_an_error(checkpoints: dict[str, Path], random: RandomInput) -> None:
+    name = random.choice(list(FORMATS))
+    tensors = dict(tensors_of(read_shards(checkpoints[name])))
+    config = {"quantization_config": random.damaged(FORMATS[name][0].config)}
+    if random.chance(0.3):  # a tensor of another shape or type, or none
+        key = random.choice(list(tensors))
+        slot = tensors.pop(key)
+        if random.chance(0.8):
+            tensors[key] = _other(slot, random)
+    try:
+        found = logical_tensors(without_quantization(config)[1], tensors)
+    except HybridgeError as error:
+        assert "\n" not in str(error)
+        return
+    for weight in found.quantized.values():
+        assert found.tensors[weight.name].shape == weight.shape
+        meaning(weight)
+
+
+def _other(slot: TensorSlot, random: RandomInput) -> TensorSlot:
+    """A tensor in the bytes of ``slot``, or in the first of them."""
+    rows, *rest = slot.shape or (1,)
+    dtype = random.choice([dtype for dtype in DType if dtype.nbytes(2) == slot.dtype.nbytes(2)])
+    shapes = [
+        slot.shape[::-1],
+        (*slot.shape, 1),
+        (prod(slot.shape),),
+        (rows - 1, *rest),
+        (0, *rest),
+        (rows, 0),
+        (1,),
+        (),
+    ]
+    shape = random.choice(shapes)
+    return replace(slot, shape=shape, dtype=dtype, nbytes=dtype.nbytes(prod(shape)))
