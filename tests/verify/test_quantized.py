@@ -41,6 +41,7 @@ from tests.support.quantized_checkpoints import (
     save_tensors,
 )
 from tests.support.tiny_models import EXPERTS
+from tests.support.versions import needs_opset_24
 
 TOLERANCE = 1e-5
 
@@ -132,6 +133,7 @@ def test_onnxruntime_multiplies_with_packed_weights(exported: tuple[Path, Path])
     assert floats < 97 * 48 * 4 + 2000  # the embedding, norms and rotary frequencies
 
 
+@needs_opset_24
 def test_plain_onnxruntime_runs_the_file(exported: tuple[Path, Path]) -> None:
     """No rewrite of ours: ONNX Runtime reads the packed weights from the artifact's file by itself."""
     config = read_config(exported[1])
