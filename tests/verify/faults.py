@@ -239,11 +239,14 @@ FAULTS: dict[str, Fault] = {
 # Faults inside a function that the ONNX Runtime engine replaces: only the portable engine shows them.
 IN_THE_FILE_ALONE = ("causal mask by one", "KV offset by one")
 ON_PUSH = (
+    "rope base",
     "causal mask by one",
     "KV offset by one",
     "norm epsilon",
+    "one weight of the last layer",
     "one weight of the embedding",
     "one weight of the head",
+    "window off",
     "window by one",
     "window not declared",
 )
