@@ -110,7 +110,9 @@ def test_an_import_ends_before_the_interruption(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "try:\n    import slow\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    print('interrupted')"
     )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, preexec_fn=default_signals
+    )
     assert result.stdout.split() == ["imported", "interrupted"], result.stderr
 
 
