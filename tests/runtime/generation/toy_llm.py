@@ -9,6 +9,7 @@ from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.llm import LLM
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.runtime.toy_engine import HYBRID, ToyEngine, toy_config, toy_greedy
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 
 VOCAB = 404
 
@@ -28,6 +29,12 @@ def toy_llm(
     # No token of the toy model's own ends a generation unless ``eos`` says so.
     config = toy_config(layers, max_seq_len, max_batch, VOCAB, eos or (VOCAB - 1,), all_logits)
     return LLM(folder, engine=ToyEngine(config, max_step_tokens))
+
+
+def paged_engine(folder: Path) -> ToyPagedEngine:
+    """A paged toy engine for steps of up to 32 tokens and 8 rows; writes its tokenizer into ``folder``."""
+    byte_level_tokenizer(folder)
+    return ToyPagedEngine(paged_config(HYBRID, vocab=VOCAB, eos=(VOCAB - 1,)), max_tokens=32, max_rows=8)
 
 
 def engine_of(llm: LLM) -> ToyEngine:
