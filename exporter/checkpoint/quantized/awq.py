@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError, UnsupportedError
-from hybridge.artifact.json_fields import Fields
+from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.nibbles import unpacked_words
 from hybridge.exporter.checkpoint.quantized.packed_integers import (
@@ -22,13 +21,13 @@ from hybridge.exporter.checkpoint.quantized.packed_integers import (
     transposed_scales,
     zero_points,
 )
+from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 
-_WHERE = "config.json: quantization_config"
 # The position in a word, from the lowest bits on, of each of the 8 output features.
 _POSITIONS = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-_NOT_READ = (
+_UNUSED = (
     *("quant_method", "zero_point", "modules_to_not_convert", "do_fuse", "fuse_max_seq_len", "modules_to_fuse"),
     *("exllama_config", "backend", "version"),
 )
@@ -39,14 +38,12 @@ def read_awq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
 
     UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
     """
-    fields = Fields(config, _WHERE, CheckpointError)
+    fields = settings_of(config, _UNUSED)
     # GEMV and Marlin kernels have other orders.
     version = fields.string("version", None) or "gemm"
-    for name in _NOT_READ:
-        fields.raw(name, None)
     bits, group = fields.integer("bits"), fields.integer("group_size")
     if bits != 4 or version.lower() != "gemm":
-        raise UnsupportedError(f"{_WHERE}: supported are bits 4 and version gemm, found {bits} and {version!r}")
+        raise UnsupportedError(f"{WHERE}: supported are bits 4 and version gemm, found {bits} and {version!r}")
     if group != -1 and group < 1:
         raise fields.fail("group_size", "a positive number of columns, or -1")
     fields.refuse_unknown()

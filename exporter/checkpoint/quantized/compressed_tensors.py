@@ -28,6 +28,7 @@ from hybridge.exporter.checkpoint.quantized.scaled import (
     power_of_two_scales,
     reciprocal,
 )
+from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import LINEAR, check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
@@ -36,8 +37,7 @@ METHOD = "compressed-tensors"
 PACKED, NVFP4, MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 INTEGERS, FLOATS, NAIVE = "int-quantized", "float-quantized", "naive-quantized"
 FORMATS = (PACKED, INTEGERS, FLOATS, NAIVE, NVFP4, MXFP4)
-_WHERE = "config.json: quantization_config"
-_NOT_READ = ("quant_method", "quantization_status", "global_compression_ratio", "version", "run_compressed")
+_UNUSED = ("quant_method", "quantization_status", "global_compression_ratio", "version", "run_compressed")
 _CALIBRATION = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
 # Columns that share a scale in the formats of 4-bit floating-point numbers.
 _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
@@ -75,9 +75,7 @@ def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) ->
 
     UnsupportedError: a scheme that is not honoured. CheckpointError: the tensors are not what the config says.
     """
-    fields = Fields(config, _WHERE, CheckpointError)
-    for name in _NOT_READ:
-        fields.raw(name, None)
+    fields = settings_of(config, _UNUSED)
     schemes = _schemes(fields)
     ignored = names_of(fields, "ignore")
     _refuse_extras(fields)
@@ -97,7 +95,7 @@ def _schemes(fields: Fields) -> tuple[Scheme, ...]:
     groups = fields.raw("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise fields.fail("config_groups", "an object with at least one group")
-    return tuple(_scheme(f"{_WHERE}: config_groups: {name}", group, default) for name, group in groups.items())
+    return tuple(_scheme(f"{WHERE}: config_groups: {name}", group, default) for name, group in groups.items())
 
 
 def _scheme(where: str, group: object, default: str) -> Scheme:
@@ -157,9 +155,9 @@ def _refuse_extras(fields: Fields) -> None:
     """What would change how the weights are read."""
     sparsity = fields.raw("sparsity_config", None)
     if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")):
-        raise UnsupportedError(f"{_WHERE}: sparsity_config: sparse weights are not supported, found {sparsity!r}")
+        raise UnsupportedError(f"{WHERE}: sparsity_config: sparse weights are not supported, found {sparsity!r}")
     if fields.raw("transform_config", None):
-        raise UnsupportedError(f"{_WHERE}: transform_config is not supported: take a checkpoint without it")
+        raise UnsupportedError(f"{WHERE}: transform_config is not supported: take a checkpoint without it")
     fields.raw("kv_cache_scheme", None)
     fields.refuse_unknown()
 
@@ -171,7 +169,7 @@ def _scheme_of(module: str, schemes: tuple[Scheme, ...], ignored: tuple[str, ...
         found = next(own, None) or next((scheme for scheme in schemes if LINEAR in scheme.targets), None)
     if found is None:
         raise CheckpointError(
-            f"{_WHERE}: expected a group in config_groups with the module {module}, which is quantised, found none"
+            f"{WHERE}: expected a group in config_groups with the module {module}, which is quantised, found none"
         )
     return found
 

@@ -10,14 +10,13 @@ from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
-from hybridge.artifact.json_fields import Fields
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale
+from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 
-_WHERE = "config.json: quantization_config"
-_NOT_READ = (
+_UNUSED = (
     *("quant_method", "scale_fmt", "dequantize", "kv_cache_scheme", "use_deep_gemm", "is_checkpoint_fp8_serialized"),
 )
 
@@ -27,12 +26,10 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
 
     UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
     """
-    fields = Fields(config, _WHERE, CheckpointError)
-    for name in _NOT_READ:
-        fields.raw(name, None)
+    fields = settings_of(config, _UNUSED)
     for name, known in (("fmt", ("e4m3", "float8_e4m3fn")), ("activation_scheme", ("dynamic", "static"))):
         if fields.string(name, known[0]) not in known:
-            raise UnsupportedError(f"{_WHERE}: {name}: supported is {', '.join(known)}, found {config[name]!r}")
+            raise UnsupportedError(f"{WHERE}: {name}: supported is {', '.join(known)}, found {config[name]!r}")
     block = fields.raw("weight_block_size", None)
     if block is not None:
         sizes = block if isinstance(block, list) else []
@@ -46,7 +43,7 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     stored.drop("k_scale", "v_scale")
     for module in stored.modules(suffix):
         if matches(module, plain):
-            raise CheckpointError(f"{_WHERE}: {module} is not to be converted, yet it has {module}.{suffix}")
+            raise CheckpointError(f"{WHERE}: {module} is not to be converted, yet it has {module}.{suffix}")
         name = f"{module}.weight"
         weight = stored.take(name, DType.FLOAT8E4M3FN)
         shape = matrix_shape(weight)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError, UnsupportedError
-from hybridge.artifact.json_fields import Fields
+from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.nibbles import unpacked_words
 from hybridge.exporter.checkpoint.quantized.packed_integers import (
@@ -26,15 +25,15 @@ from hybridge.exporter.checkpoint.quantized.packed_integers import (
     transposed_scales,
     zero_points,
 )
+from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 
-WHERE = "config.json: quantization_config"
 _VERSION_1, _VERSION_2 = "gptq", "gptq_v2"
 # AutoRound's name of this way of packing.
 _AUTO_ROUND = "auto_round:auto_gptq"
 # Of calibration, of kernels to run with, and of where it was made.
-_NOT_READ = (
+_UNUSED = (
     *("quant_method", "desc_act", "static_groups", "damp_percent", "true_sequential", "model_name_or_path", "meta"),
     *("model_file_base_name", "sym", "pack_dtype", "act_group_aware", "use_exllama", "exllama_config", "version"),
     *("max_input_length", "dataset", "tokenizer", "batch_size", "pad_token_id", "block_name_to_quantize", "lm_head"),
@@ -49,9 +48,7 @@ def read_gptq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quan
 
     UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
     """
-    fields = Fields(config, WHERE, CheckpointError)
-    for name in _NOT_READ:
-        fields.raw(name, None)
+    fields = settings_of(config, _UNUSED)
     bits, group = fields.integer("bits"), fields.integer("group_size")
     if bits not in (4, 8):
         raise UnsupportedError(f"{WHERE}: bits: supported are 4 and 8, found {bits}")

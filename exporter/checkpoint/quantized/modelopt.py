@@ -15,25 +15,29 @@ import numpy as np
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
-from hybridge.artifact.json_fields import Fields
 from hybridge.exporter.checkpoint.quantized.nibbles import signed_from_numbers, unpacked_bytes
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale, power_of_two_scales
+from hybridge.exporter.checkpoint.quantized.settings import settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
 
 METHOD = "modelopt"
 _MIXED = "MIXED_PRECISION"
-_NOT_READ = (
+_WHERE = "quantization config of modelopt"
+_UNUSED = (
     *("quant_method", "producer", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "group_size"),
     *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
 )
 
-_NVFP4_INPUTS = {
+# Formats of e2m1 weights, and how they want inputs to be rounded.
+_FLOAT4_INPUTS = {
     "NVFP4": "fp4 (static, by 16)",
     "NVFP4_AWQ": "fp4 (static, by 16)",
     "W4A16_NVFP4": "",
     "W4A8_NVFP4_FP8": "fp8 (static, by tensor)",
+    "MXFP4": "",
+    "W4A8_MXFP4_FP8": "fp8 (static, by tensor)",
 }
 Reader = Callable[[str, str, StoredTensors], QuantizedTensor]
 
@@ -43,10 +47,7 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
 
     UnsupportedError: a format that is not honoured. CheckpointError: the tensors are not what the config says.
     """
-    where = "quantization config of modelopt"
-    fields = Fields(config, where, CheckpointError)
-    for name in _NOT_READ:
-        fields.raw(name, None)
+    fields = settings_of(config, _UNUSED, _WHERE)
     fields.refuse_unknown()
     algorithm = fields.string("quant_algo", None)
     layers = fields.object("quantized_layers") if algorithm == _MIXED else {}
@@ -61,10 +62,10 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
             entry = layers.get(module)
             own = entry.get("quant_algo") if isinstance(entry, dict) else None
         if own is None or matches(module, excluded):
-            raise CheckpointError(f"{where}: expected it to say how {module} is quantised, found nothing")
+            raise CheckpointError(f"{_WHERE}: expected it to say how {module} is quantised, found nothing")
         reader = _READERS.get(str(own))
         if reader is None:
-            raise UnsupportedError(f"{where}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
+            raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
         stored.drop_of(module, "input_scale")
         yield _with_factors(reader(module, own, stored), module, stored)
 
@@ -110,41 +111,28 @@ def _scaled(module: str, algorithm: str, stored: StoredTensors, dtype: DType, ac
     )
 
 
-def _nvfp4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    """Bytes [rows, columns / 2] of two e2m1 numbers, the first in the low half; scales e4m3 times X.weight_scale_2."""
+def _float4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """Bytes [rows, columns / 2] of two e2m1 numbers, the first in the low half.
+
+    X.weight_scale: e4m3 of 16 columns, times X.weight_scale_2; of the MX formats the exponents of 32 columns.
+    """
+    block = 32 if "MXFP4" in algorithm else 16
     weight = stored.take(f"{module}.weight", DType.UINT8)
     shape = matrix_shape(weight)[0], 2 * matrix_shape(weight)[1]
-    groups = check_groups(weight.name, shape[1], 16)
-    scale = stored.take(f"{module}.weight_scale", DType.FLOAT8E4M3FN, shape=(shape[0], groups))
-    whole = stored.take(f"{module}.weight_scale_2", DType.FLOAT32)
+    groups = check_groups(weight.name, shape[1], block)
+    kind = DType.UINT8 if block == 32 else DType.FLOAT8E4M3FN
+    scale = stored.take(f"{module}.weight_scale", kind, shape=(shape[0], groups))
+    whole = None if block == 32 else stored.take(f"{module}.weight_scale_2", DType.FLOAT32)
     return QuantizedTensor(
         weight.name,
         _name(algorithm),
         shape,
         as_stored(weight, DType.FLOAT4E2M1, shape),
-        as_stored(scale),
-        16,
-        (weight, scale, whole),
-        global_scale=one_scale(whole),
-        activations=_NVFP4_INPUTS[algorithm],
-    )
-
-
-def _mxfp4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    """The same with exponents as scales, of 32 columns each."""
-    weight = stored.take(f"{module}.weight", DType.UINT8)
-    shape = matrix_shape(weight)[0], 2 * matrix_shape(weight)[1]
-    groups = check_groups(weight.name, shape[1], 32)
-    scale = stored.take(f"{module}.weight_scale", DType.UINT8, shape=(shape[0], groups))
-    return QuantizedTensor(
-        weight.name,
-        _name(algorithm),
-        shape,
-        as_stored(weight, DType.FLOAT4E2M1, shape),
-        power_of_two_scales(scale),
-        32,
-        (weight, scale),
-        activations="" if algorithm == "MXFP4" else "fp8 (static, by tensor)",
+        as_stored(scale) if whole else power_of_two_scales(scale),
+        block,
+        (weight, scale, whole) if whole else (weight, scale),
+        global_scale=one_scale(whole) if whole else None,
+        activations=_FLOAT4_INPUTS[algorithm],
     )
 
 
@@ -192,12 +180,7 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
         "FP8_PB_WO": _fp8_blocks,
         "W8A16": _int8,
         "W8A8_SQ_PER_CHANNEL": _int8,
-        "NVFP4": _nvfp4,
-        "NVFP4_AWQ": _nvfp4,
-        "W4A16_NVFP4": _nvfp4,
-        "W4A8_NVFP4_FP8": _nvfp4,
-        "MXFP4": _mxfp4,
-        "W4A8_MXFP4_FP8": _mxfp4,
+        **dict.fromkeys(_FLOAT4_INPUTS, _float4),
         "W4A16_AWQ": _int4,
         "W4A8_AWQ": _int4,
     }
