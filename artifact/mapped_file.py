@@ -10,6 +10,8 @@ import numpy as np
 from hybridge.artifact.errors import ArtifactError, HybridgeError
 from hybridge.artifact.untrusted_file import open_inside, size_of
 
+_REMEDY = "export the checkpoint again"
+
 
 def map_inside(
     folder: Path,
@@ -18,15 +20,14 @@ def map_inside(
     nbytes: int,
     copy_on_write: bool = False,
     error: type[HybridgeError] = ArtifactError,
-    remedy: str = "export the checkpoint again",
 ) -> np.ndarray:
     """``nbytes`` bytes [nbytes] of the file from ``offset`` on; nothing is read until it is used.
 
     copy_on_write: the array may be written to, the file stays unchanged; else it is read-only.
     ``error``: the file cannot be opened (artifact.untrusted_file) or is shorter.
     """
-    with open_inside(folder, name, None, error, remedy) as file:
-        return map_open(file, folder / name, offset, nbytes, copy_on_write, error, remedy)
+    with open_inside(folder, name, None, error, _REMEDY) as file:
+        return map_open(file, folder / name, offset, nbytes, copy_on_write, error)
 
 
 def map_open(
@@ -36,15 +37,14 @@ def map_open(
     nbytes: int,
     copy_on_write: bool = False,
     error: type[HybridgeError] = ArtifactError,
-    remedy: str = "export the checkpoint again",
 ) -> np.ndarray:
     """``map_inside`` of a file that it has opened, named ``path`` in errors; the array outlives ``file``."""
     size = size_of(file)
     if size < offset + nbytes:
-        raise error(f"{path}: expected {offset + nbytes} bytes, found {size}: the file is truncated: {remedy}")
+        raise error(f"{path}: expected {offset + nbytes} bytes, found {size}: the file is truncated: {_REMEDY}")
     if nbytes == 0:
         return np.empty(0, np.uint8)
     try:
         return np.memmap(file, np.uint8, "c" if copy_on_write else "r", offset, (nbytes,))
     except (OSError, ValueError) as cause:  # ValueError: it was cut after its size was read
-        raise error(f"{path}: cannot be mapped into memory: {cause}: {remedy}") from cause
+        raise error(f"{path}: cannot be mapped into memory: {cause}: {_REMEDY}") from cause
