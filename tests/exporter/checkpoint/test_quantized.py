@@ -17,17 +17,8 @@ from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, Quantized
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.verification.dequantized import meant_weights
 from tests.exporter.checkpoint.folders import single, write_json
-from tests.support.quantized_checkpoints import (
-    Arrays,
-    Format,
-    awq,
-    eight_bits,
-    float4,
-    fp8_blocks,
-    gptq,
-    modelopt,
-    pack_quantized,
-)
+from tests.support import quantized_checkpoints as formats
+from tests.support.quantized_checkpoints import Arrays, Format, fp8_blocks, gptq, modelopt, pack_quantized
 
 DYNAMIC = {"dynamic": True, "num_bits": 8, "type": "float", "strategy": "token"}
 MODULE = "model.layers.0.mlp.up_proj"
@@ -47,16 +38,16 @@ FORMATS: dict[str, tuple[Format, tuple[int, int]]] = {
     "gptq v2, zero points, odd groups": (gptq(24, symmetric=False, version=2), (16, 72)),
     "gptq channel": (gptq(-1, symmetric=False), (8, 64)),
     "gptq of 8 bits": (gptq(16, bits=8, symmetric=False), (12, 32)),
-    "awq": (awq(16), (24, 48)),
-    "awq channel": (awq(-1), (8, 24)),
-    "fp8 channel, dynamic inputs": (eight_bits("float", "channel", inputs=DYNAMIC), (7, 20)),
-    "fp8 tensor, static inputs": (eight_bits("float", "tensor", inputs={**DYNAMIC, "dynamic": False}), (7, 20)),
-    "fp8 blocks": (eight_bits("float", "block"), (40, 96)),
-    "int8 channel": (eight_bits("int", "channel"), (7, 20)),
-    "int8 tensor": (eight_bits("int", "tensor"), (7, 20)),
-    "int8 channel, zero points": (eight_bits("int", "channel", symmetric=False), (7, 20)),
-    "nvfp4": (float4("nvfp4-pack-quantized"), (5, 48)),
-    "mxfp4": (float4("mxfp4-pack-quantized"), (5, 96)),
+    "awq": (formats.awq(16), (24, 48)),
+    "awq channel": (formats.awq(-1), (8, 24)),
+    "fp8 channel, dynamic inputs": (formats.eight_bits("float", "channel", inputs=DYNAMIC), (7, 20)),
+    "fp8 tensor, static inputs": (formats.eight_bits("float", "tensor", inputs={**DYNAMIC, "dynamic": False}), (7, 20)),
+    "fp8 blocks": (formats.eight_bits("float", "block"), (40, 96)),
+    "int8 channel": (formats.eight_bits("int", "channel"), (7, 20)),
+    "int8 tensor": (formats.eight_bits("int", "tensor"), (7, 20)),
+    "int8 channel, zero points": (formats.eight_bits("int", "channel", symmetric=False), (7, 20)),
+    "nvfp4": (formats.float4("nvfp4-pack-quantized"), (5, 48)),
+    "mxfp4": (formats.float4("mxfp4-pack-quantized"), (5, 96)),
     "fp8 blocks of DeepSeek": (fp8_blocks(), (300, 256)),
     "fp8 blocks of DeepSeek, cut off": (fp8_blocks(), (130, 320)),
     "modelopt FP8": (modelopt("FP8"), (7, 20)),
@@ -231,8 +222,8 @@ OTHERS: list[tuple[Format, dict[str, Any], str]] = [
     (gptq(16), {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: supported are modules that are left out"),
     (gptq(16), {"dynamic": 3}, "dynamic: expected an object"),
     (gptq(16), {"lora": 1}, "lora"),
-    (awq(16), {"version": "gemv"}, "bits 4 and version gemm, found 4 and 'gemv'"),
-    (awq(16), {"group_size": 40}, "a group size that divides its 48 columns, found 40"),
+    (formats.awq(16), {"version": "gemv"}, "bits 4 and version gemm, found 4 and 'gemv'"),
+    (formats.awq(16), {"group_size": 40}, "a group size that divides its 48 columns, found 40"),
     (fp8_blocks(), {"weight_block_size": [64, 128]}, r"weight_scale_inv: expected shape \[.*of its blocks"),
     (fp8_blocks(), {"weight_block_size": 128}, r"weight_block_size: expected \[rows, columns\]"),
     (fp8_blocks(), {"fmt": "e5m2"}, "fmt: supported is e4m3"),
