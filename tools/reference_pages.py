@@ -22,7 +22,7 @@ _CLI_HEAD = """# Command line
 Written by `make docs` from the code. Every command also takes `--help`; `hybridge` itself takes `--version` (`-V`) and
 `--completion SHELL`, which prints a script for bash, zsh or fish: `eval "$(hybridge --completion bash)"`.
 
-Exit codes: 0 good, 1 the check failed (`verify`), 2 bad input or usage, 3 a bug of Hybridge, 130 interrupted by Ctrl-C.
+Exit codes: 0 success, 1 a failed check (`verify`), 2 bad input or usage, 3 a bug in Hybridge, 130 interrupted (Ctrl-C).
 """
 
 
@@ -37,7 +37,8 @@ def cli_page() -> str:
     shared = [row for row, count in counts.items() if count > 1]
     lines = [_CLI_HEAD, "## Shared options", "", "| option | default | meaning | commands |", "|---|---|---|---|"]
     for row in shared:
-        lines.append(f"{row} {', '.join(name for name in rows if row in rows[name])} |")
+        users = [name for name in rows if row in rows[name]]
+        lines.append(f"{row} {'all' if len(users) == len(rows) else ', '.join(users)} |")
     for name, command in commands.items():
         own = [row for row in rows[name] if row not in shared]
         lines += ["", f"## hybridge {_usage(name, command)}", "", str(command.help), ""]
