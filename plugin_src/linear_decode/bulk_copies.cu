@@ -8,11 +8,10 @@
 // have finished: weights are constant.
 //
 // The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
-// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. The warps' sums are added
-// in a fixed order by four warps, others at each pass. No barrier stops the rest: a warp that is ahead reads on.
+// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. pass_end.cuh writes them.
 #include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
-#include "linear_decode/outputs.cuh"
+#include "linear_decode/pass_end.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
@@ -25,15 +24,12 @@ constexpr int PITCH = 2 * INPUTS + 64;
 // A stage is read in as many parts as leave registers for both x and the weights.
 constexpr int PARTS = NORM || ROW_BLOCKS == 2 ? 4 : 1;
 constexpr int PART = CHUNKS / PARTS;
-constexpr int WRITERS = 4;  // warps that write the outputs of a pass
 
 struct Shared {
     unsigned char ring[WARPS][STAGES][8 * PITCH];
-    Products products[2];
-    Squares squares;
+    PassEnd pass_end;
     uint64_t arrived[WARPS][STAGES];
     uint64_t released[WARPS];
-    uint64_t written[2], read[2];  // products
 };
 
 // How the inputs are shared out: `phases` of WARPS * inputs.
@@ -139,12 +135,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     if (threadIdx.x % 32 == 0) {
         for (int stage = 0; stage < STAGES; stage++) barrier_init(&shared.arrived[warp][stage], 1);
         barrier_init(&shared.released[warp], 32);
-        if (warp < 2) {
-            barrier_init(&shared.written[warp], THREADS);
-            barrier_init(&shared.read[warp], 32 * WRITERS);
-        }
         barriers_publish();
     }
+    shared.pass_end.init();
     __syncwarp();
     const Span span(params.outputs);
     const Split split(params.inputs);
@@ -177,16 +170,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
                 parity ^= stage == 0;
             }
         }
-        const int buffer = pass % 2, turn = pass / 2;
-        if (turn > 0) barrier_wait(&shared.read[buffer], (turn - 1) % 2);
-        store_products(shared.products[buffer], sums);
-        if (NORM && pass == 0) store_squares(shared.squares, squares);
-        barrier_arrive(&shared.written[buffer]);
-        if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
-        barrier_wait(&shared.written[buffer], turn % 2);
-        write_outputs(params, shared.products[buffer], shared.squares, span.group(pass), span.groups(pass),
-                      threadIdx.x % (32 * WRITERS), 32 * WRITERS);
-        barrier_arrive(&shared.read[buffer]);
+        store_products(shared.pass_end.buffer(pass), sums);
+        if (NORM && pass == 0) store_squares(shared.pass_end.squares, squares);
+        shared.pass_end.finish(params, span, pass);
     }
 }
 

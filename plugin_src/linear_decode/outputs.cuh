@@ -148,10 +148,10 @@ __device__ __forceinline__ float norm_scale(const LinearDecode& params, const Sq
 __device__ __forceinline__ void write_outputs(const LinearDecode& params, const Products& products,
                                               const Squares& squares, int group, int groups, int thread,
                                               int threads) {
-    for (int i = thread; i < groups * ROWS * 8; i += threads) {
-        const int column = i % 8, row = i / 8 % ROWS, q = i / (8 * ROWS);
+    for (int i = thread; i < params.rows * PASS * 8; i += threads) {
+        const int column = i % 8, q = i / 8 % PASS, row = i / (8 * PASS);
         const int output = 8 * (group + q) + column;
-        if (row >= params.rows || output >= params.outputs) continue;
+        if (q >= groups || output >= params.outputs) continue;
         float residual = 0.0f;  // the first load, as the farthest
         if (params.residual)
             residual = to_float(static_cast<const DATA_T*>(params.residual)[row * params.residual_stride + output]);

@@ -6,26 +6,22 @@
 // finished: weights are constant. x is kept in registers while a slice lasts, or for good where every warp has one slice.
 //
 // The products run on tensor cores with the weights of two tiles as the operand of 16 rows: they are made in the registers
-// that it has to be in. A lane's inputs are those of bulk_copies.cu. The warps' sums of a pass are added in a fixed order
-// by four warps, others at each pass. No barrier stops the rest: a warp that is ahead reads on.
+// that it has to be in. A lane's inputs are those of bulk_copies.cu, and pass_end.cuh writes the outputs.
 //
 // Macros: those of outputs.cuh, tile.cuh and tile_ring.cuh; STAGES; SHARED_BYTES (of a block).
 #include "common/launch.cuh"
 #include "common/mma.cuh"
-#include "linear_decode/outputs.cuh"
+#include "linear_decode/pass_end.cuh"
 #include "linear_decode/tile.cuh"
 #include "linear_decode/tile_ring.cuh"
 
 namespace {
 
-constexpr int WRITERS = 4;  // warps that write the outputs of a pass
 using Ring = TileRing<STAGES, GROUPS * TILE_BYTES>;
 
 struct Shared {
     Ring rings[WARPS];
-    Products products[2];
-    Squares squares;
-    uint64_t written[2], read[2];  // products
+    PassEnd pass_end;
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES, "the planner knows the size");
 
@@ -168,10 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     const int warp = threadIdx.x / 32;
     Ring& ring = shared.rings[warp];
     ring.init();
-    if (threadIdx.x < 2) {
-        barrier_init(&shared.written[threadIdx.x], THREADS);
-        barrier_init(&shared.read[threadIdx.x], 32 * WRITERS);
-    }
+    shared.pass_end.init();
     const Span span(params.outputs);
     Stream stream(params, span);
     for (int stage = 0; stage < STAGES; stage++) stream.copy(params, span, ring, stage);
@@ -199,15 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
             stream.copy(params, span, ring, place.stage);
             Ring::advance(place);
         }
-        const int buffer = pass % 2, turn = pass / 2;
-        if (turn > 0) barrier_wait(&shared.read[buffer], (turn - 1) % 2);
-        store_sums(shared.products[buffer], sums);
-        if (NORM && pass == 0) store_squares(shared.squares, squares);
-        barrier_arrive(&shared.written[buffer]);
-        if (warp / WRITERS != pass % (WARPS / WRITERS)) continue;
-        barrier_wait(&shared.written[buffer], turn % 2);
-        write_outputs(params, shared.products[buffer], shared.squares, span.group(pass), span.groups(pass),
-                      threadIdx.x % (32 * WRITERS), 32 * WRITERS);
-        barrier_arrive(&shared.read[buffer]);
+        store_sums(shared.pass_end.buffer(pass), sums);
+        if (NORM && pass == 0) store_squares(shared.pass_end.squares, squares);
+        shared.pass_end.finish(params, span, pass);
     }
 }
