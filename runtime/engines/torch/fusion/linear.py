@@ -32,6 +32,7 @@ from hybridge.runtime.engines.torch.graph import (
 LINEAR = "Linear"
 TILED_LINEAR = "TiledLinear"  # quantized.py
 INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight")
+TILED_INPUTS = (*INPUTS, "factors", "up_factors")
 
 
 def linears(graph: ir.Graph) -> Iterator[ir.Node]:

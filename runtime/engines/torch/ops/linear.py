@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as F
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.runtime.engines.torch.fusion.linear import LINEAR, TILED_LINEAR
+from hybridge.runtime.engines.torch.fusion.linear import INPUTS, LINEAR, TILED_INPUTS, TILED_LINEAR
 from hybridge.runtime.engines.torch.fusion.quantized import taken_form
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
@@ -23,8 +25,35 @@ _KERNEL_TYPES = (torch.float16, torch.bfloat16)
 _TILED_ROWS = 4 * LARGEST_ROWS
 
 
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of one product, in the order of the nodes' inputs; None for absent ones.
+
+    x [..., in]; weight and up_weight [out, in], or tiles of them with their factors [out]; bias [out]; residual
+    [..., out]; norm_weight [in].
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    up_weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    norm_weight: torch.Tensor | None = None
+    factors: torch.Tensor | None = None
+    up_factors: torch.Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.x.numel() // self.x.shape[-1]
+
+    def flat(self) -> Operands:
+        """The same with x and residual as matrices."""
+        residual = None if self.residual is None else self.residual.reshape(-1, self.residual.shape[-1])
+        return replace(self, x=self.x.reshape(-1, self.x.shape[-1]), residual=residual)
+
+
 class Linear:
-    """activation(norm(x) · Wᵀ + bias) + residual for x [..., in], residual and result [..., out]."""
+    """activation(norm(x) · Wᵀ + bias) + residual, [..., out]."""
 
     def __init__(
         self,
@@ -40,101 +69,87 @@ class Linear:
         self._norm = None if epsilon is None else Norm(epsilon, kernels)
         self._refused: set[LinearDecode] = set()
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        up_weight: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-        norm_weight: torch.Tensor | None = None,
-        result: torch.Tensor | None = None,
-        factors: tuple[torch.Tensor | None, ...] = (),
-    ) -> torch.Tensor:
-        """``result``: memory that the kernel may write to instead of new one. ``factors``: of tiled weights."""
-        rows = x.numel() // x.shape[-1]
-        known = self._tiles is not None or weight.dtype in _KERNEL_TYPES
+    def __call__(self, given: Operands, result: torch.Tensor | None = None) -> torch.Tensor:
+        """``result``: memory that the kernel may write to instead of new one."""
+        x, norm_weight, rows = given.x, given.norm_weight, given.rows
+        known = self._tiles is not None or given.weight.dtype in _KERNEL_TYPES
         small = self._kernels is not None and rows <= LARGEST_ROWS and known
         if self._norm is not None and norm_weight is not None:
             # The kernel reads all its inputs as of one type.
             alike = x.dtype == norm_weight.dtype == torch.bfloat16 and alignment_of(norm_weight) == _ALIGNMENT
             if not (small and rows <= LARGEST_NORM_ROWS and alike):
-                x, norm_weight = self._norm(x, norm_weight), None
+                given = self._normalised(given)
         if small:
-            y = self._launched(x, weight, up_weight, bias, residual, norm_weight, result, factors)
+            y = self._launched(given, result)
             if y is not None:
                 return y
-        if self._norm is not None and norm_weight is not None:
-            x = self._norm(x, norm_weight)
+        given = self._normalised(given)
         if self._tiles is not None and LARGEST_ROWS < rows <= _TILED_ROWS:
-            flat = x.reshape(rows, -1).split(LARGEST_ROWS)
-            added = [None] * len(flat) if residual is None else residual.reshape(rows, -1).split(LARGEST_ROWS)
-            pairs = zip(flat, added, strict=True)
-            found = [self(part, weight, up_weight, bias, more, factors=factors) for part, more in pairs]
-            return torch.cat(found).view(*x.shape[:-1], -1)
+            return self._launched_in_parts(given)
         if self._tiles is not None:
-            weight = self._unpacked(weight, factors[0])
-            up_weight = None if up_weight is None else self._unpacked(up_weight, factors[1])
-        return self._portable(x, weight, up_weight, bias, residual)
+            given = self._unpacked(given)
+        return self._portable(given)
 
-    def _portable(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        up_weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-    ) -> torch.Tensor:
-        if residual is not None and bias is None and self._activation == "none":
-            flat = torch.addmm(residual.reshape(-1, residual.shape[-1]), x.reshape(-1, x.shape[-1]), weight.t())
-            return flat.view(residual.shape)
-        y = F.linear(x, weight, bias)
+    def _normalised(self, given: Operands) -> Operands:
+        if self._norm is None or given.norm_weight is None:
+            return given
+        return replace(given, x=self._norm(given.x, given.norm_weight), norm_weight=None)
+
+    def _portable(self, given: Operands) -> torch.Tensor:
+        x, weight, residual = given.x, given.weight, given.residual
+        if residual is not None and given.bias is None and self._activation == "none":
+            flat = given.flat()
+            assert flat.residual is not None
+            return torch.addmm(flat.residual, flat.x, weight.t()).view(residual.shape)
+        y = F.linear(x, weight, given.bias)
         if self._activation == "relu2":
             y = y.relu_().square_()
-        elif up_weight is not None:
-            y = F.silu(y, inplace=True).mul_(F.linear(x, up_weight))
+        elif given.up_weight is not None:
+            y = F.silu(y, inplace=True).mul_(F.linear(x, given.up_weight))
         if residual is not None:
             y = y.add_(residual)
         return y if self._dtype is None else y.to(self._dtype)
 
-    def _launched(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        up_weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        result: torch.Tensor | None,
-        factors: tuple[torch.Tensor | None, ...],
-    ) -> torch.Tensor | None:
+    def _launched_in_parts(self, given: Operands) -> torch.Tensor:
+        """The result for more rows than the kernel takes at a time."""
+        flat = given.flat()
+        parts = flat.x.split(LARGEST_ROWS)
+        added = [None] * len(parts) if flat.residual is None else flat.residual.split(LARGEST_ROWS)
+        found = [self(replace(flat, x=x, residual=more)) for x, more in zip(parts, added, strict=True)]
+        return torch.cat(found).view(*given.x.shape[:-1], -1)
+
+    def _launched(self, given: Operands, result: torch.Tensor | None) -> torch.Tensor | None:
         """The result of the kernel, None where it does not run these sizes."""
         assert self._kernels is not None
-        x2 = x.reshape(-1, x.shape[-1])
-        added = None if residual is None else residual.reshape(-1, residual.shape[-1])
-        fits = weight.is_contiguous() and x2.stride(-1) == 1 and (added is None or added.stride(-1) == 1)
-        aligned = all(alignment_of(t) == _ALIGNMENT for t in (x2, weight, up_weight) if t is not None)
+        flat = given.flat()
+        x, weight, added = flat.x, flat.weight, flat.residual
+        fits = weight.is_contiguous() and x.stride(-1) == 1 and (added is None or added.stride(-1) == 1)
+        aligned = all(alignment_of(t) == _ALIGNMENT for t in (x, weight, flat.up_weight) if t is not None)
         problem = None
         try:
-            problem = self._problem(x2, weight, bias, added, norm_weight) if fits and aligned else None
+            problem = self._problem(flat) if fits and aligned else None
             if problem is None or problem in self._refused:
                 return None
-            dtype, shape = self._dtype or x.dtype, (x2.shape[0], problem.outputs)
+            dtype, shape = self._dtype or x.dtype, (x.shape[0], problem.outputs)
             if result is not None and result.dtype == dtype:
                 y = result.view(shape)
             else:
                 y = torch.empty(shape, dtype=dtype, device=x.device)
-            inputs = (x2, weight, up_weight, bias, added, norm_weight, *factors)
             found = problem
+            inputs = [getattr(flat, name) for name in linear_decode.INPUTS]
             self._kernels.launch(found, lambda traits: linear_decode.plan(found, traits), inputs, [y])
         except UnsupportedError:
             if problem is not None:
                 self._refused.add(problem)
             return None
-        return y.view(*x.shape[:-1], problem.outputs)
+        return y.view(*given.x.shape[:-1], problem.outputs)
 
-    def _unpacked(self, tiles: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-        """The matrix that the tiles hold."""
+    def _unpacked(self, given: Operands) -> Operands:
+        """The operands with matrices in place of tiles."""
+        up = None if given.up_weight is None else self._matrix(given.up_weight, given.up_factors)
+        return replace(given, weight=self._matrix(given.weight, given.factors), up_weight=up)
+
+    def _matrix(self, tiles: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
         assert self._kernels is not None and self._tiles is not None
         problem = self._tiles
         dtype = torch_from_dtype(problem.weight.dtype)
@@ -142,32 +157,35 @@ class Linear:
         self._kernels.launch(problem, lambda traits: unpack_plan(problem), (tiles, factors), [matrix])
         return matrix
 
-    def _problem(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-    ) -> LinearDecode:
-        out = self._dtype or x.dtype
+    def _problem(self, given: Operands) -> LinearDecode:
+        out, residual = self._dtype or given.x.dtype, given.residual
         return LinearDecode(
-            rows=x.shape[0],
-            inputs=x.shape[1],
-            outputs=weight.shape[0] if self._tiles is None else self._tiles.outputs,
-            dtype=dtype_of(weight) if self._tiles is None else self._tiles.weight.dtype,
+            rows=given.x.shape[0],
+            inputs=given.x.shape[1],
+            outputs=given.weight.shape[0] if self._tiles is None else self._tiles.outputs,
+            dtype=dtype_of(given.weight) if self._tiles is None else self._tiles.weight.dtype,
             out_dtype=DType(str(out).removeprefix("torch.")),
             activation=self._activation,  # type: ignore[arg-type]
-            bias=bias is not None,
+            bias=given.bias is not None,
             residual=residual is not None,
-            norm_epsilon=None if norm_weight is None else self._epsilon,
-            x_stride=x.stride(0),
+            norm_epsilon=None if given.norm_weight is None else self._epsilon,
+            x_stride=given.x.stride(0),
             residual_stride=None if residual is None else residual.stride(0),
             tiles=None if self._tiles is None else self._tiles.weight,
         )
 
 
-def _linear(context: NodeContext, tiles: UnpackTiles | None = None) -> Linear:
+def _linear(context: NodeContext) -> Run:
+    return _on_operands(_of_node(context), len(INPUTS))
+
+
+def _tiled_linear(context: NodeContext) -> Run:
+    take = context.attributes.take
+    tiles = UnpackTiles(taken_form(context.attributes), take("outputs"), take("inputs"))
+    return _on_operands(_of_node(context, tiles), len(TILED_INPUTS))
+
+
+def _of_node(context: NodeContext, tiles: UnpackTiles | None = None) -> Linear:
     dtype = context.attributes.take("dtype", None)
     return Linear(
         context.attributes.take("activation"),
@@ -178,24 +196,9 @@ def _linear(context: NodeContext, tiles: UnpackTiles | None = None) -> Linear:
     )
 
 
-def _tiled_linear(context: NodeContext) -> Run:
-    take = context.attributes.take
-    linear = _linear(context, UnpackTiles(taken_form(context.attributes), take("outputs"), take("inputs")))
-
-    def run(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        up_weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        factors: torch.Tensor,
-        up_factors: torch.Tensor | None,
-        result: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return linear(x, weight, up_weight, bias, residual, norm_weight, result, (factors, up_factors))
-
-    return run
+def _on_operands(linear: Linear, count: int) -> Run:
+    """``linear`` of a node's first ``count`` inputs; the node of the logits has one more."""
+    return lambda *tensors: linear(Operands(*tensors[:count]), *tensors[count:])
 
 
 ROWS: dict[str, Builder] = {LINEAR: _linear, TILED_LINEAR: _tiled_linear}
