@@ -41,7 +41,7 @@ class Roles:
 
 
 def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: bool) -> Roles:
-    """What becomes of each matrix X.weight of ``tensors``; tied: the head is the embedding, which stays as it is."""
+    """The scheme of each matrix in ``tensors``. tied: the head shares the embedding, which stays as it is."""
     schemes: dict[str, Scheme] = {}
     ignored: list[str] = []
     others: list[str] = []
