@@ -39,6 +39,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--held-out", required=True, type=Path, help="UTF-8 file that is measured, never trained on")
     parser.add_argument("--out", required=True, type=Path, help="folder of the checkpoint; must not exist")
     parser.add_argument("--steps", type=int, default=2800, help="0 saves the untrained model")
+    parser.add_argument("--seconds", type=float, help="train for this time, instead of a number of steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch-size", type=int, default=32)
@@ -90,7 +91,7 @@ def training_facts(options: argparse.Namespace, result: TrainingResult) -> dict[
     on_gpu = options.device == "cuda"
     return {
         "final_train_loss": result.final_train_loss if options.steps else None,
-        "steps": options.steps,
+        "steps": result.tokens // (options.batch_size * options.seq_len),
         "tokens": result.tokens,
         "seconds": round(result.seconds, 1),
         "seed": options.seed,
@@ -177,7 +178,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     result = TrainingResult(float("nan"), 0, 0.0)
     if options.steps > 0:
         plan = BatchPlan(options.batch_size, options.seq_len, options.seed)
-        training = TrainingPlan(options.steps, options.learning_rate, dropout=options.dropout)
+        training = TrainingPlan(options.steps, options.learning_rate, dropout=options.dropout, seconds=options.seconds)
         batches = training_batches(documents, tokenizer, plan)
         with family.training():
             result = train(model, batches, windows, training, progress_of(options))

@@ -13,6 +13,7 @@ from demo_training.chat import SPECIAL_TOKENS, conversation_from_document, rende
 from demo_training.errors import TrainingInputError
 from demo_training.evaluation import windows_from_text
 from demo_training.families import FAMILIES, family_named
+from demo_training.package_text import documents
 from demo_training.text import document_from_text, documents_from_files, passages_from_document, title_from_stem
 from demo_training.tokenizer import tokenizer_from_text
 from demo_training.training import TrainingPlan, learning_rate_at
@@ -106,6 +107,7 @@ def test_held_out_windows_hold_consecutive_tokens_after_a_bos(tokenizer: Any) ->
 
 def test_learning_rate_rises_then_falls() -> None:
     plan = TrainingPlan(steps=100, learning_rate=1.0, warmup_fraction=0.1)
+    assert TrainingPlan(1, seconds=100.0).fitted(60, 20.0, 0.5) == TrainingPlan(220)
     rates = [learning_rate_at(plan, step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1) and rates[9] == pytest.approx(1.0)
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -115,3 +117,12 @@ def test_learning_rate_rises_then_falls() -> None:
 def test_an_unknown_family_is_refused_with_the_known_names() -> None:
     with pytest.raises(TrainingInputError, match=sorted(FAMILIES)[0]):
         family_named("gpt2")
+
+
+def test_text_of_packages(tmp_path: Path) -> None:
+    long = "A sentence of a docstring." * 20
+    (tmp_path / "a.py").write_text(f'"""Module."""\n\n\ndef f():\n    """{long}"""\n')
+    (tmp_path / "b.py").write_text(f'"""Module."""\n\n\ndef g():\n    """{long}"""\n')
+    (tmp_path / "broken.py").write_text("def f(:")
+    (tmp_path / "short.py").write_text('"""Too short."""')
+    assert list(documents(tmp_path, 10_000)) == [f"Module.\n\n{long}"]

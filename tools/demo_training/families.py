@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from demo_training.delta_rule import parallel_chunks
@@ -106,6 +106,27 @@ def qwen3_next_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
     return Qwen3NextConfig(**(fields | overrides))
 
 
+def qwen3_next_64m_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
+    """About 64 M parameters with a vocabulary of 8,192: eight gated delta net and four gated attention layers. Rows are
+    multiples of 256, as the formats of llama.cpp want them."""
+    fields: dict[str, Any] = {
+        "hidden_size": 512,
+        "num_hidden_layers": 12,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 4,
+        "intermediate_size": 2304,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+    }
+    return qwen3_next_config(tokens, **(fields | overrides))
+
+
 def spread_time_steps(model: Any) -> None:
     """dt_bias such that softplus of it is between 0.001 and 0.1, evenly in its logarithm (as Mamba2 begins).
 
@@ -138,6 +159,7 @@ FAMILIES: dict[str, Family] = {
         training=parallel_chunks,
     ),
 }
+FAMILIES["qwen3_next_64m"] = replace(FAMILIES["qwen3_next"], config_from_tokens=qwen3_next_64m_config)
 
 
 def family_named(name: str) -> Family:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,16 @@ from torch import nn
 from demo_training.evaluation import held_out_loss
 from demo_training.progress import ProgressFile
 
+# Steps between which the speed is measured.
+_MEASURED = (20, 60)
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """AdamW with linear warm-up and cosine decay to a tenth of a percent of the peak rate."""
+    """AdamW with linear warm-up and cosine decay to a tenth of a percent of the peak rate.
+
+    seconds: replaces ``steps`` by what fits into this time, at the speed that the first steps are measured to have.
+    """
 
     steps: int
     learning_rate: float = 3e-3
@@ -29,6 +35,12 @@ class TrainingPlan:
     dropout: float = 0.1
     gradient_norm: float = 1.0
     report_every: int = 100
+    seconds: float | None = None
+
+    def fitted(self, step: int, elapsed: float, each: float) -> TrainingPlan:
+        """The plan with as many steps as fit, when ``step`` are done after ``elapsed`` seconds at ``each`` a step."""
+        assert self.seconds is not None
+        return replace(self, steps=step + max(1, int((self.seconds - elapsed) / each)), seconds=None)
 
 
 @dataclass(frozen=True)
@@ -110,12 +122,19 @@ def train(
     losses: list[torch.Tensor | float] = [*done]
     rows_of_steps = itertools.islice(batches, len(losses), None)
     tokens, start = 0, time.monotonic() - earlier
-    for step in range(len(losses), plan.steps):
+    marks: list[float] = []
+    while len(losses) < plan.steps:
+        step = len(losses)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(plan, step)
         rows = torch.from_numpy(next(rows_of_steps)).to(model.device)
         losses.append(_step(model, optimizer, rows, plan.gradient_norm))
         tokens = (step + 1) * rows.shape[0] * (rows.shape[1] - 1)
+        if plan.seconds is not None and len(losses) in _MEASURED:
+            float(losses[-1])  # waits for the device
+            marks.append(time.monotonic() - start)
+            if len(marks) == 2:
+                plan = plan.fitted(step + 1, marks[1], (marks[1] - marks[0]) / (_MEASURED[1] - _MEASURED[0]))
         seconds = time.monotonic() - start
         if progress and (step + 1) % progress.every == 0:
             progress.write(model, optimizer, [float(loss) for loss in losses], seconds)
