@@ -24,6 +24,7 @@ from hybridge.artifact.mapped_file import map_inside
 from hybridge.artifact.untrusted_file import open_inside, size_of
 
 _REMEDY = "fetch it again"
+_COPY_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,21 @@ def has_header_of(path: Path, folder: Path, file: SafetensorsFile) -> bool:
     with open_inside(folder, path.relative_to(folder), None, CheckpointError, _REMEDY) as opened:
         found = size_of(opened), hashlib.sha256(opened.read(file.data_start)).hexdigest()
     return found == (file.nbytes, file.header_sha256)
+
+
+def copy_tensor(reader: BinaryIO, slot: TensorSlot, writer: BinaryIO) -> None:
+    """Write the bytes of ``slot`` to ``writer``; ``reader`` is the tensor's file, opened and checked.
+
+    CheckpointError: the file ends before the tensor does. OSError: the disk is full or not writable.
+    """
+    reader.seek(slot.offset)
+    left = slot.nbytes
+    while left:
+        block = reader.read(min(left, _COPY_BYTES))
+        if not block:
+            raise CheckpointError(f"{slot.path}: ends inside tensor {slot.name}: {_REMEDY}")
+        writer.write(block)
+        left -= len(block)
 
 
 def _header_bytes(prefix: bytes, file: BinaryIO, path: Path, size: int) -> tuple[bytes, int]:

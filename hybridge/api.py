@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridge.artifact.call_arguments import checked_path, known_arguments
@@ -63,13 +64,11 @@ def export(
     parameters = locals()
     from hybridge.exporter.export import export_checkpoint
     from hybridge.exporter.options import ExportOptions
-    from hybridge.hub import checkpoint_folder
     from hybridge.requirements import require
 
     options = ExportOptions.named(**_options(ExportOptions, parameters))
     require("torch", "onnxscript")
-    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
-    return export_checkpoint(checkpoint_folder(source), folder, options, progress)
+    return export_checkpoint(*_folders(checkpoint, out), options, progress)
 
 
 @known_arguments
@@ -96,13 +95,11 @@ def quantize(
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.
     """
     parameters = locals()
-    from hybridge.hub import checkpoint_folder
     from hybridge.quantization.options import QuantizeOptions
     from hybridge.quantization.quantizer import quantize_checkpoint
 
     options = QuantizeOptions(**_options(QuantizeOptions, parameters))
-    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
-    return quantize_checkpoint(checkpoint_folder(source), folder, options, progress)
+    return quantize_checkpoint(*_folders(checkpoint, out), options, progress)
 
 
 @known_arguments
@@ -126,7 +123,6 @@ def verify(
     times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
-    from hybridge.hub import checkpoint_folder
     from hybridge.verification.options import VerifyOptions
     from hybridge.verification.verifier import verify as compare
 
@@ -137,8 +133,7 @@ def verify(
         tolerance=tolerance,
         speculative_tokens=speculative_tokens,
     )
-    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
-    return compare(checkpoint_folder(source), folder, options, progress)
+    return compare(*_folders(checkpoint, out), options, progress)
 
 
 @known_arguments
@@ -219,6 +214,14 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
     from hybridge.inspection import inspect_path
 
     return inspect_path(checked_path("path", path), check)
+
+
+def _folders(checkpoint: StrPath, out: StrPath) -> tuple[Path, Path]:
+    """The folder of ``checkpoint``, which is downloaded where it is the id of a model, and ``out``."""
+    from hybridge.hub import checkpoint_folder
+
+    source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)
+    return checkpoint_folder(source), folder
 
 
 def _options(kind: type, parameters: Mapping[str, Any]) -> dict[str, Any]:

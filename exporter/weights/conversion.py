@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hybridge.artifact.errors import CheckpointError
-from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, copy_tensor, read_safetensors
 from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.artifact.untrusted_file import open_inside, size_of
-
-_BLOCK = 1 << 22
 
 
 def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, TensorSlot]:
@@ -33,14 +31,7 @@ def convert_torch_file(source: SafetensorsFile, target: Path) -> Mapping[str, Te
             raise CheckpointError(f"{path}: changed while it was read: export again")
         writer.write(header)
         for slot in written.values():
-            reader.seek(slot.offset)
-            left = slot.nbytes
-            while left:
-                block = reader.read(min(left, _BLOCK))
-                if not block:
-                    raise CheckpointError(f"{path}: changed while it was read: export again")
-                writer.write(block)
-                left -= len(block)
+            copy_tensor(reader, slot, writer)
     placed = read_safetensors(target).tensors
     return {name: placed[first[_place(slot)]] for name, slot in source.tensors.items()}
 

@@ -15,11 +15,7 @@ def _run(reference: Path, out: Path, text: Path, as_json: bool, quiet: bool, **s
     with Terminal(as_json, quiet) as terminal:
         from hybridge import api
 
-        report = api.evaluate(reference, out, text, progress=terminal.progress, **given(settings))
-        terminal.progress.finish()
-        terminal.show(report.render())
-        terminal.notes(report.notes)
-        terminal.document(report.to_json())
+        terminal.report(api.evaluate(reference, out, text, progress=terminal.progress, **given(settings)))
 
 
 COMMAND = Command(

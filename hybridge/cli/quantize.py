@@ -15,11 +15,7 @@ def _run(checkpoint: Path, out: Path, as_json: bool, quiet: bool, **settings: An
     with Terminal(as_json, quiet) as terminal:
         from hybridge import api
 
-        report = api.quantize(checkpoint, out, progress=terminal.progress, **given(settings))
-        terminal.progress.finish()
-        terminal.show(report.render())
-        terminal.notes(report.notes)
-        terminal.document(report.to_json())
+        terminal.report(api.quantize(checkpoint, out, progress=terminal.progress, **given(settings)))
 
 
 COMMAND = Command(

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from hybridge.cli.flag_names import in_flags
 from hybridge.cli.progress import progress_on
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 # Width of tables without a terminal.
 PLAIN_WIDTH = 120
+
+
+class Report(Protocol):
+    """The result of a command."""
+
+    @property
+    def notes(self) -> Iterable[str]: ...
+
+    def render(self) -> Any: ...
+
+    def to_json(self) -> Any: ...
 
 
 class _Printable:
@@ -96,6 +107,13 @@ class Terminal:
         """Notes of the library, as remarks."""
         for note in notes:
             self.remark(f"note: {in_flags(note, {})}")
+
+    def report(self, report: Report) -> None:
+        """The result of a command: a table and notes for a person, or one JSON document."""
+        self.progress.finish()
+        self.show(report.render())
+        self.notes(report.notes)
+        self.document(report.to_json())
 
     def document(self, data: Any) -> None:
         """The one JSON document of a command called with --json."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.progress import Progress
-from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, has_header_of, read_safetensors
+from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, copy_tensor, has_header_of, read_safetensors
 from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.artifact.untrusted_file import open_inside
 from hybridge.quantization.matrix import MatrixReport, write_matrix
 from hybridge.quantization.scheme import MatrixContext, Scheme
-
-_COPY_BYTES = 1 << 22
 
 
 def create_shard(
@@ -44,10 +41,11 @@ def create_shard(
         file.flush()
         file.truncate(file.tell() + sum(_nbytes(*kind) for kind in layout.values()))
         placed = read_safetensors(target).tensors
-        for slot in copies:
-            file.seek(placed[slot.name].offset)
-            _copy(slot, file)
-            progress.advance(slot.nbytes)
+        with open_inside(source.path.parent, source.path.name, None, CheckpointError, "fetch it again") as reader:
+            for slot in copies:
+                file.seek(placed[slot.name].offset)
+                copy_tensor(reader, slot, file)
+                progress.advance(slot.nbytes)
     return placed
 
 
@@ -73,15 +71,3 @@ def _nbytes(dtype: DType, shape: tuple[int, ...]) -> int:
     for size in shape:
         count *= size
     return count
-
-
-def _copy(slot: TensorSlot, file: BinaryIO) -> None:
-    with open_inside(slot.path.parent, slot.path.name, None, CheckpointError, "fetch it again") as reader:
-        reader.seek(slot.offset)
-        left = slot.nbytes
-        while left:
-            block = reader.read(min(left, _COPY_BYTES))
-            if not block:
-                raise CheckpointError(f"{slot.path}: ends inside tensor {slot.name}: fetch it again")
-            file.write(block)
-            left -= len(block)
