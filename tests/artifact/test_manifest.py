@@ -89,7 +89,7 @@ def test_paths_that_leave_the_artifact_are_refused(artifact: Path, path: str) ->
         check_files(artifact, manifest)
 
 
-def test_damage_is_told_without_reading(artifact: Path) -> None:
+def test_damage_is_found_without_reading_all(artifact: Path) -> None:
     manifest = read_manifest(artifact)
     assert damaged_files(artifact, manifest) == ()
     damage(artifact / "model.onnx", 3)
@@ -104,7 +104,7 @@ def test_damage_is_told_without_reading(artifact: Path) -> None:
 
 @pytest.mark.parametrize("check", [check_files, damaged_files])
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_what_is_no_file_is_refused_at_once(
+def test_pipes_and_links_that_leave_are_refused(
     artifact: Path, check: Callable[[Path, Manifest], object], make: Callable[[Path], object]
 ) -> None:
     manifest = read_manifest(artifact)

@@ -90,7 +90,7 @@ def test_no_checkpoint(path: str, words: str) -> None:
         require_checkpoint(Path(path))
 
 
-def test_what_may_be_right_passes() -> None:
+def test_possible_folders_pass() -> None:
     require_artifact(Path("artifact"))
     require_checkpoint(Path("checkpoint"))
     require_checkpoint(Path("other"))
@@ -116,7 +116,7 @@ def test_errors_are_located(text: str, found: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 300 + ": broken", "a\0b: broken"])
-def test_a_sentence_that_is_no_file_name_stays_whole(text: str) -> None:
+def test_a_sentence_that_is_no_file_name_is_not_cut(text: str) -> None:
     """Looking for a file of that name would fail itself, and hide the error."""
     with pytest.raises(CheckpointError) as caught, located(Path("checkpoint")):
         raise CheckpointError(text)

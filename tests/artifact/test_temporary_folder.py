@@ -1,4 +1,4 @@
-"""What killed runs leave beside an output is removed by the next run; what lives or belongs to others stays."""
+"""Remains of killed runs next to an output are removed by the next run; folders of living runs and other files stay."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
         clear_left_over(tmp_path / "out")
 
 
-def test_without_locks_nothing_is_taken_for_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_no_folder_counts_as_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     (tmp_path / ".out.hybridge-abcdefgh.partial").mkdir()
     with only(tmp_path, "out", ".out.hybridge-abcdefgh.partial"):

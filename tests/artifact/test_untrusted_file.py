@@ -15,7 +15,7 @@ from hybridge.artifact.untrusted_file import has_file, open_given, open_inside, 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with files, beside one that is not to be read."""
+    """A folder with files, next to one that must not be read."""
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").write_bytes(b"secret")

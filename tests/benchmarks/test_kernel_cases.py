@@ -13,7 +13,7 @@ from benchmarks.kernels.case import COPY_GBPS
 from benchmarks.kernels.groups import GROUPS
 from benchmarks.render import RESULTS
 
-# Measured once, not a case any more: the parts of the operator as launches of their own.
+# Measured once, no longer a case: the parts of the operator as separate launches.
 SEPARATE = ", separate"
 
 

@@ -34,7 +34,7 @@ def test_it_measures() -> None:
         assert row["ways"]["without"]["hit_rate"] == 0 < row["ways"]["value"]["hit_rate"] <= row["optimum"] + 1e-9
 
 
-def test_it_draws(tmp_path: Path) -> None:
+def test_a_chart_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
     ways = {name: {"hit_rate": 0.5, "ttft_p95_s": 0.1} for name in ("without", "lru", "value")}
     rows = [{"trace": "a", "states": 4, "seed": seed, "optimum": 0.6, "ways": ways} for seed in (0, 0, 1)]

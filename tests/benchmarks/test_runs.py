@@ -17,7 +17,7 @@ from tests.benchmarks.shapes import TINY
 
 
 def measured(name: str, settings: Any) -> dict[str, Any]:
-    """The document; the targets themselves are not asked about."""
+    """The document; whether targets are met is not checked."""
     document = correct(name, settings)
     assert document["targets"]
     return document

@@ -37,7 +37,7 @@ def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
     assert kept["fixed"] < kept["fixed mixed"] < kept["fixed snapshot"] == results["state_bytes_of_a_snapshot"]
 
 
-def test_the_oracle_is_right_as_often_as_it_is_told() -> None:
+def test_the_oracle_is_right_with_the_given_probability() -> None:
     text = list(range(100, 1100))
     oracle = OracleDrafter(text, 2000, 0.7)
     right = [

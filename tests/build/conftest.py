@@ -1,4 +1,4 @@
-"""Engines are built beside their artifacts, which therefore no other worker may share."""
+"""Engines are built inside their artifacts, so no other worker may share these."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def with_loop_behind(model: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("head_size", "kind", "numpy"), [(10, TensorProto.FLOAT16, np.float16), (12, TensorProto.FLOAT, np.float32)]
 )
-def test_in_front_of_a_loop_it_is_written_out(head_size: int, kind: int, numpy: type, scale: float | None) -> None:
+def test_attention_before_a_loop_is_written_out(head_size: int, kind: int, numpy: type, scale: float | None) -> None:
     random = np.random.default_rng(head_size)
     feeds: dict[str, np.ndarray] = {
         name: random.standard_normal((2, heads, length, head_size)).astype(numpy)
@@ -95,7 +95,7 @@ def test_in_front_of_a_loop_it_is_written_out(head_size: int, kind: int, numpy: 
     np.testing.assert_allclose(run(model, feeds), expected, atol=4e-3 if numpy is np.float16 else 1e-6)
 
 
-def test_behind_a_loop_it_stays_whole() -> None:
+def test_attention_after_a_loop_stays_one_node() -> None:
     model = with_loop_behind(attention_model(16, TensorProto.FLOAT, None))
     loop = [node for node in model.graph.node if node.op_type != "Attention"]
     attention = [node for node in model.graph.node if node.op_type == "Attention"]

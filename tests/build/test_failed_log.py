@@ -40,7 +40,7 @@ def test_a_build_without_a_log_names_none(tmp_path: Path) -> None:
     assert not saved.exists()
 
 
-def test_an_interrupted_build_keeps_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_build_leaves_no_files(tmp_path: Path) -> None:
     log, saved = tmp_path / "build.log", failed_log_path(tmp_path / "rtx-ada")
     log.write_text("x")
     with pytest.raises(KeyboardInterrupt), saved_log(log, saved):

@@ -119,7 +119,7 @@ def e4m3(artifacts: ArtifactCache) -> Exported:
 
 @pytest.mark.parametrize("capability", ["8.6", "12.0"])
 def test_keys_and_values_of_e4m3_are_bytes_of_the_plugins(e4m3: Exported, capability: str) -> None:
-    """Also on a GPU without e4m3 of its own: the kernels convert by themselves there."""
+    """Also on a GPU without e4m3, where the kernels convert in software."""
     options = replace(AMPERE, plugins="on", compute_capabilities=(capability,), overwrite=True)
     record = build_engine(e4m3.folder, options)
     assert record.plugins.ops == {"reshape_and_cache_fp8": 1, "paged_attention_fp8": 1}

@@ -39,7 +39,7 @@ def profiles(most: int = 512) -> list[ProfileRecord]:
 
 
 def ssm_model(types: dict[str, str] | None = None, **sizes: int) -> onnx.ModelProto:
-    """One state update with SIZES but for symbolic rows and tokens."""
+    """One state update with SIZES, except for symbolic rows and tokens."""
     static = {name: size for name, size in {**SIZES, **sizes}.items() if name not in ("batch", "time")}
     model = node_model("update_ssm_state", {**SSM_TYPES, **(types or {})}, static, attach=False)
     model.graph.node[0].name = "layers.1.ssm"
@@ -56,7 +56,7 @@ def test_supported_nodes_become_plugins(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_experts_keep_their_function_beside_plugins(mode: str) -> None:
+def test_experts_keep_their_function_next_to_plugins(mode: str) -> None:
     model, experts = ssm_model(), expert_model("float16", "silu", 1)
     del experts.functions[:]
     other = onnx.compose.add_prefix(experts, "experts.").graph

@@ -141,7 +141,7 @@ def test_no_layer_comes_from_a_body(networks: Networks) -> None:
 
 
 def test_the_other_layers_are_the_same(networks: Networks) -> None:
-    """Of those that the parser made of a node: helpers of its own have no metadata."""
+    """Layers that the parser made from a node; its helper layers have no metadata."""
 
     def kinds(layers: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
         return Counter((layer["type"], layer["metadata"]) for layer in layers if layer["metadata"])
@@ -150,7 +150,7 @@ def test_the_other_layers_are_the_same(networks: Networks) -> None:
     assert len(expected) > 10
     found = kinds([layer for layer in networks.separate if layer["type"] != "PLUGIN_V3"])
     assert found == expected
-    # Joining takes splits, views and gates away, and adds a cast of what comes out of 16 bits.
+    # Joining removes splits, views and gates, and adds a cast of the 16-bit output.
     joined = kinds([layer for layer in networks.joined if layer["type"] != "PLUGIN_V3"])
     assert sum(joined.values()) <= sum(expected.values()) - 8 * len(networks.joined_nodes)
     assert joined - expected == Counter({("CAST", f"[ONNX Layer: {name}.cast]"): 1 for name in networks.joined_nodes})
@@ -184,7 +184,7 @@ def in_child(monkeypatch: pytest.MonkeyPatch, statements: str) -> None:
 
 
 def test_a_failing_plugin_is_an_error_that_names_it(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT asks for tactics before the workspace; of the latter it ignores that it cannot be told, and builds."""
+    """TensorRT asks for tactics before the workspace; it ignores an error of the latter and builds."""
     fail = "hybridge.trt_plugins.kernels.catalog.plan = lambda call, device: 1 // 0"
     in_child(monkeypatch, f"import hybridge.trt_plugins.kernels.catalog; {fail}")
     artifact = artifact_of(artifacts, "mamba2 fp16")

@@ -116,7 +116,7 @@ def networks(exported: Exported, tmp_path: Path) -> dict[str, list[dict[str, Any
 
 
 def test_both_networks_layer_by_layer(built: tuple[str, Exported, EngineRecord], tmp_path: Path) -> None:
-    """Each operator over pools is one plugin in both, with the same inputs but for the constants' names."""
+    """Each operator over pools is one plugin in both, with the same inputs except for the names of constants."""
     family, exported, _ = built
     layers = networks(exported, tmp_path)
     step, advance = (

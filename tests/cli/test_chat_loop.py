@@ -84,7 +84,7 @@ class Session:
             return False
         try:
             data = os.read(self.end, 4096)
-        except OSError:  # nothing has the other end open any more
+        except OSError:  # the other end is closed
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)

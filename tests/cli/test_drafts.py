@@ -57,8 +57,8 @@ def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[s
 
 def test_a_draft_model_may_draw(capfd: Capture, paged: Path) -> None:
     """One that drafts for itself is always right then."""
-    drawn = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-sampling")
-    shown = hybridge(capfd, "run", paged, *RUN, *drawn)
+    sampling = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-sampling")
+    shown = hybridge(capfd, "run", paged, *RUN, *sampling)
     assert shown.code == 0 and shown.document["speculation"]["acceptance"] == 1.0
 
 
@@ -93,7 +93,7 @@ def test_a_dense_artifact_takes_no_drafts(capfd: Capture, artifact: Path) -> Non
     )
 
 
-def test_without_candidates_there_is_nothing_to_say() -> None:
+def test_without_draft_tokens_there_is_no_report() -> None:
     assert draft_summary(SpeculationMetrics()) == "[drafts: none proposed]"
 
 

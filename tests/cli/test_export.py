@@ -81,7 +81,7 @@ def test_files_are_named_as_the_user_gave_them(
     assert hybridge(capfd, "export", "./copy/", "out").error.startswith("copy/config.json: is not valid JSON")
 
 
-def test_missing_torch_is_told_at_once(
+def test_missing_torch_is_reported_at_once(
     capfd: Capture, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -31,7 +31,7 @@ def test_user_failures(error: BaseException, code: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("oops"), ModuleNotFoundError("No module named 'x'", name="x")])
-def test_bugs_are_told_apart(error: Exception) -> None:
+def test_bugs_have_their_own_exit_code(error: Exception) -> None:
     failure = failure_of(error)
     assert failure.exit_code == 3 and failure.internal and type(error).__name__ in failure.message
 

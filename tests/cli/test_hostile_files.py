@@ -47,9 +47,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_what_stands_in_the_place_of_a_file(
-    capfd: Capture, artifact: Path, tmp_path: Path, name: str, kind: str
-) -> None:
+def test_special_files_instead_of_a_file(capfd: Capture, artifact: Path, tmp_path: Path, name: str, kind: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(artifact, copy)
     (copy / name).unlink()

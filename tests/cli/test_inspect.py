@@ -1,4 +1,4 @@
-"""hybridge inspect: a checkpoint, an artifact, an engine, and what is none of them."""
+"""hybridge inspect: a checkpoint, an artifact, an engine, and other folders."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[
 def test_an_answer_that_was_interrupted(
     artifact: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C after the third piece of text: the speed so far is shown, and nothing is said of partial output."""
+    """Ctrl-C after the third piece of text: the speed so far is shown, and partial output is not mentioned."""
     handler, pieces = InterruptionHandler(), []
     write = Terminal.write
 

@@ -100,7 +100,7 @@ def test_more_tokens_than_fit_are_noted(capfd: Capture, artifact: Path) -> None:
     assert "note" not in hybridge(capfd, "run", artifact, *long, "--quiet").err
 
 
-def test_a_limit_that_was_asked_for_is_no_note(capfd: Capture, artifact: Path) -> None:
+def test_a_requested_limit_gives_no_note(capfd: Capture, artifact: Path) -> None:
     ids = ("--prompt-ids", ",".join(["5"] * 296), "--max-new-tokens", "5")
     outcome = hybridge(capfd, "run", artifact, *ids, "--json")
     assert outcome.document["limited_by"] == "max_new_tokens" and outcome.document["notes"] == []

@@ -162,8 +162,8 @@ def test_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.advance(7)
     progress.finish()
     progress.finish()
-    drawn = stream.getvalue()
-    assert "scan [weights]" in drawn and "3.0 MiB" in drawn and "trace" in drawn and "7/7" in drawn
+    shown = stream.getvalue()
+    assert "scan [weights]" in shown and "3.0 MiB" in shown and "trace" in shown and "7/7" in shown
 
 
 def test_numbers_for_people() -> None:

@@ -107,7 +107,7 @@ def test_two_checkpoints(
         ({"layout": "paged"}, "torch"),
     ],
 )
-def test_an_artifact_is_what_its_checkpoint_is(
+def test_an_artifact_has_the_predictions_of_its_checkpoint(
     pair: tuple[Path, Path],
     text: Path,
     expected: dict[str, float],

@@ -38,7 +38,7 @@ def test_each_window_begins_with_bos_where_texts_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("a", 1)])
-def test_texts_in_which_nothing_follows_anything(tmp_path: Path, text: str, tokens: int) -> None:
+def test_texts_of_fewer_than_two_tokens_are_refused(tmp_path: Path, text: str, tokens: int) -> None:
     tokenizer = Tokenizer.from_folder(byte_level_tokenizer(tmp_path, add_bos=False))
     with pytest.raises(SettingError, match=f"^file: expected a text of at least 2 tokens, found {tokens}: give a"):
         token_windows(tokenizer, text, 512, None, "file")

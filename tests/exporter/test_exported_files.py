@@ -96,9 +96,9 @@ def test_a_is_float32_from_its_bytes_to_the_operator(exported: Exported, model: 
             (reader,) = (node.op_type for node in model.graph.node if a.name in node.input)
             assert reader in ("update_ssm_state", "Mul")
             assert a.data_type == onnx.TensorProto.FLOAT
-            wanted = -np.exp(file.get_tensor(f"{a.name}_log").double().numpy())
+            expected = -np.exp(file.get_tensor(f"{a.name}_log").double().numpy())
             found = np.frombuffer(external_bytes(exported.folder, a), np.float32)
-            np.testing.assert_allclose(found, wanted, rtol=1e-7)
+            np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
 def test_another_compute_type_casts_the_weights_where_they_lie(case: ExportCase, model: onnx.ModelProto) -> None:

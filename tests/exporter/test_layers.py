@@ -29,6 +29,6 @@ def test_gated_norm(groups: int, norm_before_gate: bool, dtype: torch.dtype, tol
     with torch.no_grad():
         layer.weight.copy_(1 + 0.3 * torch.randn(21, generator=generator))
         found = layer(x, gate)
-    wanted = gated_norm(x, gate, layer.weight, groups, norm_before_gate)
+    expected = gated_norm(x, gate, layer.weight, groups, norm_before_gate)
     assert found.dtype is dtype
-    assert ((found.double() - wanted).norm() / wanted.norm()).item() < tolerance
+    assert ((found.double() - expected).norm() / expected.norm()).item() < tolerance

@@ -86,7 +86,7 @@ def test_plain_operators_compute_what_torch_computes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "div", "mul"])
-def test_a_number_beside_16_bit_values_is_whole_in_the_file(name: str) -> None:
+def test_a_float32_number_among_16_bit_values_stays_float32_in_the_file(name: str) -> None:
     """Engines that compute in float32 widen the values; a number that was rounded to 8 bits would stay so."""
     program = traced(lambda x, y: getattr(torch, name)(x, 0.22) * y, X.bfloat16(), Y.bfloat16())
     with lean_passes(program, TABLE):
@@ -124,7 +124,7 @@ def test_an_operator_outside_the_table_is_translated_by_torch() -> None:
 
 
 def test_an_export_loads_no_library_of_translations(tmp_path: Path) -> None:
-    """In a process of its own, where nothing of torch.onnx was imported before."""
+    """In a separate process, where nothing of torch.onnx was imported before."""
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3_next", num_hidden_layers=1)
     code = (
         "import sys; from pathlib import Path; from hybridge.exporter.export import export_checkpoint; "
@@ -149,7 +149,7 @@ def test_another_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None
         (lambda x, y: torch.nn.functional.softplus(x, beta=2), "beta 1, found 2"),
     ],
 )
-def test_what_the_translations_do_not_know_is_refused(function: Callable[..., torch.Tensor], words: str) -> None:
+def test_operators_without_a_translation_are_refused(function: Callable[..., torch.Tensor], words: str) -> None:
     with pytest.raises(Exception, match="export") as caught:
         exported(traced(function, X, Y), (X, Y))
     cause: BaseException | None = caught.value

@@ -249,7 +249,7 @@ def test_heads_that_are_not_exported(tmp_path: Path) -> None:
     assert inspect_path(tmp_path / "a").to_json()["mtp_layers"] is None
 
 
-def test_a_head_is_written_beside_any_paged_graph(artifacts: ArtifactCache) -> None:
+def test_a_head_is_written_with_every_paged_graph(artifacts: ArtifactCache) -> None:
     made = exported(artifacts, "nemotron_h *-")
     assert {record.path for record in read_manifest(made.folder).files} >= {MTP_MODEL_FILE, MTP_CONFIG_FILE}
     assert inspect_path(made.folder).to_json()["mtp_layers"] == ("attention", "mlp")

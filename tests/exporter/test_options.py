@@ -1,4 +1,4 @@
-"""Numbers that an export is asked for: those that a step's int32 inputs hold."""
+"""Numbers among an export's options fit into a step's int32 inputs."""
 
 from __future__ import annotations
 

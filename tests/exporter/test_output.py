@@ -62,7 +62,7 @@ def test_another_name_of_the_same_folder(tmp_path: Path, monkeypatch: pytest.Mon
         check_export_output(Path("c"), Path("C"), overwrite=True)
 
 
-def test_places_beside_the_checkpoint_are_fine() -> None:
+def test_folders_next_to_the_checkpoint_are_accepted() -> None:
     for out in ("c2", "../c", "new/c"):
         check_export_output(Path("c"), Path(out), overwrite=False)
 

@@ -44,7 +44,7 @@ def test_graph_has_packed_inputs_and_pools(paged: Exported) -> None:
     assert [opset.version for opset in model.opset_import if opset.domain == "trt_edgellm"] == [2]
 
 
-def test_a_pool_takes_what_a_dense_state_takes(paged: Exported, artifacts: ArtifactCache) -> None:
+def test_a_pool_has_the_size_of_a_dense_state(paged: Exported, artifacts: ArtifactCache) -> None:
     dense = plan_export(paged.checkpoint, ExportOptions()).to_json()
     found = plan_export(paged.checkpoint, ExportOptions(layout="paged")).to_json()
     for name in ("state_bytes_per_row", "kv_cache_bytes_per_token"):

@@ -58,7 +58,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture
 def sweep_source(tmp_path, monkeypatch):
-    """A source folder with the sweep beside the project's headers."""
+    """A source folder with the sweep and the project's headers."""
     folder = tmp_path / "plugin_src"
     (folder / "activation_sweep").mkdir(parents=True)
     (folder / "common").symlink_to(source_module.source_folder() / "common")

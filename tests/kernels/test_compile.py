@@ -187,10 +187,10 @@ def test_a_folder_that_cannot_be_made_only_costs_time_and_warns_once(sources, tm
     compiler = Counting()
     kernels = KernelCache(tmp_path / "file" / "cache", compiler, lambda: "13.5")
     remedy = r"file/cache: compiled kernels cannot be kept \(Not a directory\).*set XDG_CACHE_HOME"
-    with pytest.warns(RuntimeWarning, match=remedy) as told:
+    with pytest.warns(RuntimeWarning, match=remedy) as caught:
         assert kernels.get(HALF, "sm_87").cubin == b"code 1"
         assert kernels.get(HALF, "sm_87").cubin == b"code 2"
-    assert len(told) == 1
+    assert len(caught) == 1
     assert list(tmp_path.glob("**/.*")) == []
 
 

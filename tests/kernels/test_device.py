@@ -168,7 +168,7 @@ def test_the_callers_context_comes_back_where_loading_fails(driver: Driver, monk
     assert driver.stack == [SECOND]
 
 
-def test_a_new_context_at_the_address_of_one_that_is_gone_is_another(driver: Driver) -> None:
+def test_a_new_context_at_a_reused_address_is_a_different_context(driver: Driver) -> None:
     driver.stack = [FIRST]
     before = KernelDevice.current()
     driver.ids[FIRST] = 4

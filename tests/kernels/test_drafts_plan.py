@@ -62,7 +62,7 @@ def test_draft_rows_are_one_launch(op, longest):
 
 
 @OPS
-def test_longer_rows_run_as_packed_ones_beside_them(op):
+def test_longer_rows_run_in_the_packed_form(op):
     plan = planned(op, 300)
     alone = planned(op, 300, draft_slots=0)
     first, *rest = plan.launches

@@ -183,7 +183,7 @@ def test_empty_rows_of_draft_tokens_change_nothing(op, lengths):
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_empty_rows_of_held_and_advanced_states_change_nothing(op):
+def test_empty_rows_of_deferred_and_advanced_states_change_nothing(op):
     torch.manual_seed(0)
     lengths, slots = (0, 5, 0, 2, 0), (7, 0, 11, 3, 4)
     held = held_rows(lengths, slots)

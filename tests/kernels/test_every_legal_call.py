@@ -1,7 +1,7 @@
 """Every call that an operator's declaration allows has a plan on every GPU that the kernels compile for.
 
 What the kernels cannot run is refused by the declaration or, where shared memory is too small, by the planner, which is
-asked for every target when an engine is built.
+called for every target when an engine is built.
 """
 
 from __future__ import annotations

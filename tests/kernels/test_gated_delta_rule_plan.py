@@ -91,7 +91,7 @@ def test_states_are_cut_by_their_bytes_for_each_multiprocessor():
 
     assert [cut(rows) for rows in (1, 8, 64)] == [("4", "8"), ("8", "16"), ("16", "8")]
     assert [cut(rows, state=BF16) for rows in (1, 8)] == [("4", "4"), ("4", "4")]
-    # Floats that are kept beside the state leave no room for 16 rows of a thread.
+    # The floats next to the state leave no room for 16 rows per thread.
     assert cut(8, decay="key_channel") == cut(8, time=4) == ("16", "8")
 
 
@@ -178,13 +178,13 @@ def test_many_tokens_run_in_chunks(device):
     prepare, columns = plan(call_of(rows=2, time=1000), device).launches
     second = "gated_delta_rule_prefill_groups" if device is H200 else "gated_delta_rule_prefill"
     assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", second)
-    # Beside the second kernel one block a multiprocessor, else one for each chunk of a key head.
+    # With the second kernel one block per multiprocessor, else one for each chunk of a key head.
     assert prepare.grid == ((132 if device is H200 else 16 * 16 * 2), 1, 1) and columns.grid[1:] == (16, 2)
     assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
     assert prepare.overlap is columns.overlap is (device is H200)
 
 
-def test_chunks_are_announced_to_warpgroups_that_run_beside_them():
+def test_chunks_are_announced_to_concurrent_warpgroups():
     for rows, value_size, together in ((2, 128, 1), (3, 128, 0), (3, 192, 0)):
         found = plan(call_of(rows=rows, value_size=value_size, time=1000), H200)
         prepare, groups = found.launches
@@ -197,7 +197,7 @@ def test_chunks_are_announced_to_warpgroups_that_run_beside_them():
     assert found.counter_bytes == 0 and not any("waiting" in launch.pointers for launch in found.launches)
 
 
-def test_longer_rows_beside_draft_tokens_keep_the_counters():
+def test_longer_rows_next_to_draft_tokens_keep_the_counters():
     found = plan(call_of(rows=600, packed=PackedRows(4, 500, draft_slots=3)), H200)
     assert len(found.launches) == 3 and found.counter_bytes == 4 * (600 // 64 + 4) * 32
 

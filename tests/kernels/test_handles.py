@@ -1,4 +1,4 @@
-"""Streams and pointers of other libraries: each protocol, and what is refused."""
+"""Streams and pointers of other libraries: each protocol, and invalid objects."""
 
 from __future__ import annotations
 

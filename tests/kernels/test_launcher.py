@@ -78,7 +78,7 @@ def test_every_kernel_gets_its_own_configuration_and_parameters(driver: Driver) 
     ]
 
 
-def test_whatever_changes_between_calls_reaches_the_next(driver: Driver) -> None:
+def test_changes_between_calls_reach_the_next_call(driver: Driver) -> None:
     plan, inputs = bound(1), [1, 2]
     plan.launch(5, inputs, [3], 16)
     inputs[1] = 9  # the caller's own list

@@ -121,7 +121,7 @@ def test_a_row_of_zeros_gives_zeros_and_rows_do_not_touch():
     assert not y[1:3].any() and y[0].any() and y[3].any() and y.isfinite().all()
 
 
-def test_memory_beside_the_tiles_is_not_read():
+def test_memory_outside_the_tiles_is_not_read():
     problem = replace(BASE, tiles=INT4)
     given, _ = given_and_exact(problem)
     tiles, expected = given[1], run(problem, given)

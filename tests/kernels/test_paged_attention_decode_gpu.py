@@ -103,7 +103,7 @@ def inputs_of(case: Case) -> list[torch.Tensor | None]:
 
 
 def pools_of(case: Case, pool: torch.Tensor) -> list[torch.Tensor]:
-    """kv_pool in the case's type; or bytes of e4m3 and kv_scales, both of no number where it is none."""
+    """kv_pool in the case's type; or bytes of e4m3 and kv_scales, both NaN where ``pool`` is NaN."""
     if not case.fp8:
         return [pool.to(case.dtype).cuda()]
     numbers, scales = e4m3_from(pool)

@@ -111,7 +111,7 @@ def test_a_group_is_read_with_as_few_tiles_as_registers_allow(
 
 
 def test_with_as_many_rows_as_tokens_each_token_is_an_item() -> None:
-    """A row of two tokens beside one of none is possible; the caller may know better."""
+    """A row of two tokens next to an empty one is possible, unless the caller excludes it."""
     assert planned(call_of(rows=8)).launch.params.every_token == 1
     few = planned(call_of(rows=8, tokens=5)).launch
     assert few.params.every_token == 1 and few.params.items == 5

@@ -56,7 +56,7 @@ def ptx(body: str) -> str:
         ),
         ("mov.u32 %r2, %tid.x;\nsetp.eq.s32 %p1, %r2, 0;\n@%p1 mov.u32 %r1, 1;\nld.global.u32 %r3, [%r1];",
          [UnsetUse(("%r1",), "ld.global.u32 %r3, [%r1]")]),
-        (  # inline assembly declares a name of the compiler's anew
+        (  # inline assembly declares a name of the compiler again
             "mov.pred %p1, 0;\n{\n.reg .pred %p1;\nsetp.eq.s32 %p1, 1, %r5;\n@%p1 bra $L1;\n}\n$L1:\n@%p1 bra $L2;\n"
             "$L2:",
             [UnsetUse(("%p1@1",), "@%p1 bra $L1")],

@@ -30,7 +30,7 @@ def kept_rows() -> DraftRows:
 
 @pytest.mark.parametrize("state", [F32, BF16])
 @pytest.mark.parametrize("op", MAKERS)
-def test_held_states_stay_and_advance_to_what_is_kept_after_the_right_token(op: str, state: torch.dtype) -> None:
+def test_deferred_states_advance_to_the_snapshot_of_the_last_accepted_token(op: str, state: torch.dtype) -> None:
     held, kept = held_rows(LENGTHS, SLOTS), kept_rows()
     call = MAKERS[op](kept, dtype=state if op == "conv" else BF16, state=state)
     tolerance = TOLERANCE[BF16 if op == "conv" else state]

@@ -24,7 +24,7 @@ def halves(wide: torch.Tensor, heads: int, head_dim: int) -> tuple[torch.Tensor,
 
 
 def some_slots(tokens: int, places: int, generator: torch.Generator) -> torch.Tensor:
-    """A place of its own for each token, none for a third of them."""
+    """A different slot for each token, none for a third of them."""
     slots = torch.randperm(places, generator=generator)[:tokens].to(torch.int32)
     slots[torch.rand(tokens, generator=generator) < 0.3] = -1
     return slots.cuda()

@@ -88,7 +88,7 @@ def test_rows_of_x_may_lie_apart():
     check(replace(BASE, x_stride=296))
 
 
-def test_a_token_alone_has_the_same_bits_as_in_company():
+def test_a_token_has_the_same_bits_alone_and_in_a_batch():
     problem = replace(BASE, tokens=9)
     x, ids, weights, up, down = tensors(problem)
     together = run(problem, [x, ids, weights, up, down])

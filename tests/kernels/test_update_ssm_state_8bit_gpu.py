@@ -136,7 +136,7 @@ def test_an_empty_row_keeps_every_bit_of_its_state(in_place, dtype):
 
 
 def test_every_e4m3_is_read_exactly():
-    """A step of 0 and no decay: what is read comes out as it was, subnormal numbers too."""
+    """A step of 0 and no decay: the state stays the same, subnormal numbers too."""
     inputs = inputs_of(torch.float8_e4m3fn, 1, 1, 8, 1, 256)
     codes = torch.arange(256, dtype=torch.uint8, device="cuda")
     codes[codes % 128 == 127] = 0x7E

@@ -88,7 +88,7 @@ def delta_step_loop(
 ) -> tuple[np.ndarray, np.ndarray]:
     """o and state_out of the recurrence of arXiv 2412.06464, equation 10; padding gives zeros.
 
-    ``decay`` is told by the last axis of g.
+    The last axis of g selects the kind of decay.
     """
     o, states = np.zeros_like(case.v), case.state.copy()
     ratio, size = case.v.shape[2] // case.q.shape[2], case.q.shape[3]

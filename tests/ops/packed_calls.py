@@ -1,4 +1,4 @@
-"""Dense cases packed: rows one after the other, a padding row among them, states in the slots of a poisoned pool."""
+"""Dense cases packed: consecutive rows, a padding row among them, states in the slots of a poisoned pool."""
 
 from __future__ import annotations
 

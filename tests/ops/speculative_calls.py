@@ -61,11 +61,11 @@ def pools_after(
     after = {name: pool.copy() for name, pool in pools.items()}
     for count in range(1, max(LENGTHS) + 1):
         written = [(row, slots[count - 1]) for row, slots in enumerate(call.writes) if len(slots) >= count]
-        wanted = [(row, slot) for row, slot in written if slot >= 0]
-        if not wanted:
+        stored = [(row, slot) for row, slot in written if slot >= 0]
+        if not stored:
             continue
         _, *states = loop(replace(case, context_lengths=np.minimum(case.context_lengths, count)))
         for pool, state in zip(after.values(), states, strict=True):
-            for row, slot in wanted:
+            for row, slot in stored:
                 pool[slot] = state[row]
     return list(after.values())

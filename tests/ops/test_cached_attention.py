@@ -38,7 +38,7 @@ CASES = {
     "prefill": Case(7, 7, (7, 3, 1), (0, 0, 0)),
     "a later chunk": Case(4, 13, (4, 2, 3), (9, 3, 0)),
     "padding past the end": Case(5, 9, (2, 5, 1), (7, 4, 8)),
-    "a row that takes no part": Case(3, 8, (0, 3, 0), (8, 2, 0)),
+    "an idle row": Case(3, 8, (0, 3, 0), (8, 2, 0)),
     "decode": Case(1, 11, (1, 1, 0), (10, 0, 4)),
     "window": Case(5, 12, (5, 2, 4), (7, 0, 3), window=3),
     "window of one": Case(4, 6, (4, 1, 0), (2, 5, 6), window=1),

@@ -155,7 +155,7 @@ def test_scales_next_to_powers_of_two(binade: int) -> None:
     np.testing.assert_array_equal(in_onnx, expected)
 
 
-def test_a_head_that_is_no_number_says_so() -> None:
+def test_a_head_dim_that_is_no_number_is_refused() -> None:
     torch_ops.register()
     arrays = write_arrays(4, [2])
     arrays["key"][0, 1, 2] = np.nan

@@ -63,7 +63,7 @@ def case_of(lengths: tuple[int, ...], time: int, groups: int = 2, bias: bool = T
 
 
 def expected(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two operators' step loops one after the other, and the gate."""
+    """The step loops of the two operators, then the gate."""
     conv = ConvCase(case.conv_input, case.conv_weight, case.conv_bias, case.conv_state, case.context_lengths)
     mixed, conv_state = conv_step_loop(conv, "silu")
     (batch, time), (_, heads, head_dim, state_size) = mixed.shape[:2], case.state.shape

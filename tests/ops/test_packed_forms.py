@@ -48,11 +48,11 @@ def typed(op: str, dtype: str) -> tuple[Any, dict[str, str]]:
 
 def check(call: PackedCall, case: Any, found: list[np.ndarray], dtype: str) -> None:
     """Rows and their slots as the step loop has them; every other slot as it was."""
-    for output, value, wanted in zip(PACKED_OPS[call.op].outputs, found, CASES[call.op][1](case), strict=True):
+    for output, value, reference in zip(PACKED_OPS[call.op].outputs, found, CASES[call.op][1](case), strict=True):
         if is_packed(output):
-            assert relative_error(call.rows_of(value, wanted), wanted) < TOLERANCE[dtype], output.name
+            assert relative_error(call.rows_of(value, reference), reference) < TOLERANCE[dtype], output.name
             continue
-        assert relative_error(value[call.slots], wanted) < TOLERANCE[dtype], output.name
+        assert relative_error(value[call.slots], reference) < TOLERANCE[dtype], output.name
         others = np.delete(value, call.slots, axis=0)
         assert np.isnan(others).all(), f"{output.name}: a slot without an owner was written"
 

@@ -35,8 +35,8 @@ def test_mamba_states_equal_the_step_loop(accepted: list[int], seed: int, advers
     case = ssm_case((TIME,) * ROWS, TIME, adversarial=adversarial, seed=seed)
     factors, state = ssm_replay(case)
     found = advance_states(state, factors, torch.tensor(accepted, dtype=torch.int32)).numpy()
-    _, wanted = ssm_step_loop(replace(case, context_lengths=np.array(accepted, np.int32)))
-    assert relative_error(found, wanted) < 1e-12
+    _, expected = ssm_step_loop(replace(case, context_lengths=np.array(accepted, np.int32)))
+    assert relative_error(found, expected) < 1e-12
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -46,19 +46,19 @@ def test_delta_states_equal_the_step_loop(accepted: list[int], seed: int, decay:
     case = delta_case((TIME,) * ROWS, TIME, decay=decay, adversarial=adversarial, seed=seed)
     factors, state = delta_replay(case)
     found = advance_states(state, factors, torch.tensor(accepted, dtype=torch.int32)).numpy()
-    _, wanted = delta_step_loop(replace(case, context_lengths=np.array(accepted, np.int32)))
-    assert relative_error(found, wanted) < 1e-10
+    _, expected = delta_step_loop(replace(case, context_lengths=np.array(accepted, np.int32)))
+    assert relative_error(found, expected) < 1e-10
 
 
 def test_rejected_tokens_reach_no_state() -> None:
     factors, state = ssm_replay(ssm_case((TIME,) * ROWS, TIME))
     accepted = torch.tensor([2, 0, TIME + 3], dtype=torch.int32)
-    wanted = advance_states(state, factors, accepted)
+    expected = advance_states(state, factors, accepted)
     for tensor in (factors.log_decay, factors.left, factors.right):
         tensor[0, 2:] = float("nan")
         tensor[1] = float("nan")
-    assert torch.equal(advance_states(state, factors, accepted), wanted)
-    assert torch.equal(wanted[1], state[1])
+    assert torch.equal(advance_states(state, factors, accepted), expected)
+    assert torch.equal(expected[1], state[1])
 
 
 # The shapes of Nemotron-H and Qwen3-Next; a draft token may take 3 % of a state.

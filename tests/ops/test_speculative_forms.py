@@ -45,14 +45,14 @@ def typed(name: str, dtype: str) -> tuple[Any, dict[str, str]]:
 def check(name: str, call: SpeculativeCall, case: Any, found: list[np.ndarray], dtype: str) -> None:
     """Tokens as the step loop has them; every slot that a row writes too, all others bit for bit as they were."""
     spec, loop = SPECULATIVE_OPS[name.split()[0]], CASES[name][1]
-    wanted_y = loop(case)[0]
-    assert relative_error(call.rows.rows_of(found[0], wanted_y), wanted_y) < TOLERANCE[dtype]
+    expected_y = loop(case)[0]
+    assert relative_error(call.rows.rows_of(found[0], expected_y), expected_y) < TOLERANCE[dtype]
     pools = {tensor.name: call.arrays[tensor.name] for tensor in spec.inputs if is_pool(tensor)}
     written = sorted({slot for slots in call.writes for slot in slots if slot >= 0})
-    for value, before, wanted in zip(found[1:], pools.values(), pools_after(call, case, pools, loop), strict=True):
+    for value, before, reference in zip(found[1:], pools.values(), pools_after(call, case, pools, loop), strict=True):
         assert before is not None
         for slot in written:
-            assert relative_error(value[slot], wanted[slot]) < TOLERANCE[dtype], f"slot {slot}"
+            assert relative_error(value[slot], reference[slot]) < TOLERANCE[dtype], f"slot {slot}"
         others = [slot for slot in range(len(value)) if slot not in written]
         np.testing.assert_array_equal(value[others], before[others].astype(value.dtype))
 
@@ -101,8 +101,8 @@ def test_one_column_is_the_packed_form(op: str) -> None:
     assert slots is not None
     packed = kernel.packed(*tensors, *attributes)
     one_column = kernel.speculative(*tensors[:-1], slots[:, None], torch.ones_like(slots), *attributes)
-    for found, wanted in zip(one_column, packed, strict=True):
-        assert torch.equal(found.nan_to_num(7.0), wanted.nan_to_num(7.0))
+    for found, reference in zip(one_column, packed, strict=True):
+        assert torch.equal(found.nan_to_num(7.0), reference.nan_to_num(7.0))
 
 
 def test_a_16_bit_state_is_rounded_after_every_token() -> None:

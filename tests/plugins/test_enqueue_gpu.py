@@ -118,7 +118,7 @@ def test_streams_and_tensors_of_other_libraries(
 
 @pytest.mark.parametrize("op", dense_operators())
 def test_contexts_alternate(trt: Any, registration: PluginRegistration, op: str) -> None:
-    """Two contexts of one engine, each with shapes and a workspace of its own, on two streams."""
+    """Two contexts of one engine with different shapes and workspaces, on two streams."""
     calls = [call_of(op, PREFILL), call_of(op, DECODE)]
     engine = created_plugin(trt, registration, calls[0], MOST)
     calls[1].workspace = torch.full_like(calls[0].workspace, float("nan"))

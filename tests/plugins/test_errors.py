@@ -26,7 +26,7 @@ def test_it_replaces_what_tensorrt_made_of_it() -> None:
     assert str(caught.value.__cause__) == "error code 4"
 
 
-def test_it_is_raised_where_tensorrt_goes_on() -> None:
+def test_the_error_is_raised_where_tensorrt_continues() -> None:
     errors = PluginErrors()
     with pytest.raises(EngineError, match="no workspace"), errors.raised():
         errors.record(EngineError("no workspace"))
@@ -48,7 +48,7 @@ def test_what_lies_before_the_block_is_not_its_error() -> None:
 
 
 @pytest.mark.parametrize("any_thread", [False, True])
-def test_threads_keep_theirs_apart_unless_asked(any_thread: bool) -> None:
+def test_threads_are_separate_unless_requested(any_thread: bool) -> None:
     errors = PluginErrors()
     thread = threading.Thread(target=lambda: errors.record(EngineError("of another thread")))
     thread.start()

@@ -1,4 +1,4 @@
-"""The plugins with the classes of full TensorRT 10 and 11, whose Python part is a package of its own.
+"""The plugins with the classes of full TensorRT 10 and 11, whose Python part is a separate package.
 
 Its native libraries are not in a package registry. The classes work without them: what the bindings take of
 a library are nine functions, which give null here. So no builder, parser or registry is made, and everything else is

@@ -68,9 +68,9 @@ def test_names_come_from_the_declaration(trt: Any, registration: PluginRegistrat
         registration.creators[spec.name, spec.version],
         created(trt, registration, spec.name, spec.version),
     )
-    wanted = (spec.name, str(spec.version), "trt_edgellm")
-    assert (creator.name, creator.plugin_version, creator.plugin_namespace) == wanted
-    assert (plugin.plugin_name, plugin.plugin_version, plugin.plugin_namespace) == wanted
+    expected = (spec.name, str(spec.version), "trt_edgellm")
+    assert (creator.name, creator.plugin_version, creator.plugin_namespace) == expected
+    assert (plugin.plugin_name, plugin.plugin_version, plugin.plugin_namespace) == expected
     names = [field.name for field in creator.field_names]
     assert names == [*(attribute.name for attribute in spec.attributes), CAPABILITIES, ALIASED]
     assert plugin.num_outputs == len(spec.outputs)
@@ -124,7 +124,7 @@ def test_bytes_of_e4m3_are_int8(trt: Any, registration: PluginRegistration) -> N
         plugin.get_output_data_types(kinds)
 
 
-def test_workspace_is_asked_for_once_for_all_shapes(trt: Any, registration: PluginRegistration) -> None:
+def test_workspace_is_requested_once_for_all_shapes(trt: Any, registration: PluginRegistration) -> None:
     plugin, tensors = created(trt, registration), dynamic_descs(trt, batch=8, time=512)
     plugin.configure_plugin(tensors, [])
     assert plugin.get_workspace_size(tensors, []) == 256 * 192
@@ -233,7 +233,7 @@ def test_a_creator_that_fails_is_recorded(trt: Any, registration: PluginRegistra
 
 
 def test_one_algorithm_is_no_choice(trt: Any, registration: PluginRegistration) -> None:
-    """The planner double knows one, whatever variant is asked for."""
+    """The planner double returns the same plan for every variant."""
     plugin = created(trt, registration)
     assert plugin.get_valid_tactics() == []
     plugin.configure_plugin(dynamic_descs(trt), [])
@@ -241,7 +241,7 @@ def test_one_algorithm_is_no_choice(trt: Any, registration: PluginRegistration) 
     plugin.set_tactic(0)
 
 
-def test_times_are_kept_under_what_they_hold_for(trt: Any, registration: PluginRegistration) -> None:
+def test_times_are_stored_by_shape(trt: Any, registration: PluginRegistration) -> None:
     """Operator, form, attributes, types, TensorRT's version and the kernels."""
     plugin = created(trt, registration)
     plugin.configure_plugin(dynamic_descs(trt), [])
@@ -276,7 +276,7 @@ def test_a_taken_name_is_an_error() -> None:
     library = hiding(stand_in)
     library.get_plugin_registry = lambda: registry
     PluginRegistration(library, plan_by_shape, DeviceDouble).register(library)
-    wanted = [(spec.name, str(spec.version), spec.domain) for spec in plugin_specs()]
-    assert sorted(registry.creators) == sorted(wanted) and ("update_ssm_state", "3", "trt_edgellm") in wanted
+    expected = [(spec.name, str(spec.version), spec.domain) for spec in plugin_specs()]
+    assert sorted(registry.creators) == sorted(expected) and ("update_ssm_state", "3", "trt_edgellm") in expected
     with pytest.raises(EngineError, match=r"register the plugin causal_conv1d 1 .*found one there"):
         PluginRegistration(library, plan_by_shape, DeviceDouble).register(library)

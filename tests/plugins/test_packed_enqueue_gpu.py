@@ -84,7 +84,7 @@ def test_results(
 
 
 @pytest.mark.parametrize("op", [op for op in dense_operators() if op != "mamba2_conv_scan"])
-def test_held_states_advance_by_the_right_tokens(trt: Any, registration: PluginRegistration, op: str) -> None:
+def test_deferred_states_advance_by_the_accepted_tokens(trt: Any, registration: PluginRegistration, op: str) -> None:
     """The plugins of an engine that advances: a row of its tokens whose slot is in the column of the last right one."""
     counts, right, columns = (4, 1, 2, 3), (2, 1, 2, 3), DRAFTS + 1
     slots = torch.full((len(counts), columns), -1, dtype=torch.int64)

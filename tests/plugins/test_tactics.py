@@ -41,7 +41,7 @@ def calls_of(op: str, time: tuple[int, int], version: int = 1) -> CallRange:
 @pytest.mark.parametrize(("op", "capability", "time", "expected"), OFFERED)
 def test_what_differs_is_offered(op: str, capability: str, time: tuple[int, int], expected: list[str]) -> None:
     found = tactics(calls_of(op, time), (capability,), plan, variants(op))
-    assert [asked.variant for asked in found.values()] == ["", *expected]
+    assert [call.variant for call in found.values()] == ["", *expected]
     assert list(found) == [1, *(2 + variants(op).index(name) for name in expected)]
 
 
@@ -66,7 +66,7 @@ def test_the_workspace_is_enough_for_every_tactic(op: str) -> None:
     plugin, calls = plugin_of(op), calls_of(op, PREFILL)
     nbytes = plugin.workspace_bytes(calls)
     offered = tactics(calls, ("9.0",), plan, variants(op))
-    assert nbytes == max(largest_workspace(asked, ("9.0",), plan) for asked in offered.values())
+    assert nbytes == max(largest_workspace(call, ("9.0",), plan) for call in offered.values())
 
 
 def layouts(calls: CallRange, **sizes: int) -> tuple[list[TensorLayout], list[TensorLayout]]:

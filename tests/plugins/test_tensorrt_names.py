@@ -58,15 +58,15 @@ def test_names_were_found() -> None:
 
 def test_networks_are_strongly_typed() -> None:
     """By a flag, whose number differs between versions, or because there is no other kind."""
-    asked: list[int] = []
+    received: list[int] = []
 
     class Recorder:
         def create_network(self, flags: int) -> None:
-            asked.append(flags)
+            received.append(flags)
 
     TensorRTLibrary(NAME).create_network(Recorder())
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    assert asked == [0 if flag is None else 1 << int(flag)]
+    assert received == [0 if flag is None else 1 << int(flag)]
 
 
 @pytest.mark.skipif(NAME == "tensorrt_rtx", reason="needs full TensorRT: TensorRT-RTX builds without a GPU")

@@ -1,4 +1,4 @@
-"""No call that a profile admits needs more workspace than TensorRT was asked for, on any GPU of the target."""
+"""No call that a profile admits needs more workspace than was requested, on any GPU of the target."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_workspace_is_enough(op: str, batch: int, time: int, multiprocessors: in
     known = traits_from_capability(capability)[0]
     device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
     calls = call_range(op)
-    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    requested = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
     needed = plan(calls.call({**SIZES, "batch": batch, "time": time}), device).workspace_bytes
-    assert needed <= asked
+    assert needed <= requested
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_workspace_of_packed_rows_is_enough(
     known = traits_from_capability(capability)[0]
     device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
     calls, rows = call_range(op, version), min(rows, tokens)
-    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    requested = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
     call = calls.call({**SIZES, "tokens": tokens, "rows": rows, "row_bounds": rows + 1})
     assert call.packed is not None and call.packed.rows == rows and call.packed.max_row_tokens == tokens - rows + 1
-    assert plan(call, device).workspace_bytes <= asked
+    assert plan(call, device).workspace_bytes <= requested
 
 
 @given(
@@ -113,6 +113,6 @@ def test_workspace_of_pages_is_enough(
     most = {"tokens": 300, "rows": 40, "row_bounds": 41, "max_blocks": 600}
     dims = tuple({**{n: (s, s) for n, s in sizes.items()}, **{n: (1, size) for n, size in most.items()}}.items())
     calls = CallRange(spec, tuple(spec.complete_attributes({}).items()), (("T", BF16),), dims, has_time=False)
-    asked = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
+    requested = largest_workspace(calls, (f"{capability[0]}.{capability[1]}",), plan)
     call = calls.call({**sizes, "tokens": tokens, "rows": rows, "row_bounds": rows + 1, "max_blocks": max_blocks})
-    assert plan(call, device).workspace_bytes <= asked
+    assert plan(call, device).workspace_bytes <= requested

@@ -1,4 +1,4 @@
-"""No module imports itself by way of others, imports for type checking included; nor do sibling folders."""
+"""No cycles of imports between modules or sibling folders, imports for type checking included."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def module_graph(root: Path) -> dict[str, set[str]]:
 
 
 def circle(graph: Graph) -> list[str]:
-    """The nodes of a circle of ``graph``, the first one again at the end; [] where there is none."""
+    """The nodes of a cycle of ``graph``, the first one repeated at the end; [] without one."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

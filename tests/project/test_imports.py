@@ -156,7 +156,7 @@ def is_from(path: Path, line: int) -> bool:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """A way along imports that ends where it begins; empty when there is none."""
+    """A cycle of imports; empty when there is none."""
     done: set[str] = set()
 
     def search(name: str, way: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every code block of every page runs as it is printed, one after another, in a folder like a fresh checkout."""
+"""Every code block of every page runs as printed, in order, in a folder like a fresh checkout."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_data_folders_are_found_in_the_wheel(installed: Path, tmp_path: Path) ->
 
 
 def users_files(folder: Path) -> None:
-    """What a user may have beside a script: packages and modules with the names of the top folders."""
+    """What a user may have next to a script: packages and modules with the names of the top folders."""
     for name in LINKED:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text("raise RuntimeError('a file of the user was imported')\n")

@@ -22,8 +22,8 @@ def mixer_model(dtype: DType = DType.FLOAT32) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
     flat = {"gate": INNER, "conv_input": CONV_DIM, "dt": HEADS, "y_flat": INNER, "mixed": CONV_DIM}
     flat |= {"x_flat": INNER, "B_flat": WIDTH, "C_flat": WIDTH}
-    parted = {"x": (HEADS, HEAD_DIM), "B": (GROUPS, STATE_SIZE), "C": (GROUPS, STATE_SIZE), "y": (HEADS, HEAD_DIM)}
-    shapes: dict[str, tuple[int, ...]] = {**{name: (size,) for name, size in flat.items()}, **parted}
+    split = {"x": (HEADS, HEAD_DIM), "B": (GROUPS, STATE_SIZE), "C": (GROUPS, STATE_SIZE), "y": (HEADS, HEAD_DIM)}
+    shapes: dict[str, tuple[int, ...]] = {**{name: (size,) for name, size in flat.items()}, **split}
     model.graph.value_info.extend(_info(name, dtype, ("batch", "seq", *sizes)) for name, sizes in shapes.items())
     attach_functions(model)
     return model

@@ -119,8 +119,8 @@ def run(exported: Exported, model: onnx.ModelProto, feeds: dict[str, np.ndarray]
     return dict(zip([value.name for value in session.get_outputs()], session.run(None, given), strict=True))
 
 
-def test_a_check_says_what_a_step_with_snapshots_says(checked: Checked) -> None:
-    """The same graph but for one column and the outputs; snapshots are in slots that are none of any row's own."""
+def test_a_check_has_the_logits_of_a_step_with_snapshots(checked: Checked) -> None:
+    """The same graph except for one column and the outputs; snapshots are in slots that belong to no row."""
     slots = np.array([[own, *(8 + row * 2 + j % 2 for j in range(DRAFTS))] for row, own in enumerate(ROW_SLOTS)])
     slots[:, 3] = -1
     feeds = checked.feeds | {"state_indices": slots.astype(np.int32), "num_accepted_tokens": np.ones(ROWS, np.int32)}

@@ -127,7 +127,7 @@ EDITS: dict[str, Callable[[onnx.GraphProto], Any]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_what_is_needed_elsewhere_stays(name: str) -> None:
+def test_values_that_are_used_elsewhere_stay(name: str) -> None:
     assert with_joined_mixers(edited(EDITS[name])) is None
 
 

@@ -18,14 +18,14 @@ class Row:
 
 
 def packed_step(
-    rows: Sequence[Row], new: Sequence[Sequence[int]], wanted: Sequence[Collection[int]], block_size: int
+    rows: Sequence[Row], new: Sequence[Sequence[int]], with_logits: Sequence[Collection[int]], block_size: int
 ) -> PackedInputs:
-    """Feed ``new`` tokens of each row; ``wanted``: those of them, by place, whose logits are wanted."""
+    """Feed ``new`` tokens of each row; ``with_logits``: the positions among them whose logits are requested."""
     counts = [len(ids) for ids in new]
     bounds = np.cumsum([0, *counts])
     positions = np.concatenate([len(row.tokens) + np.arange(n) for row, n in zip(rows, counts, strict=True)])
     blocks = np.repeat([row.block for row in rows], counts)
-    indices = [int(begin) + place for begin, each in zip(bounds, wanted, strict=False) for place in sorted(each)]
+    indices = [int(begin) + place for begin, each in zip(bounds, with_logits, strict=False) for place in sorted(each)]
     return PackedInputs(
         np.concatenate([np.array(ids, np.int64) for ids in new]),
         positions.astype(np.int64),

@@ -144,8 +144,8 @@ def function_run(op: str, case: ConvCase | SsmCase | DeltaCase, **attributes: st
     attach_functions(model)
     lowered = ir.from_proto(model)
     lower_opset(lowered, INSTALLED)
-    wanted = {value.name for value in model.graph.input}
-    feeds = {name: getattr(case, name).astype(np.float32) for name in wanted - {"context_lengths"}}
+    inputs = {value.name for value in model.graph.input}
+    feeds = {name: getattr(case, name).astype(np.float32) for name in inputs - {"context_lengths"}}
     session = ort.InferenceSession(
         ir.to_proto(lowered).SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
     )

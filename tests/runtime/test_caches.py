@@ -42,7 +42,7 @@ def test_routes_lead_to_the_states_of_each_layer() -> None:
         cache.route(len(HYBRID))
 
 
-def test_rows_move_and_go_on_with_exactly_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_move_continue_with_exactly_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_rows, "FIRST_CAPACITY", 4)
     engine = ToyEngine(toy_config(HYBRID))
     cache = HybridCacheManager(engine, 4, tokens=3)

@@ -326,7 +326,7 @@ def test_limits_may_only_be_lowered(folder: Path, name: str, value: int) -> None
         LLM(folder, engine=engine, **{name: value})  # type: ignore[arg-type]
 
 
-def test_a_lower_batch_limit_is_kept(folder: Path) -> None:
+def test_a_lower_batch_limit_is_accepted(folder: Path) -> None:
     llm = LLM(folder, engine=ToyEngine(toy_config(vocab=VOCAB)), max_batch_size=2)
     generations = llm.generate([[1], [2], [3]], max_new_tokens=2)
     assert [g.token_ids for g in generations] == [greedy(llm, [i], 2) for i in (1, 2, 3)]

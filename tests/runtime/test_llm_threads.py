@@ -34,7 +34,7 @@ def llm(request: pytest.FixtureRequest, tmp_path: Path) -> LLM:
     return request.param(tmp_path)
 
 
-def test_threads_get_what_each_gets_alone(llm: LLM) -> None:
+def test_threads_get_the_tokens_each_gets_alone(llm: LLM) -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, 40, rng.integers(1, 20)).tolist() for _ in range(24)]
     alone = [llm.generate(prompt, max_new_tokens=8).token_ids for prompt in prompts]

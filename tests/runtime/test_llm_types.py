@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def assert_type(value: object, kind: object) -> None:
-        """The kind without what it holds, as far as it can be told at run time."""
+        """The kind without what it holds, as far as it can be checked at run time."""
         kind = getattr(kind, "__origin__", kind)
         assert isinstance(value, kind)
 

@@ -126,7 +126,7 @@ def test_answers_to_one_prompt_share_its_log_probabilities(tmp_path: Path) -> No
         llm.loop.scheduler.check_integrity()
 
 
-def test_a_prompt_is_read_beside_rows_with_draft_tokens(tmp_path: Path) -> None:
+def test_a_prompt_may_share_a_step_with_draft_tokens(tmp_path: Path) -> None:
     with paged_llm(tmp_path, speculation=SpeculationSettings(3, adaptive=False)) as llm:
         # Few tokens are allowed, so that what followed before is often right again.
         few = SamplingParams(allowed_token_ids=[3, 5], max_new_tokens=40)
@@ -289,7 +289,7 @@ def test_namespaces_share_nothing_and_a_reset_forgets(tmp_path: Path, kind: str)
         assert cached() == 0 and cached() > 20
         assert cached("a") == 0 and cached("a") > 20
         pinned = llm.cache_prefix(prompt[:10], "first", "a") if kind == "radix" else None
-        # A request under way goes on.
+        # A running request continues.
         stream = llm.generate(prompt[:-1], max_new_tokens=6, stream=True)
         begun = [next(stream)]
         llm.reset_prefix_cache()

@@ -47,7 +47,7 @@ class LateResult(StepResult):
 
 
 class AheadToyEngine(ToyPagedEngine):
-    """``pending`` is the step that has been launched and not run; what else is asked of the engine comes after it."""
+    """``pending`` is the step that has been launched but not run; all other calls come after it."""
 
     pending: LateResult | None = None
 
@@ -56,7 +56,7 @@ class AheadToyEngine(ToyPagedEngine):
         return True
 
     def launch(self, inputs: PackedInputs) -> StepResult:
-        assert self.pending is None, "a step is launched while another one is under way"
+        assert self.pending is None, "a step is launched while another one runs"
         self.pending = LateResult(self, inputs)
         return self.pending
 

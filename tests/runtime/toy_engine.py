@@ -2,7 +2,7 @@
 
 A padding token that leaks into a state, two rows mixed up, a stale buffer or a wrong position changes the logits,
 and ``toy_logits`` recomputes the right ones from scratch. Whatever the contract leaves unspecified is poisoned with
-NaN: logits of rows that took no part, logits of the step before, cache positions that ``reserve`` added.
+NaN: logits of idle rows, logits of the step before, cache positions that ``reserve`` added.
 """
 
 from __future__ import annotations

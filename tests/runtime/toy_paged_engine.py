@@ -190,8 +190,8 @@ class ToyPagedEngine(PagedEngine):
         self._check(inputs)
         self.steps += 1
         self.tokens += inputs.input_ids.size
-        wanted = {int(token): m for m, token in enumerate(inputs.logits_indices)}
-        logits = np.full((len(wanted), self.config.vocab_size), np.nan, np.float32)
+        requested = {int(token): m for m, token in enumerate(inputs.logits_indices)}
+        logits = np.full((len(requested), self.config.vocab_size), np.nan, np.float32)
         fails = self.steps in self.fail_at
         self._deferred = {}
         for row in range(inputs.seq_lens.size):
@@ -212,9 +212,9 @@ class ToyPagedEngine(PagedEngine):
                     state = self._consumed(state, int(inputs.input_ids[token]))
                     if deferred:
                         self._deferred[row][1].append(state)
-                if token in wanted and not fails:
+                if token in requested and not fails:
                     position = int(inputs.positions[token])
-                    logits[wanted[token]] = self._row_logits(inputs.block_table[row], position + 1, state)
+                    logits[requested[token]] = self._row_logits(inputs.block_table[row], position + 1, state)
             if self.config.recurrent_layers and not deferred:
                 self.states[slot] = np.nan if fails else state
         if fails:

@@ -27,7 +27,7 @@ class CheckedDouble:
 
     def __getattr__(self, name: str) -> Any:
         real = inspect.getattr_static(self.real, name, None)
-        # Optional methods are asked for with getattr: AttributeError is what the real object would answer.
+        # Optional methods are looked up with getattr: the real object would raise AttributeError, too.
         if real is None:
             raise AttributeError(f"{self.real.__name__} has no attribute {name}")
         value = getattr(self.behaviour, name, NotImplemented)
@@ -95,20 +95,20 @@ def _problem(signature: inspect.Signature, arguments: tuple, named: dict[str, An
     except TypeError as error:
         return str(error)
     for name, value in given.arguments.items():
-        wanted = signature.parameters[name].annotation
-        if isinstance(wanted, str) and not _fits(wanted, value):
-            return f"{name}: expected {wanted}, found {type(value).__name__}"
+        expected = signature.parameters[name].annotation
+        if isinstance(expected, str) and not _fits(expected, value):
+            return f"{name}: expected {expected}, found {type(value).__name__}"
     return None
 
 
-def _fits(wanted: str, value: Any) -> bool:
-    if wanted in ("str", "bool", "tuple", "list", "int"):
-        return type(value).__name__ == wanted
-    if wanted == "typing.SupportsInt":
+def _fits(expected: str, value: Any) -> bool:
+    if expected in ("str", "bool", "tuple", "list", "int"):
+        return type(value).__name__ == expected
+    if expected == "typing.SupportsInt":
         return hasattr(value, "__int__")
-    if wanted == "typing_extensions.Buffer":
+    if expected == "typing_extensions.Buffer":
         return memoryview(value).nbytes >= 0
     found = value.real.__name__ if isinstance(value, CheckedDouble) else type(value).__name__
     parents = [] if isinstance(value, CheckedDouble) else [kind.__name__ for kind in type(value).__mro__]
-    last = re.split(r"[.:]", wanted)[-1]
-    return not wanted.startswith("tensorrt") or last in (found, *parents)
+    last = re.split(r"[.:]", expected)[-1]
+    return not expected.startswith("tensorrt") or last in (found, *parents)

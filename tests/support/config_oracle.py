@@ -32,19 +32,19 @@ AGREES, TOO_LARGE = "agrees", "too large to be built"
 
 
 class RecordedFields(HfConfig):
-    """A config that remembers which fields its family asked for, and which of them are spellings of one."""
+    """A config that records which fields its family reads, and which of them are spellings of one field."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
-        self.asked: set[str] = set()
+        self.requested: set[str] = set()
         self.spellings: set[tuple[str, ...]] = set()
 
     def __contains__(self, key: str) -> bool:
-        self.asked.add(key)
+        self.requested.add(key)
         return super().__contains__(key)
 
     def raw(self, key: str, *default: Any) -> Any:
-        self.asked.add(key)
+        self.requested.add(key)
         return super().raw(key, *default)
 
     def name_of(self, *names: str) -> str:
@@ -107,12 +107,12 @@ class Judge:
         model = _random_model(theirs)
         if isinstance(model, str):
             return model
-        wanted = _logits(model, config["vocab_size"])
-        if isinstance(wanted, str):
-            return wanted
+        expected = _logits(model, config["vocab_size"])
+        if isinstance(expected, str):
+            return expected
         if ours == decoder_config(self.base):
-            return AGREES if np.array_equal(wanted, self._base_logits) else "read as the base, but computes otherwise"
-        return self._compared(model, config, wanted)
+            return AGREES if np.array_equal(expected, self._base_logits) else "read as the base, but computes otherwise"
+        return self._compared(model, config, expected)
 
     @cached_property
     def _base_fields(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Judge:
     def _base_logits(self) -> np.ndarray:
         return _logits(_random_model(transformers_config(self.base, self.folder)), self.base["vocab_size"])
 
-    def _compared(self, model: Any, config: dict[str, Any], wanted: np.ndarray) -> str:
+    def _compared(self, model: Any, config: dict[str, Any], expected: np.ndarray) -> str:
         with quiet_transformers():
             model.save_pretrained(self.folder)
         (self.folder / "config.json").write_text(json.dumps(config))
@@ -133,12 +133,12 @@ class Judge:
             found = ours.step([tokens], [0], ours.zero_states(1, len(tokens))).logits[0].numpy()
         except HybridgeError as error:
             return f"accepted, but its tensors are not: {error}"
-        difference = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
+        difference = float(np.linalg.norm(found - expected) / (np.linalg.norm(expected) or 1.0))
         return AGREES if difference < TOLERANCE else f"logits differ by {difference:.1e}"
 
 
 def _random_model(config: Any) -> Any:
-    """A model with weights from one seed, or a sentence on why there is none."""
+    """A model with weights from one seed, or a sentence that says why it cannot be built."""
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
@@ -161,7 +161,7 @@ def _random_model(config: Any) -> Any:
 
 
 def _logits(model: Any, vocab_size: int) -> Any:
-    """[tokens, vocab], or a sentence on why there are none."""
+    """[tokens, vocab], or a sentence that says why they cannot be computed."""
     with quiet_transformers(), torch.no_grad():
         try:
             tokens = torch.from_numpy(TOKENS % vocab_size)[None]

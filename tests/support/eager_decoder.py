@@ -64,7 +64,7 @@ class EagerDecoder:
     def step(
         self, rows: list[np.ndarray], past: list[int], states: dict[str, torch.Tensor], padding: int = 0
     ) -> StepResult:
-        """Feed ``rows`` of new tokens, right-padded with tokens drawn from the seed ``padding``."""
+        """Feed ``rows`` of new tokens, right-padded with random tokens from the seed ``padding``."""
         width = max(1, max(len(r) for r in rows))
         ids = np.random.default_rng(padding).integers(0, self.config.vocab_size, (len(rows), width))
         for index, row in enumerate(rows):

@@ -72,7 +72,7 @@ def check(call: PackedCall, times: int = 3) -> None:
 
 
 def random_bits(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Finite numbers, a pattern of its own in every slot."""
+    """Finite numbers, a different pattern in every slot."""
     if dtype in (torch.int8, torch.uint8):
         return torch.randint(0, 120, shape, dtype=dtype, device="cuda")
     return torch.randn(*shape, device="cuda").to(dtype)

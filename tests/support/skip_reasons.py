@@ -12,7 +12,7 @@ NO_REASON = frozenset({"", "Skipped", "Skipped:", "unconditional skip"})
 
 
 def lacks_reason(report: pytest.TestReport | pytest.CollectReport) -> bool:
-    """True when ``report`` is a skip (not an expected failure) without words of its own."""
+    """True when ``report`` is a skip (not an expected failure) without a reason."""
     if not report.skipped or hasattr(report, "wasxfail"):
         return False
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")

@@ -20,7 +20,7 @@ def python(code: str, folder: Path, name: str = "a", out: bool = False) -> Comma
     return Command((sys.executable, "-c", code), folder / f"{name}.log", folder / f"{name}.json" if out else None)
 
 
-def test_output_is_kept_and_codes_are_told(tmp_path: Path) -> None:
+def test_output_is_stored_and_exit_codes_are_reported(tmp_path: Path) -> None:
     good, bad = python("print(1)", tmp_path, "good", out=True), python("raise SystemExit(3)", tmp_path, "bad", out=True)
     outcomes = run_all([good, bad], limit=30, jobs=2)
     assert [outcome.code for outcome in outcomes] == [0, 3]
@@ -103,7 +103,7 @@ def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / gpu_check.SUMMARY).read_text(encoding="utf-8"))["stages"]
 
 
-def test_an_interrupted_run_keeps_what_it_has(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
+def test_an_interrupted_run_writes_its_results_so_far(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         gpu_check.main(["--out", str(tmp_path)])
     assert {name: stage["status"] for name, stage in summary(tmp_path).items()} == {"good": "passed", "bad": "failed"}

@@ -100,7 +100,7 @@ def test_time_steps_begin_between_a_thousandth_and_a_tenth() -> None:
     torch.testing.assert_close(torch.nn.functional.softplus(dt_bias), torch.tensor([1e-3, 1e-1]))
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     """The same losses and weights as those of a run without an interruption."""
     held_out, plan = np.arange(34).reshape(2, 17) % 50, TrainingPlan(4, learning_rate=1e-2, report_every=2)
     whole = tiny_qwen3_next()

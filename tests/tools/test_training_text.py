@@ -41,7 +41,7 @@ def test_passages_cover_the_document_in_order() -> None:
     assert " ".join(passages) == TEXT
 
 
-def test_documents_are_parted_by_form_feeds(tmp_path: Path) -> None:
+def test_documents_are_separated_by_form_feeds(tmp_path: Path) -> None:
     path = tmp_path / "state-of-the-union.txt"
     path.write_text("One. Two.\n\f\nThree.\n\f\n \n", encoding="utf-8")
     documents = documents_from_files([path])
@@ -62,8 +62,8 @@ def test_conversations_alternate_user_and_assistant() -> None:
     for _ in range(50):
         conversation = conversation_from_document(document, rng)
         assert conversation is not None
-        asked, answered = conversation.count("<|user|>\n"), conversation.count("<|assistant|>\n")
-        assert asked == answered in (1, 2)
+        questions, answers = conversation.count("<|user|>\n"), conversation.count("<|assistant|>\n")
+        assert questions == answers in (1, 2)
         assert conversation.startswith("<s><|") and conversation.endswith("<|end|>\n")
 
 

@@ -40,7 +40,7 @@ def bound(forward: Forward, weights: State, inputs: State, cache: State) -> Grap
 
 
 def check(forward: Forward, weights: State, inputs: State, cache: State) -> set[Any]:
-    """Bind, run twice on states that go on, compare with float64; the targets of the nodes that are left."""
+    """Bind, run twice over continued states, compare with float64; the targets of the nodes that are left."""
     module = bound(forward, weights, inputs, cache)
     exact = [{name: value.double() for name, value in given.items()} for given in (weights, inputs, cache)]
     mine = {name: value.clone() for name, value in cache.items()}

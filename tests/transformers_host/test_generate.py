@@ -1,4 +1,4 @@
-"""What generate() can do besides choosing tokens, on a hybrid model and on one of attention layers alone."""
+"""Features of generate() besides choosing tokens, on a hybrid model and on one of attention layers alone."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_row_behind_filled_caches_crosses_a_far_window(window: int, room: int,
     assert np.concatenate(row.parts).tolist() == row.tokens.tolist() and row.edge.crossed_by(start + len(row.parts[0]))
 
 
-def test_what_no_row_crosses_is_told(artifacts: ArtifactCache) -> None:
+def test_windows_that_no_row_crosses_are_reported(artifacts: ArtifactCache) -> None:
     folder = CASES["qwen3 fp32, window"].get(artifacts).folder
 
     def told(window: int, room: int, layout: str = DENSE) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -89,7 +89,7 @@ ON_PUSH = ("w4 channel, dense", "w4 zero points and act-order, paged", "nvfp4 ex
 
 
 @pytest.mark.parametrize("name", sample(CASES, ON_PUSH))
-def test_artifact_computes_what_the_checkpoint_means(name: str, tmp_path: Path) -> None:
+def test_the_artifact_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     quantized, meant = save_quantized(tmp_path, case.family, case.form, **case.overrides)
     options = ExportOptions(max_batch_size=3, max_seq_len=96, dtype=DType.FLOAT32, **case.options)

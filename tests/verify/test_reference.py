@@ -38,10 +38,10 @@ def assert_is_transformers_in_float32(checkpoint: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 97, 70)
     plain = cast(Any, AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)).eval()
     with torch.no_grad():
-        wanted = plain(torch.from_numpy(tokens)[None]).logits[0].numpy()
+        expected = plain(torch.from_numpy(tokens)[None]).logits[0].numpy()
     found = Reference(checkpoint, EagerDecoder(checkpoint).config).run(tokens).logits
     assert found.dtype == np.float32
-    assert np.linalg.norm(found - wanted) < TOLERANCE * np.linalg.norm(wanted)
+    assert np.linalg.norm(found - expected) < TOLERANCE * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("family", [name for name in BASE_CONFIGS if name != "nemotron_h"])  # it clamps dt otherwise
@@ -67,7 +67,7 @@ def test_a_float32_vector_among_narrow_weights_keeps_its_precision(tmp_path: Pat
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
 
 
-def test_matrices_of_several_types_are_all_held_in_float32(tmp_path: Path) -> None:
+def test_matrices_of_several_types_are_all_stored_in_float32(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path, "llama", dtype="bfloat16")
     edit_tensors(checkpoint, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].float() / 3}))
     assert stored_types(checkpoint).main is DType.FLOAT32

@@ -33,7 +33,7 @@ def found(item: str, layer: int | None, error: float = 1.0, scenario: str = "dec
     return Comparison("onnxruntime", scenario, item, layer, error, error <= 1e-4)
 
 
-def test_the_verdict_says_what_was_computed_in_what() -> None:
+def test_the_verdict_names_the_type_of_each_computation() -> None:
     good = found("logits", None, 1e-6)
     text = "verified: 1 comparisons within 0.0001, prompts of 1, 7 and 133 tokens, computed in float32 by onnxruntime"
     assert report(good).verdict() == f"{text}, not in the artifact's float16"
@@ -41,7 +41,7 @@ def test_the_verdict_says_what_was_computed_in_what() -> None:
     assert report(good, engines=("torch",), computed_types=("float16",)).verdict().endswith("in float16 by torch")
 
 
-def test_the_verdict_says_what_was_crossed_and_what_was_not() -> None:
+def test_the_verdict_names_the_windows_that_were_crossed() -> None:
     window = ("the sliding window of 4096 tokens",)
     verdict = report(found("logits", None, 0.0), far_windows=window).verdict()
     assert "133 tokens, a row across the sliding window of 4096 tokens, computed" in verdict

@@ -49,7 +49,7 @@ def test_tolerances_are_wider_than_those_of_whole_numbers() -> None:
     assert default_tolerance("torch", DType.BFLOAT16) == default_tolerance("torch", DType.BFLOAT16, kv_scales=True)
 
 
-def test_engines_round_alike(artifacts: ArtifactCache) -> None:
+def test_all_engines_round_in_the_same_way(artifacts: ArtifactCache) -> None:
     """Keys and values of the first layer with attention differ where one was next to the middle of two numbers."""
     made, tokens = exported(artifacts), np.arange(3, 29)
     states, logits = [], []
@@ -102,7 +102,7 @@ def test_the_dense_layout_is_refused() -> None:
         ExportOptions(kv_dtype="int4", layout="paged")
 
 
-def test_a_config_that_says_another_type_is_refused(artifacts: ArtifactCache) -> None:
+def test_a_config_of_another_type_is_refused(artifacts: ArtifactCache) -> None:
     data = config_to_json(exported(artifacts).config)
     with pytest.raises(ArtifactError, match="export the checkpoint again"):
         config_from_json({**data, "kv_cache_dtype": "float32"})

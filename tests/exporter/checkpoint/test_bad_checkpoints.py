@@ -140,7 +140,7 @@ def test_tensor_in_two_shards(tmp_path: Path) -> None:
     refused(folder, f"layers.0.weight is in both {FIRST} and {SECOND}")
 
 
-def test_one_file_beside_an_index_of_others(tmp_path: Path) -> None:
+def test_a_single_file_next_to_an_index_of_other_files(tmp_path: Path) -> None:
     single_file = single(tmp_path / "other") / "model.safetensors"
     shutil.copy(single_file, sharded(tmp_path / "c"))
     refused(tmp_path / "c", "found both")

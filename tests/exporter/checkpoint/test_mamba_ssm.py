@@ -28,7 +28,7 @@ from tests.support.mamba_ssm_checkpoints import CONFIG, save_mamba_ssm
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of the package, beside it "reference" as transformers stores it; not to be changed."""
+    """A checkpoint of the package, next to "reference" as transformers stores it; not to be changed."""
     root = tmp_path_factory.mktemp("mamba_ssm")
     return save_mamba_ssm(root / "original", root / "reference")
 

@@ -1,4 +1,4 @@
-"""Whatever a quantization_config says of stored weights, they are read or there is a typed error of one line."""
+"""With any quantization_config, weights are read or refused with a typed error of one line."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ TYPE_STYLES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("style", TYPE_STYLES, ids=str)
 def test_nemotron_h_layer_types(style: dict[str, Any], tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "a", "nemotron_h")
-    wanted = decoder_config(read_config(folder))
+    expected = decoder_config(read_config(folder))
     edit_config(folder, remove=("layers_block_type",), **style)
-    assert decoder_config(read_config(folder)) == wanted
+    assert decoder_config(read_config(folder)) == expected
 
 
 def test_nemotron_h_layer_types_that_contradict_are_refused(tmp_path: Path) -> None:
@@ -224,5 +224,5 @@ def test_residual_stream_of_a_bfloat16_mamba2(wide: bool, tmp_path: Path) -> Non
     with torch.no_grad():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
         group_gated_norms(model)
-        wanted = model(torch.from_numpy(tokens)[None]).logits[0]
-    assert TOLERANCE < relative_error(found.logits[0], wanted.float()) < 2e-2
+        expected = model(torch.from_numpy(tokens)[None]).logits[0]
+    assert TOLERANCE < relative_error(found.logits[0], expected.float()) < 2e-2

@@ -142,8 +142,8 @@ def test_sound_configs_are_described_as_they_are(config: dict[str, Any]) -> None
     assert decoder.layer_types == tuple({"M": "mamba", "*": "attention", "-": "mlp"}[c] for c in pattern)
     contract = runtime_config(decoder, ExportOptions(), DType.FLOAT16, ())
     keys = [b for b in contract.bindings.inputs if b.name.startswith("past_key_")]
-    wanted = ("batch", config["num_key_value_heads"], "max_seq", config["head_dim"])
-    assert [b.shape for b in keys] == [wanted] * pattern.count("*")
+    expected = ("batch", config["num_key_value_heads"], "max_seq", config["head_dim"])
+    assert [b.shape for b in keys] == [expected] * pattern.count("*")
     states = [b for b in contract.bindings.inputs if b.name.startswith("recurrent_state_")]
     assert len(states) == pattern.count("M")
     for state in states:

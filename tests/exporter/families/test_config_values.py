@@ -91,9 +91,9 @@ def with_value(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]
 
 
 def faults(base: dict[str, Any], values: tuple[Any, ...], folder: Path) -> list[str]:
-    """What is neither read as transformers reads it nor refused by name, over all fields and ``values``."""
+    """Fields and ``values`` that are neither read as transformers reads them nor refused by name."""
     judge, found = Judge(folder, base), []
-    fields = sorted({*recorded(base).asked, *base} - NOT_JUDGED)
+    fields = sorted({*recorded(base).requested, *base} - NOT_JUDGED)
     assert len(fields) > 20
     for field in fields:
         for value in values:

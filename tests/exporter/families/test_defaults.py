@@ -1,4 +1,4 @@
-"""A field that config.json does not hold means what it means to transformers, or is asked for by name."""
+"""A field that config.json lacks has the default of transformers, or is required by name."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_transformers_reads_as_many_layers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_fields_beside_the_decoder_do_not_change_it(name: str) -> None:
+def test_fields_outside_the_decoder_do_not_change_it(name: str) -> None:
     fields = PUBLISHED[name]
     assert decoder_config({**BESIDE, **fields}) == decoder_config(fields)
     if "text_config" in fields:

@@ -25,7 +25,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def assert_refused(folder: Path, *named: str, error: type[HybridgeError] = HybridgeError) -> str:
-    """Exporting ``folder`` fails with an error that holds ``named``, and leaves nothing beside the checkpoint."""
+    """Exporting ``folder`` fails with an error that holds ``named``, and leaves nothing next to the checkpoint."""
     before = sorted(folder.parent.rglob("*"))
     with pytest.raises(error) as caught:
         export_checkpoint(folder, folder.parent / "out")
@@ -70,7 +70,7 @@ def test_unsupported_value(
     assert_refused(folder, named, error=UnsupportedError)
 
 
-# A size, and what the operator's declaration has to say of it.
+# A size, and the message of the operator's declaration.
 WITHOUT_KERNELS = [
     ("qwen3_next", "linear_key_head_dim", 12, "layer 0 (gated_delta_net)", "key_size from 8 to 256 in multiples of 8"),
     ("olmo_hybrid", "linear_value_head_dim", 264, "layer 0 (gated_delta_net)", "value_size from 8 to 256"),

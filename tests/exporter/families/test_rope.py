@@ -57,9 +57,9 @@ def tables_of_transformers(kind: str, parameters: dict[str, Any]) -> tuple[np.nd
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 def test_frequencies_equal_transformers(model_type: str, kind: str, parameters: dict[str, Any]) -> None:
     ours = rope_of(model_type, rope_parameters={"rope_type": kind, "rope_theta": 5e5, **parameters})
-    wanted, scaling = tables_of_transformers(kind, {"rope_type": kind, "rope_theta": 5e5, **parameters})
+    expected, scaling = tables_of_transformers(kind, {"rope_type": kind, "rope_theta": 5e5, **parameters})
     # transformers computes in float32, the smoothing of llama3 with cancellation.
-    np.testing.assert_allclose(np.array(ours.inv_freq), wanted, rtol=5e-6)
+    np.testing.assert_allclose(np.array(ours.inv_freq), expected, rtol=5e-6)
     assert ours.attention_scaling == pytest.approx(scaling, rel=1e-12)
 
 
@@ -82,9 +82,9 @@ def test_partial_rotary_of_bamba(factor: float | None) -> None:
         parameters["partial_rotary_factor"] = factor
     ours = rope_of("bamba", rope_parameters=parameters)
     config = AutoConfig.for_model("bamba", **{**BASE_CONFIGS["bamba"], **BAMBA_HEADS}, rope_parameters=dict(parameters))
-    wanted, _ = BambaRotaryEmbedding.compute_default_rope_parameters(config)
+    expected, _ = BambaRotaryEmbedding.compute_default_rope_parameters(config)
     assert ours.rotary_dim == int(128 * (0.5 if factor is None else factor))
-    np.testing.assert_allclose(np.array(ours.inv_freq), wanted.numpy(), rtol=2e-6)
+    np.testing.assert_allclose(np.array(ours.inv_freq), expected.numpy(), rtol=2e-6)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

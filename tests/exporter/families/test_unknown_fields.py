@@ -15,7 +15,7 @@ from tests.support.tiny_models import BASE_CONFIGS
 
 
 @pytest.mark.parametrize("value", [False, 0, 0.0, "", True, 2, [0], {"a": None}], ids=repr)
-def test_an_unknown_field_that_says_something_is_refused(value: Any) -> None:
+def test_an_unknown_field_with_a_value_is_refused(value: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"unknown field.*new_gate: they may change what the model computes"):
         decoder_config({**BASE_CONFIGS["llama"], "model_type": "llama", "new_gate": value})
 

@@ -96,7 +96,7 @@ def test_link_that_cannot_be_becomes_a_copy(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("no_clone")
-def test_a_reflink_that_was_asked_for_and_cannot_be(tmp_path: Path) -> None:
+def test_a_requested_reflink_that_is_impossible_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"file system on which a reflink .*`weights='auto'`"):
         place(sharded(tmp_path / "c"), tmp_path / "out", "reflink")
 

@@ -48,15 +48,15 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), outcome=st.sampled_from(["commit", "commit", "release"]))
     def advance(self, data: st.DataObject, outcome: str) -> None:
         chosen = data.draw(st.lists(st.sampled_from(self.running), unique=True, min_size=1))
-        wanted = [(memory, data.draw(st.integers(1, 6))) for memory in chosen]
+        requested = [(memory, data.draw(st.integers(1, 6))) for memory in chosen]
         dropped = data.draw(st.lists(st.sampled_from(chosen), unique=True))
-        self.step(wanted, dropped, outcome)
+        self.step(requested, dropped, outcome)
 
-    def step(self, wanted: list, dropped: list, outcome: str = "commit") -> None:
-        before = {memory: (memory.length, list(memory.blocks), memory.slot, memory.row) for memory, _ in wanted}
+    def step(self, requested: list, dropped: list, outcome: str = "commit") -> None:
+        before = {memory: (memory.length, list(memory.blocks), memory.slot, memory.row) for memory, _ in requested}
         free = self.manager.pool.available, self.manager.slots.free, self.manager.rows.free
         reservation, counts = Reservation(self.manager), {}
-        for memory, count in wanted:
+        for memory, count in requested:
             count = min(count, MAX_SEQ - memory.length)
             while memory.length + count > len(memory.tokens):
                 memory.tokens.append(len(memory.tokens) % 2)
@@ -70,7 +70,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
         if outcome == "release":
             reservation.release()
             assert free == (self.manager.pool.available, self.manager.slots.free, self.manager.rows.free)
-            assert all((m.length, m.blocks, m.slot, m.row) == before[m] for m, _ in wanted)
+            assert all((m.length, m.blocks, m.slot, m.row) == before[m] for m, _ in requested)
             return
         self.memory.poison_free()
         self.memory.run(reservation, counts)

@@ -58,7 +58,7 @@ def test_the_slot_pool_refuses(action, message):
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))), ids=str)
-def test_slots_in_use_lie_side_by_side_whatever_order_they_came_back_in(order: tuple[int, ...]) -> None:
+def test_slots_in_use_are_contiguous_whatever_the_order_of_release(order: tuple[int, ...]) -> None:
     slots = SlotPool(6)
     for _ in range(5):
         slots.allocate()

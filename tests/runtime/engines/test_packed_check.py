@@ -69,7 +69,7 @@ def test_what_is_refused(step: PackedInputs, words: str) -> None:
         check_packed(step, LIMITS, CONFIG, SIZES)
 
 
-def test_a_wide_table_is_looked_at_as_a_whole() -> None:
+def test_a_wide_table_is_checked_as_a_whole() -> None:
     table = np.full((3, 64), -1, np.int32)
     table[:, :3] = STEP.block_table
     check_packed(replace(STEP, block_table=table), LIMITS, CONFIG, SIZES)

@@ -1,4 +1,4 @@
-"""Packed slots hold what the numbers of 8 bits can say of a state, in the pools of either engine on the CPU."""
+"""Packed slots hold a state's values rounded to 8 bits, in the pools of both engines on the CPU."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_copy_in_host_memory_is_the_slot_bit_for_bit(world: World) -> None:
     world.pools.unpack_slots([0], [3])
     found, arrays = world.read(3), copy.arrays()
     assert all((found[name] == arrays[name][0].astype(np.float64)).all() for name in arrays)
-    # What the host makes of the same state is the same, but for a last bit.
+    # The host's rounding of the same state differs by at most the last bit.
     exact = world.pools.arrays_from_copy(world.pools.swap_out([], [1]))
     made = PackedState.of(exact, world.kind)
     for name, rows in made.packed.items():

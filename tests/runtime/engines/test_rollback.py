@@ -102,8 +102,8 @@ def test_every_mode_gives_the_states_of_the_right_tokens_alone(
     engine, scan = ENGINES[name](artifacts.get(family, "float32", layout="paged").folder), FAMILIES[family]
     mode = MODES[index](scan)
     engine.prepare_rollback(ROWS, 1 + MOST, mode)
-    asked = dict.fromkeys((CONV, scan), mode) if isinstance(mode, str) else mode
-    assert engine.rollback_modes == {scan: REPLAY, CONV: REPLAY, **asked}
+    requested = dict.fromkeys((CONV, scan), mode) if isinstance(mode, str) else mode
+    assert engine.rollback_modes == {scan: REPLAY, CONV: REPLAY, **requested}
     assert (engine.rollback_token_bytes == engine.slot_bytes) == (mode == SNAPSHOT)
 
     @settings(deadline=None, max_examples=examples(8), suppress_health_check=list(HealthCheck))
@@ -156,7 +156,7 @@ def test_what_cannot_be_deferred_or_advanced_is_refused(engine: PagedEngine) -> 
         engine.advance(np.array([1, 0, 0]))
 
 
-def test_a_long_row_may_come_beside_deferred_ones(engine: PagedEngine) -> None:
+def test_a_long_row_may_share_a_step_with_deferred_rows(engine: PagedEngine) -> None:
     engine.prepare_rollback(ROWS, 1 + MOST)
     rows, found = Rows(engine), []
     for new, right in (([[1], [2, 3], [4, 5, 6]], [1, 2, 1]), ([[7, 8], list(range(24)), [9, 8, 7]], [1, 24, 2])):

@@ -26,7 +26,7 @@ def test_the_choice_is_that_of_the_bytes_counted_one_by_one(tokens: int) -> None
         assert (OperatorCost(state, token).cheaper_mode == SNAPSHOT) == (snapshot < replay)
 
 
-def test_what_is_asked_for_comes_first() -> None:
+def test_explicit_options_come_first() -> None:
     costs = {"conv": OperatorCost(100, 90), "scan": MAMBA2}
     assert chosen_modes(costs, AUTO) == {"conv": SNAPSHOT, "scan": REPLAY} == chosen_modes(costs, {})
     assert chosen_modes(costs, REPLAY) == {"conv": REPLAY, "scan": REPLAY}

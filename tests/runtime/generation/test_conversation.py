@@ -31,7 +31,7 @@ def turn(talk: Conversation, text: str, pieces: int | None = None) -> None:
 
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "text"])
 @pytest.mark.parametrize("stopped", [None, 1, 3])
-def test_a_turn_goes_on_from_the_last_one(tmp_path: Path, template: str | None, stopped: int | None) -> None:
+def test_a_turn_continues_from_the_previous_one(tmp_path: Path, template: str | None, stopped: int | None) -> None:
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     llm = toy_llm(tmp_path, max_seq_len=90)

@@ -1,4 +1,4 @@
-"""The generation loop: every request gets the tokens that it would get alone, whatever runs beside it."""
+"""The generation loop: every request gets the tokens that it would get alone, whatever runs with it."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_any_mix_of_requests_equals_each_alone(
         assert generation.stopped_by == (generation.token_ids[-1] if stopped else None)
 
 
-def test_sampled_requests_repeat_alone_and_in_company(folder: Path) -> None:
+def test_sampled_requests_repeat_alone_and_in_a_batch(folder: Path) -> None:
     llm = toy_llm(folder)
     prompts = [[5, 6, 7], [8], [9, 10], [5, 6, 7], [11]]
     params = [SamplingParams(temperature=1.0, seed=i, max_new_tokens=6 + i) for i in range(5)]

@@ -17,7 +17,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def run(tokenizer: Tokenizer, tokens: list[int], params: SamplingParams) -> list[Piece]:
-    """The pieces of a generation whose logits ask for ``tokens`` one after another, and that ends with them."""
+    """The pieces of a generation whose logits prefer each of ``tokens`` in turn, and that ends with them."""
     request = Request.from_prompt([5], params, RequestLimits(VOCAB, 4096), tokenizer)
     sequence = GeneratedSequence(0, Request(request.prompt_ids, params, len(tokens)), (), tokenizer, 0.0)
     pieces = []
@@ -38,7 +38,7 @@ def test_an_incomplete_character_at_the_end_is_part_of_the_text(tokenizer: Token
     assert not any("\ufffd" in piece.text for piece in pieces[:-1])
 
 
-def test_text_held_back_for_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
+def test_text_withheld_for_a_stop_string_is_returned_at_the_end(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("the world", add_special_tokens=False)
     pieces = run(tokenizer, tokens, SamplingParams(stop="ldly"))
     assert pieces[-1].generation is not None and pieces[-1].generation.text == "the world"

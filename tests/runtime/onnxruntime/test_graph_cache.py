@@ -48,7 +48,7 @@ PAGED = PagedGraph(
 
 
 class Rewrites:
-    """Gives ``graph`` and counts how often it was asked to."""
+    """Returns ``graph`` and counts the calls."""
 
     def __init__(self, graph: DenseGraph | PagedGraph = GRAPH) -> None:
         self.count, self.graph = 0, graph
@@ -174,7 +174,7 @@ def test_a_folder_that_others_can_write_is_not_used(artifact: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "link", "another artifact's"])
-def test_what_is_no_entry_of_this_key_is_not_read(artifact: Path, tmp_path: Path, kind: str) -> None:
+def test_entries_of_another_key_are_not_read(artifact: Path, tmp_path: Path, kind: str) -> None:
     cache, rewrites = GraphCache(tmp_path / "cache"), Rewrites()
     cache.get(artifact, "GENERAL", rewrites)
     (entry,) = cache.folder.iterdir()

@@ -94,7 +94,7 @@ def hybrid(artifacts: ArtifactCache) -> Exported:
 
 
 @pytest.mark.parametrize("name", PAGED_ENGINES)
-def test_copied_and_swapped_sequences_go_on_as_the_first(hybrid: Exported, name: str) -> None:
+def test_copied_and_swapped_sequences_continue_as_the_original(hybrid: Exported, name: str) -> None:
     engine = engine_of(hybrid, name)
     tokens = np.random.default_rng(3).integers(0, hybrid.config.vocab_size, 12)
     engine.allocate_pools(PoolSizes(9, 4, 5))

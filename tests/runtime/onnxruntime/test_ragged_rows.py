@@ -97,7 +97,7 @@ def begun(engine: OnnxRuntimePagedEngine, slots: np.ndarray) -> tuple[Rows, Pack
 
 
 @pytest.mark.parametrize("spare", [0, 1], ids=["neighbours", "gaps"])
-def test_rows_without_draft_tokens_have_advanced_whatever_comes(hybrid: OnnxRuntimePagedEngine, spare: int) -> None:
+def test_rows_without_draft_tokens_have_already_advanced(hybrid: OnnxRuntimePagedEngine, spare: int) -> None:
     """Readers of the pools after the step see it, and deferred rows can be advanced after that."""
     slots = slots_of(4, spare, spare)
     rows, step = begun(hybrid, slots)

@@ -65,8 +65,8 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     proto = ir.to_proto(model).SerializeToString()
     session = ort.InferenceSession(proto, quiet_options(), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    wanted = {value.name for value in session.get_inputs()}
-    return dict(zip(names, session.run(names, {k: v for k, v in feeds.items() if k in wanted}), strict=True))
+    inputs = {value.name for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, {k: v for k, v in feeds.items() if k in inputs}), strict=True))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -97,7 +97,7 @@ def engine_order(op: str, states: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("counts", [(1, 1), (5, 1, 3), (2, MOST_REPLAYED, 1, 7)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[int, ...], kernels: str) -> None:
-    """The graph is told how many rows and tokens there are, and each row advances by another number of them."""
+    """The graph gets the numbers of rows and tokens; each row advances by a different number of tokens."""
     op, make, loop, attributes = CASES[name]
     time = max(counts)
     case = make(counts, time, seed=time)

@@ -1,4 +1,4 @@
-"""What a real model's KV and states are after given tokens, computed from scratch by an engine of its own."""
+"""A real model's KV and states after given tokens, computed from scratch by a separate engine."""
 
 from __future__ import annotations
 

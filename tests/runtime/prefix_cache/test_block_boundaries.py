@@ -11,12 +11,12 @@ CUTS = pytest.mark.parametrize("cut", [1, 2, 14, 15, 16, 17, 31, 32, 33, 47])
 
 
 @CUTS
-def test_who_parts_brings_only_the_blocks_from_there_on(cut: int) -> None:
+def test_a_branch_adds_only_the_blocks_from_there_on(cut: int) -> None:
     world = World()
     world.keep(run(0, 48))
     other = (*run(0, cut), *run(900, 921))
     world.keep(other)
-    # Three blocks; then those of the newcomer from the block on in which it parted, of which it brings a copy.
+    # Three blocks; then those of the second sequence from the block in which it branches, which it copies.
     assert 400 - len(world.blocks.free) == 3 + -(-len(other) // 16) - cut // 16
     assert world.resumed(run(0, 60)) == 48 and world.resumed((*other, 5)) == cut + 21
     assert world.resumed((*run(0, cut), 5)) == 0
@@ -27,7 +27,7 @@ def test_who_parts_brings_only_the_blocks_from_there_on(cut: int) -> None:
 
 
 @CUTS
-def test_a_prompt_that_parts_inside_a_node_is_told_where(cut: int) -> None:
+def test_a_prompt_that_branches_inside_a_node_learns_the_position(cut: int) -> None:
     world = World()
     world.keep(run(0, 48))
     match = world.tree.match(key_from_tokens((*run(0, cut), 900)))
@@ -54,7 +54,7 @@ def test_without_states_a_prompt_resumes_at_the_very_token(cut: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 900])
-def test_prompts_that_part_at_the_first_token_share_nothing(first: int) -> None:
+def test_prompts_that_differ_at_the_first_token_share_nothing(first: int) -> None:
     world = World()
     world.keep(run(1, 48))
     world.keep((first, *run(1, 48)))
@@ -65,7 +65,7 @@ def test_prompts_that_part_at_the_first_token_share_nothing(first: int) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 1])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
 def test_one_token_less_the_same_one_token_more(length: int, more: int) -> None:
-    """Of what is in the tree; that a request leaves its last token out is not the tree's business."""
+    """Counts tokens in the tree; leaving out a request's last token is not the tree's task."""
     world = World()
     world.keep(run(0, length))
     assert world.resumed(run(0, length + more)) == (length if more >= 0 else 0)

@@ -35,7 +35,7 @@ def test_a_replica_follows_splits_merges_and_evictions() -> None:
     assert not replica.kv and not replica.states
 
 
-def test_a_stolen_state_is_told_of() -> None:
+def test_a_stolen_state_is_reported() -> None:
     world, replica = World(), Replica()
     node = world.insert(run(0, 20))
     slot = world.tree.take_state(node)
@@ -52,8 +52,8 @@ def test_an_event_has_all_tokens_of_its_sequence() -> None:
     world = World()
     world.keep((9, 8, 7), namespace="a")
     world.keep((9, 8, 7, 6, 5), namespace="a")
-    told = [(e.change, e.namespace, e.start, e.end, e.tokens) for e in world.tree.events.drain()]
-    assert told == [
+    events = [(e.change, e.namespace, e.start, e.end, e.tokens) for e in world.tree.events.drain()]
+    assert events == [
         (Change.KV_INSERTED, "a", 0, 3, (9, 8, 7)),
         (Change.STATE_INSERTED, "a", 0, 3, (9, 8, 7)),
         (Change.KV_INSERTED, "a", 3, 5, (9, 8, 7, 6, 5)),
@@ -76,5 +76,5 @@ def test_a_full_log_drops_the_oldest_and_says_so(capacity: int, tokens: int, kep
 def test_events_share_the_tokens_of_the_tree() -> None:
     world = World()
     node = world.insert(run(0, 300))
-    (told, _) = world.tree.events.drain()
-    assert told.parts[0] is node.edge and len(node.edge) == 300 * TOKEN_BYTES
+    (change, _) = world.tree.events.drain()
+    assert change.parts[0] is node.edge and len(node.edge) == 300 * TOKEN_BYTES

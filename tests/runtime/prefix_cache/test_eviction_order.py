@@ -56,7 +56,7 @@ def lengths_gone(
 
 @ORDERS
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_used_last_goes_last(policy: EvictionPolicy, kind: str) -> None:
+def test_the_most_recently_used_entry_is_evicted_last(policy: EvictionPolicy, kind: str) -> None:
     world = World(policy=policy)
     sequences = first_tokens(world)
     world.touch(sequences[1])
@@ -64,8 +64,8 @@ def test_what_was_used_last_goes_last(policy: EvictionPolicy, kind: str) -> None
 
 
 @ORDERS
-def test_who_goes_on_from_a_state_refreshes_the_kv_before_it_and_not_the_state(policy: EvictionPolicy) -> None:
-    """A sequence goes on from 20 to 40 tokens after another came: the state at 20 is the oldest, its KV the newest."""
+def test_continuing_from_a_state_refreshes_its_kv_but_not_the_state(policy: EvictionPolicy) -> None:
+    """A sequence continues from 20 to 40 tokens after another: its state at 20 is the oldest, its KV the newest."""
     orders = lengths_gone(policy, [run(0, 20), (7, 7, 7), run(0, 40)])
     assert orders == {"state": [20, 3, 40], "kv": [3, 40, 20]}
 
@@ -91,7 +91,7 @@ def test_a_split_does_not_make_anything_younger_or_older(policy: EvictionPolicy)
 
 
 @ORDERS
-def test_what_is_locked_waits_at_its_place(policy: EvictionPolicy) -> None:
+def test_locked_entries_keep_their_order(policy: EvictionPolicy) -> None:
     world = World(policy=policy)
     sequences = first_tokens(world)
     node = world.node(sequences[1])
@@ -129,7 +129,7 @@ def test_a_match_alone_refreshes_nothing() -> None:
     assert {tokens[0] for tokens in world.sequences()} == {2}
 
 
-def test_a_state_is_of_more_value_once_the_one_above_is_gone() -> None:
+def test_a_state_gains_value_when_its_ancestor_is_evicted() -> None:
     world = World(policy=CostAwareEviction())
     deep = world.insert((1, *run(10, 300)))
     world.keep((2, *run(400, 500)))
@@ -145,7 +145,7 @@ def test_a_state_is_of_more_value_once_the_one_above_is_gone() -> None:
 
 
 @pytest.mark.parametrize("evicts", ["evict_state", "evict_kv"])
-def test_the_queues_forget_what_has_left_the_tree(evicts: str) -> None:
+def test_the_queues_forget_nodes_that_left_the_tree(evicts: str) -> None:
     """However it left: from one queue, the other one, as a tombstone, by a merge."""
     world = World()
     for turn in range(200):

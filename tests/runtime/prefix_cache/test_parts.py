@@ -1,4 +1,4 @@
-"""The small parts of the cache: what is known of evicted states, past prompts, expected lengths, uses, positions."""
+"""The small parts of the cache: evicted states, past prompts, expected lengths, uses, positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 from hybridge.runtime.prefix_cache.uses import StateUses
 
 
-def test_a_pool_knows_what_only_the_cache_has() -> None:
+def test_a_pool_knows_which_blocks_only_the_cache_uses() -> None:
     rng = np.random.default_rng(0)
     pool = CachedBlockPool(6)
     others, kept = [0] * 6, [0] * 6
@@ -55,7 +55,7 @@ def test_a_pool_knows_what_only_the_cache_has() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 5, 16, 17, 100])
-def test_evicted_prefixes_are_told_from_new_ones(length: int) -> None:
+def test_evicted_prefixes_are_distinguished_from_new_ones(length: int) -> None:
     evicted = EvictedPrefixes()
     evicted.add("a", key_from_tokens(range(length)))
     assert all(evicted.knows("a", key_from_tokens(range(length + more))) for more in (0, 9))
@@ -150,7 +150,7 @@ def test_where_sequences_branch_a_state_is_not_replaced() -> None:
     assert found == {10: (0, Kind.PASSED), 20: (1, Kind.BRANCH)}
 
 
-def test_a_state_on_the_way_of_a_turn_hands_on_what_it_took_over() -> None:
+def test_a_state_within_a_turn_passes_on_its_inherited_uses() -> None:
     found = uses_of(range(99), (10, Kind.END), (20, Kind.PROMPT_END))
     assert found == {10: (0, Kind.PASSED), 20: (1, Kind.PROMPT_END)}
     tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, policy=CostAwareEviction())
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_less_value_is_skipped_when_a_sequence_needs_the_slot() 
     assert cache.checkpoint_to_skip({memories[1]: NONE}) is None
 
 
-def test_a_state_that_is_asked_for_again_and_again_gets_its_place() -> None:
+def test_a_state_that_is_requested_repeatedly_is_admitted() -> None:
     tree = RadixTree(NoMemory(), NoMemory(), 1, has_kv=False, policy=CostAwareEviction())
     uses, key = StateUses(tree), key_from_tokens(range(30))
     before = uses.expected("", key, Kind.DECODE)

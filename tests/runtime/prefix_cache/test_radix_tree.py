@@ -8,18 +8,18 @@ from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from tests.runtime.prefix_cache.world import World, run
 
 
-def test_an_empty_tree_knows_nothing() -> None:
+def test_an_empty_tree_matches_nothing() -> None:
     world = World()
     match = world.tree.match(key_from_tokens(run(0, 50)))
     assert (match.length, match.known, match.branches) == (0, 0, False)
     assert not world.tree.evict_kv() and not world.tree.evict_state()
 
 
-@pytest.mark.parametrize("asked", [99, 100, 101, 130])
-def test_a_state_serves_whoever_comes_as_far(asked: int) -> None:
+@pytest.mark.parametrize("length", [99, 100, 101, 130])
+def test_a_state_serves_every_prompt_that_reaches_it(length: int) -> None:
     world = World()
     world.keep(run(0, 100))
-    assert world.resumed(run(0, asked)) == (100 if asked >= 100 else 0)
+    assert world.resumed(run(0, length)) == (100 if length >= 100 else 0)
 
 
 def test_nested_sequences_share_their_blocks() -> None:
@@ -40,7 +40,7 @@ def test_a_prompt_that_parts_inside_a_node_gets_the_deepest_state_before() -> No
     assert (match.length, match.known, match.branches) == (40, 70, True)
 
 
-def test_a_branch_point_gets_a_state_only_from_who_was_there() -> None:
+def test_a_branch_point_gets_a_state_only_from_a_request_that_computed_it() -> None:
     world = World()
     world.keep(run(0, 100))
     world.keep((*run(0, 60), 7, 7, 7))
@@ -62,8 +62,8 @@ def test_a_prompt_that_comes_in_chunks_can_be_resumed_after_each(size: int) -> N
     stops = [*range(size, 130, size), 130]
     for stop in stops:
         world.keep(run(0, stop))
-    for asked in (1, 63, 64, 65, 129, 130, 131):
-        assert world.resumed(run(0, asked)) == max((stop for stop in stops if stop <= asked), default=0)
+    for length in (1, 63, 64, 65, 129, 130, 131):
+        assert world.resumed(run(0, length)) == max((stop for stop in stops if stop <= length), default=0)
 
 
 def test_without_recurrent_layers_every_position_can_be_resumed() -> None:
@@ -76,6 +76,6 @@ def test_without_recurrent_layers_every_position_can_be_resumed() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(-1,), (2**31,)])
-def test_a_token_that_is_none_is_refused(tokens: tuple[int, ...]) -> None:
+def test_an_invalid_token_is_refused(tokens: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected token ids"):
         key_from_tokens(tokens)

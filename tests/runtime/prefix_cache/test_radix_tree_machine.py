@@ -50,13 +50,13 @@ class TreeMachine(RuleBasedStateMachine):
         if own is None:
             return None
         slot = self.slots.allocate(tokens) if with_state and self.has_state else None
-        node, took = self.tree.insert(key, own, slot, namespace)
+        node, stored = self.tree.insert(key, own, slot, namespace)
         self.tree.lock(node)
         self.blocks.release(own)
-        if slot is not None and not took:
+        if slot is not None and not stored:
             self.slots.release([slot])
         assert tokens_of(node) == tokens
-        assert took == (slot is not None) or node.state is not None
+        assert stored == (slot is not None) or node.state is not None
         found = self.tree.match(key, namespace)
         assert found.known == len(tokens)
         if node.state is not None or not self.has_state:

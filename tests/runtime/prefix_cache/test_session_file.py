@@ -28,10 +28,10 @@ def session(tokens: int, fill: float = 1.0) -> SavedSession:
     return SavedSession("weights", "tenant", tuple(range(tokens)), arrays)
 
 
-def same(found: SavedSession, wanted: SavedSession) -> bool:
-    heads = [(each.weights, each.namespace, each.tokens, each.arrays.keys()) for each in (found, wanted)]
+def same(found: SavedSession, expected: SavedSession) -> bool:
+    heads = [(each.weights, each.namespace, each.tokens, each.arrays.keys()) for each in (found, expected)]
     return heads[0] == heads[1] and all(
-        array.dtype == wanted.arrays[name].dtype and np.array_equal(array, wanted.arrays[name])
+        array.dtype == expected.arrays[name].dtype and np.array_equal(array, expected.arrays[name])
         for name, array in found.arrays.items()
     )
 
@@ -106,7 +106,7 @@ def test_a_header_that_was_changed_is_refused(tmp_path: Path, change: dict[str, 
 @pytest.mark.parametrize(
     "text", [b"", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"{}"], ids=lambda t: t[:5]
 )
-def test_a_header_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_an_invalid_header_is_refused(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "chat.session"
     data = session_file.MAGIC + len(text).to_bytes(8, "little") + text
     file.write_bytes(data + hashlib.sha256(data).digest())
@@ -139,7 +139,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, path: str) -> N
     assert os.listdir(tmp_path) == ["folder"]
 
 
-def test_those_who_save_at_the_same_time_leave_one_whole_file(tmp_path: Path) -> None:
+def test_concurrent_saves_leave_one_complete_file(tmp_path: Path) -> None:
     file, turns, wholes = tmp_path / "a.session", 30, [session(2000, 1.0), session(1500, 2.0)]
     write_session(file, wholes[0])
     threads = [threading.Thread(target=lambda s=s: [write_session(file, s) for _ in range(turns)]) for s in wholes]

@@ -23,7 +23,7 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_what_makes_no_sense_is_refused(name: str, value: Any) -> None:
+def test_invalid_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(SettingError, match=f"^{name}: expected .*, found {value!r}$"):
         PrefixCacheSettings(**{name: value})
 
@@ -36,7 +36,7 @@ def test_what_makes_no_sense_is_refused(name: str, value: Any) -> None:
     ],
     ids=str,
 )
-def test_what_makes_sense_is_kept(given: dict[str, Any]) -> None:
+def test_valid_settings_are_accepted(given: dict[str, Any]) -> None:
     settings = PrefixCacheSettings(**given)
     assert {name: getattr(settings, name) for name in given} == given
     assert PrefixCacheSettings.of(settings) is settings and PrefixCacheSettings.of("off").kind == "off"

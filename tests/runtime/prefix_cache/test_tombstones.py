@@ -85,7 +85,7 @@ def test_a_long_chain_of_tombstones_comes_down_to_one_node(length: int) -> None:
     assert 400 - len(world.blocks.free) == -(-(length + 1) // 16), "copies of a block that is no longer needed"
 
 
-def test_what_stands_above_a_leaf_goes_up_to_the_next_state_or_fork() -> None:
+def test_tombstones_above_a_leaf_are_removed_up_to_the_next_state_or_fork() -> None:
     world = World()
     world.keep(run(0, 10))
     world.keep((*run(0, 20), 5))

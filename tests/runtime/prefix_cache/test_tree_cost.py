@@ -1,4 +1,4 @@
-"""What a lookup, an insert and an eviction cost does not grow with the tree, nor with the namespaces."""
+"""The cost of a lookup, an insert and an eviction does not grow with the tree or the number of namespaces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def reserve(tree: RadixTree, turn: int) -> None:
 
 
 def test_work_is_counted_alone() -> None:
-    """Not what is called when garbage is collected, which may be at any time."""
+    """Calls of the garbage collector, which may run at any time, are not counted."""
 
     def work() -> list[list[int]]:
         return [[] for _ in range(20_000)]
@@ -90,7 +90,7 @@ WORKS: dict[str, Work] = {
 
 @pytest.mark.parametrize("name", WORKS)
 def test_no_work_grows_with_the_tree(trees: tuple[RadixTree, RadixTree], name: str) -> None:
-    """Means of twenty; what C code does beside them is logarithmic, or a share of what was put in before."""
+    """Means of twenty; the C code that they call takes logarithmic time, or a share of the earlier insertions."""
     small, large = (sum(bytecodes(WORKS[name], tree, turn) for turn in range(20)) / 20 for tree in trees)
     assert 10 < large <= 1.5 * small + 60
 

@@ -1,4 +1,4 @@
-"""A radix tree over fake memory, for requests that compute, insert and leave at once."""
+"""A radix tree over fake memory, for requests that compute, insert and finish at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK_SIZE = 16
 
 
 class World:
-    """A tree over fake memory, and requests that come and go at once."""
+    """A tree over fake memory, and requests that start and finish at once."""
 
     def __init__(self, block_size: int = BLOCK_SIZE, **options: object) -> None:
         self.blocks, self.slots = FakeBlocks(400, block_size), FakeSlots(140)
@@ -24,16 +24,16 @@ class World:
         own = written_blocks(self.blocks, tokens)
         assert own is not None
         slot = self.slots.allocate(tuple(tokens)) if state else None
-        node, took = self.tree.insert(key_from_tokens(tokens), own, slot, namespace)
+        node, stored = self.tree.insert(key_from_tokens(tokens), own, slot, namespace)
         self.tree.lock(node)
         self.blocks.release(own)
-        if slot is not None and not took:
+        if slot is not None and not stored:
             self.slots.release([slot])
         check_tree(self.tree, self.blocks, self.slots)
         return node
 
     def keep(self, tokens: Sequence[int], state: bool = True, namespace: str = "") -> None:
-        """Insert ``tokens`` and let go of them."""
+        """Insert ``tokens`` and release them."""
         self.tree.unlock(self.insert(tokens, state, namespace))
         check_tree(self.tree, self.blocks, self.slots)
 

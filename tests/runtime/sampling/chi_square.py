@@ -1,4 +1,4 @@
-"""Pearson's chi-square test of draws."""
+"""Pearson's chi-square test of samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 def chi_square_fits(counts: np.ndarray, expected: np.ndarray) -> bool:
     """Whether ``counts`` [n] stay below the 1 - 1e-6 quantile (Wilson-Hilferty approximation) of ``expected`` [n].
 
-    Nothing may be drawn that is not expected. Cells with fewer than 5 expected draws are joined into one.
+    A cell of expected count 0 must be empty. Cells with fewer than 5 expected samples are joined into one.
     """
     if counts[expected == 0].sum():
         return False

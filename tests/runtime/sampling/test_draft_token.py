@@ -1,4 +1,4 @@
-"""Tokens that a draft draws in the way of a request, against the filters written out."""
+"""Draft tokens sampled with a request's filters, against the filters written out."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hybridge.runtime.sampling import Sampler, SamplingParams
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.speculation.processed import processed
 
-DRAWS = 6_000
+SAMPLES = 6_000
 
 
 @pytest.mark.parametrize(
@@ -19,20 +19,20 @@ DRAWS = 6_000
         SamplingParams(temperature=1.1, min_p=0.2, seed=5),
     ],
 )
-def test_guesses_are_drawn_from_what_they_say(params: SamplingParams) -> None:
+def test_draft_tokens_are_sampled_from_their_stated_distribution(params: SamplingParams) -> None:
     logits = (1.5 * np.random.default_rng(1).standard_normal(13)).astype(np.float32)
     expected, sampler, given = processed(logits, (), (), params), Sampler(params), logits.copy()
-    drawn = np.zeros(13, np.int64)
-    for _ in range(DRAWS):
+    counts = np.zeros(13, np.int64)
+    for _ in range(SAMPLES):
         draft_token = sampler.sample_draft_token(given)
-        drawn[draft_token.token] += 1
+        counts[draft_token.token] += 1
     assert draft_token.probabilities is not None and sampler.is_random
     np.testing.assert_allclose(draft_token.probabilities / draft_token.probabilities.sum(), expected, atol=1e-6)
-    assert chi_square_fits(drawn, DRAWS * expected)
+    assert chi_square_fits(counts, SAMPLES * expected)
     np.testing.assert_array_equal(given, logits)
 
 
-def test_guesses_take_numbers_of_the_request_and_leave_no_trace() -> None:
+def test_draft_tokens_use_the_requests_random_numbers_and_leave_no_trace() -> None:
     logits = np.random.default_rng(2).standard_normal(13).astype(np.float32)
     params = SamplingParams(temperature=1.0, repetition_penalty=5.0, seed=7)
     guessing, other = Sampler(params), Sampler(params)

@@ -85,16 +85,16 @@ def test_as_transformers_does_it(params: dict[str, Any], words: list, processor:
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
 
 
-def test_draws_follow_the_edited_distribution() -> None:
+def test_samples_follow_the_edited_distribution() -> None:
     params = {
         "temperature": 1.2,
         "presence_penalty": 1.5,
         "logit_bias": {2: 2.0, 5: -1.0},
         "allowed_token_ids": [2, 3, 5],
     }
-    logits, draws = logits_of(1, 4)[0], 4_000
+    logits, samples = logits_of(1, 4)[0], 4_000
     first, second = np.zeros(VOCAB), np.zeros(VOCAB)
-    for seed in range(draws // 2):
+    for seed in range(samples // 2):
         sampler = Sampler(SamplingParams(seed=seed, **params))
         first[sampler.sample(logits)[0]] += 1
         second[sampler.sample(logits)[0]] += 1
@@ -105,7 +105,7 @@ def test_draws_follow_the_edited_distribution() -> None:
     for token in (2, 3, 5):
         weights = np.exp(edited(logits, given_, (), [token]) / 1.2)
         after += start[token] * weights / weights.sum()
-    assert chi_square_fits(first, start * draws / 2) and chi_square_fits(second, after * draws / 2)
+    assert chi_square_fits(first, start * samples / 2) and chi_square_fits(second, after * samples / 2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -166,7 +166,7 @@ def test_a_bad_processor_is_an_error_of_its_request(processor: Any, words: str) 
     assert [token for token, _ in others] == logits[1:].argmax(1).tolist()  # type: ignore[misc]
 
 
-def test_no_token_left_and_logits_that_are_not_finite_are_told_apart() -> None:
+def test_no_token_left_and_non_finite_logits_are_different_errors() -> None:
     params = SamplingParams(allowed_token_ids=[4])
     with pytest.raises(RequestError, match="found none"):
         Sampler(params, bad_words=[(4,)]).sample(logits_of(1, 0)[0])
@@ -191,7 +191,7 @@ EDITS: list[dict[str, Any]] = [
 @given(
     st.lists(st.tuples(st.sampled_from(EDITS), st.sampled_from([0.0, 0.8]), st.integers(0, 9)), min_size=1, max_size=20)
 )
-def test_drawn_together_is_drawn_alone(rows: list) -> None:
+def test_rows_sampled_together_are_sampled_as_alone(rows: list) -> None:
     logits = logits_of(len(rows), 7, 130)
     params = [SamplingParams(temperature=t, seed=s, **edits) for edits, t, s in rows]
     alone, together = ([Sampler(each, (1, 2)) for each in params] for _ in range(2))

@@ -31,8 +31,8 @@ def target(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     ],
 )
 @pytest.mark.parametrize("kind", ["other", "same", "far", "point"])
-def test_draws_with_guesses_follow_the_target(params: SamplingParams, kind: str) -> None:
-    logits, rng, draws = logits_of(1), np.random.default_rng(8), 6_000
+def test_samples_with_draft_tokens_follow_the_target(params: SamplingParams, kind: str) -> None:
+    logits, rng, samples = logits_of(1), np.random.default_rng(8), 6_000
     p = target(logits, params)
     q = {"other": target(logits_of(2), SamplingParams(temperature=1.0)), "same": p, "point": np.eye(VOCAB)[4]}.get(
         kind, np.where(p > 0, 1e-3, 1.0)
@@ -40,18 +40,18 @@ def test_draws_with_guesses_follow_the_target(params: SamplingParams, kind: str)
     q = q / q.sum()
     sampler, kept = Sampler(params), 0
     counts = np.zeros(VOCAB, np.int64)
-    for token in rng.choice(VOCAB, draws, p=q):
+    for token in rng.choice(VOCAB, samples, p=q):
         # q is given in another scale: it need not be normalised.
         chosen, _ = sampler.sample(logits, draft_token=DraftToken(int(token), (3 * q).astype(np.float64)))
         counts[chosen] += 1
         kept += chosen == token
-    assert chi_square_fits(counts, draws * p)
+    assert chi_square_fits(counts, samples * p)
     # Rejection keeps sum(min(p, q)) of the guesses, the most that any coupling can.
     overlap = np.minimum(p, q).sum()
-    assert abs(kept / draws - overlap) < 5 * np.sqrt(overlap * (1 - overlap) / draws) + 1e-6
+    assert abs(kept / samples - overlap) < 5 * np.sqrt(overlap * (1 - overlap) / samples) + 1e-6
 
 
-def test_a_guess_without_probabilities_changes_no_draw() -> None:
+def test_a_deterministic_draft_token_changes_no_sample() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.3, seed=9)
     plain, guessing = Sampler(params, [1, 2]), Sampler(params, [1, 2])
     for step in range(50):
@@ -61,7 +61,7 @@ def test_a_guess_without_probabilities_changes_no_draw() -> None:
         )
 
 
-def test_greedy_knows_no_guess() -> None:
+def test_greedy_ignores_draft_probabilities() -> None:
     logits = logits_of(6)
     q = np.full(VOCAB, 1 / VOCAB)
     sampler = Sampler(SamplingParams(repetition_penalty=1.1))

@@ -1,4 +1,4 @@
-"""Drawing many rows at once gives, bit for bit, what drawing each alone gives."""
+"""Sampling many rows together gives the same bits as sampling each alone."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FILTERS = [
 ]
 
 
-def both(rows: list[dict], logits: np.ndarray, draws: int) -> None:
-    """Compare ``draws`` rounds of all rows together with those of each row alone."""
+def both(rows: list[dict], logits: np.ndarray, rounds: int) -> None:
+    """Compare ``rounds`` samples of all rows together with those of each row alone."""
     alone = [Sampler(SamplingParams(**params), (1, 2)) for params in rows]
     together = [Sampler(SamplingParams(**params), (1, 2)) for params in rows]
-    for shift in range(draws):
+    for shift in range(rounds):
         moved = np.roll(logits, shift, axis=1)
         before = moved.copy()
         found = sample_rows(together, moved)
         np.testing.assert_array_equal(moved, before)
-        for sampler, row, drawn in zip(alone, moved, found, strict=True):
+        for sampler, row, result in zip(alone, moved, found, strict=True):
             try:
                 expected = sampler.sample(row)
             except EngineError as error:
-                assert isinstance(drawn, EngineError) and str(drawn) == str(error)
+                assert isinstance(result, EngineError) and str(result) == str(error)
             else:
-                assert drawn == expected
+                assert result == expected
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)

@@ -1,4 +1,4 @@
-"""The sampler draws from the filtered distribution, repeats with a seed and never trusts non-finite logits."""
+"""The sampler samples from the filtered distribution, repeats with a seed and never trusts non-finite logits."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_greedy_takes_the_first_of_equal_maxima() -> None:
 def test_greedy_applies_the_repetition_penalty_to_prompt_and_output() -> None:
     sampler = Sampler(SamplingParams(repetition_penalty=2.0), prompt=[0])
     logits = np.array([4.0, 3.0, 2.5, -1.0], np.float32)
-    # Token 0 counts 2.0 from the start; token 1 counts 1.5 once drawn, token 2 counts 1.25.
+    # Token 0 counts 2.0 from the start; token 1 counts 1.5 once sampled, token 2 counts 1.25.
     assert [sampler.sample(logits)[0] for _ in range(3)] == [1, 2, 0]
     assert logits.tolist() == [4.0, 3.0, 2.5, -1.0]
 
@@ -36,14 +36,14 @@ def test_greedy_applies_the_repetition_penalty_to_prompt_and_output() -> None:
         (5000, SamplingParams(temperature=0.5)),
     ],
 )
-def test_draws_follow_the_distribution(vocab: int, params: SamplingParams) -> None:
-    """Pearson's chi-square over 20,000 draws stays below the 1 - 1e-6 quantile (Wilson-Hilferty approximation)."""
-    logits, draws = random_logits(vocab), 20_000
+def test_samples_follow_the_distribution(vocab: int, params: SamplingParams) -> None:
+    """Pearson's chi-square over 20,000 samples stays below the 1 - 1e-6 quantile (Wilson-Hilferty approximation)."""
+    logits, samples = random_logits(vocab), 20_000
     sampler = Sampler(params.__class__(**{**params.__dict__, "seed": 7}))
-    counts = np.bincount([sampler.sample(logits)[0] for _ in range(draws)], minlength=vocab)
+    counts = np.bincount([sampler.sample(logits)[0] for _ in range(samples)], minlength=vocab)
     ids, weights = surviving_tokens(logits, float(logits.max()), params)
     expected = np.zeros(vocab)
-    expected[slice(None) if ids is None else ids] = draws * weights.astype(np.float64) / weights.sum(dtype=np.float64)
+    expected[slice(None) if ids is None else ids] = samples * weights.astype(np.float64) / weights.sum(dtype=np.float64)
     assert chi_square_fits(counts, expected)
 
 
@@ -71,7 +71,7 @@ def test_a_seed_repeats_and_another_differs() -> None:
     assert run(None) != run(None)
 
 
-def test_a_request_draws_the_same_beside_any_neighbour() -> None:
+def test_a_request_samples_the_same_tokens_in_any_batch() -> None:
     logits = random_logits(50)
     alone = Sampler(SamplingParams(temperature=1.0, seed=3))
     expected = [alone.sample(logits)[0] for _ in range(20)]

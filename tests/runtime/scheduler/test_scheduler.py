@@ -41,7 +41,7 @@ def test_chunks_of_a_prompt_share_steps_with_decoding():
     answer(toy, short), answer(toy, long)
 
 
-def test_a_short_prompt_is_not_held_up_by_long_ones_before_it():
+def test_a_short_prompt_does_not_wait_for_earlier_long_ones():
     toy = server(max_tokens=16)
     for seed in range(2):
         toy.scheduler.add(request(90, seed=seed))
@@ -88,7 +88,7 @@ def test_a_patient_request_is_overtaken_for_a_while_only():
 
 @pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION])
 @pytest.mark.parametrize("swap_bytes", [0, 50, 10_000])
-def test_preempted_sequences_go_on_where_they_were(layers, swap_bytes):
+def test_preempted_sequences_resume_where_they_stopped(layers, swap_bytes):
     toy = server(layers, PoolSizes(24, 4, 3), swap_bytes=swap_bytes, max_rows=3)
     sequences = [toy.scheduler.add(request(20, new=40, seed=seed)) for seed in range(3)]
     plans = toy.run_all()
@@ -126,7 +126,7 @@ def test_equal_prefixes_are_computed_once():
     answer(toy, second)
 
 
-def test_newcomers_leave_the_watermark_to_those_who_run():
+def test_new_requests_leave_the_watermark_to_running_ones():
     toy = server(sizes=PoolSizes(24, 4, 4), watermark=0.5)
     toy.scheduler.add(request(30, new=30))
     second = toy.scheduler.add(request(50))
@@ -155,7 +155,7 @@ def test_a_fork_shares_blocks_until_one_of_them_writes():
         assert sequence.tokens == [*start, *toy_greedy(toy.config, start, 9)]
 
 
-def test_a_failed_step_ends_those_who_took_part_and_no_others():
+def test_a_failed_step_ends_its_requests_only():
     toy = server(max_rows=2)
     died = toy.scheduler.add(request(5))
     toy.engine.fail_at = {1}
@@ -190,7 +190,7 @@ def test_the_budget_holds_all_rows_that_decode():
         SchedulerSettings(max_tokens=4, max_rows=5, max_seq_len=9)
 
 
-def test_candidates_take_no_block_and_no_token_that_another_sequence_needs():
+def test_draft_tokens_use_only_spare_blocks_and_tokens():
     """One block is free: the first sequence wants it for draft tokens, the second for its next token."""
     toy = ToyServer(paged_config(PURE_ATTENTION, 16), PoolSizes(4, 4, 0), max_tokens=16, max_rows=2)
     first, second = toy.scheduler.add(request(7, 9)), toy.scheduler.add(request(4, 5, seed=7))
@@ -199,7 +199,7 @@ def test_candidates_take_no_block_and_no_token_that_another_sequence_needs():
     assert rows(plan) == {first.id: 1, second.id: 1} and not plan.rows[0].draft_tokens and second.state is State.RUNNING
 
 
-def test_the_budget_holds_as_many_candidates_as_it_has_tokens():
+def test_the_budget_limits_the_number_of_draft_tokens():
     toy = server(PURE_ATTENTION, max_tokens=9, max_rows=3)
     both = [toy.scheduler.add(request(2, 12, seed=seed)) for seed in (0, 30)]
     toy.step()

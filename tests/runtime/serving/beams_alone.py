@@ -18,13 +18,13 @@ def beams_alone(config: RuntimeConfig, prompt: list[int], new: int, width: int, 
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[tuple[float, list[int]]] = []
     while True:
-        candidates = []
+        continuations = []
         for place, (total, tokens) in enumerate(beams):
             scores = log_softmax(toy_logits(config, prompt + tokens))
-            candidates += [(-(total + scores[token]), place, token) for token in range(scores.size)]
-        candidates.sort(key=lambda c: (round(c[0], 9), c[1], c[2]))
+            continuations += [(-(total + scores[token]), place, token) for token in range(scores.size)]
+        continuations.sort(key=lambda c: (round(c[0], 9), c[1], c[2]))
         kept: list[tuple[float, list[int]]] = []
-        for rank, (cost, place, token) in enumerate(candidates[: 2 * width]):
+        for rank, (cost, place, token) in enumerate(continuations[: 2 * width]):
             longer = [*beams[place][1], token]
             if token in config.eos_token_ids:
                 if rank < width:

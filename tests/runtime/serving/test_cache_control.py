@@ -101,7 +101,7 @@ def test_a_prefix_that_leaves_no_room_is_refused(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 5])
-def test_a_session_goes_on_after_a_restart(opened: Opened, oracle: Oracle, tmp_path: Path, block_size: int) -> None:
+def test_a_session_continues_after_a_restart(opened: Opened, oracle: Oracle, tmp_path: Path, block_size: int) -> None:
     first = opened()
     answer = ask(first, SYSTEM)
     saved = first.save_session(tmp_path / "chat.session", answer)
@@ -109,7 +109,7 @@ def test_a_session_goes_on_after_a_restart(opened: Opened, oracle: Oracle, tmp_p
     history = [*SYSTEM, *answer.token_ids]
     assert saved.token_ids == tuple(history[:-1])
     whole = ask(first, [*history, 9, 10])
-    # Another engine can go on with it, too.
+    # Another engine can continue it, too.
     second = opened(block_size=block_size, kind="torch" if first.engine.name == "onnxruntime" else "onnxruntime")
     poison(second.loop, second.engine)
     assert second.load_session(tmp_path / "chat.session").length == len(history) - 1
@@ -204,12 +204,12 @@ def test_states_of_disturbed_prompts_are_exact(opened: Opened, oracle: Oracle) -
     llm.loop.scheduler.check_integrity()
 
 
-def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Oracle) -> None:
+def test_evicted_prefixes_return_from_host_memory(opened: Opened, oracle: Oracle) -> None:
     llm = opened(sequences=2, slots=3, host_bytes=1 << 20)
-    wanted = {tuple(p): opened().generate([*p, 5], max_new_tokens=3).token_ids for p in (SYSTEM, OTHER, THIRD)}
+    expected = {tuple(p): opened().generate([*p, 5], max_new_tokens=3).token_ids for p in (SYSTEM, OTHER, THIRD)}
     for _ in range(3):
         for prompt in (SYSTEM, OTHER, THIRD):
-            assert ask(llm, [*prompt, 5], 3).token_ids == wanted[tuple(prompt)]
+            assert ask(llm, [*prompt, 5], 3).token_ids == expected[tuple(prompt)]
             check_all(llm.loop, llm.engine, oracle)
             llm.loop.scheduler.check_integrity()
     report = llm.prefix_cache_report()
@@ -222,7 +222,7 @@ def test_what_was_evicted_comes_back_from_host_memory(opened: Opened, oracle: Or
 
 
 def test_a_session_is_saved_from_host_memory(opened: Opened, oracle: Oracle, tmp_path: Path) -> None:
-    """What was evicted from the device is not lost to those who save it."""
+    """A session can be saved after its memory was evicted from the device."""
     llm = opened(host_bytes=1 << 20)
     answer = ask(llm, SYSTEM)
     llm.loop.prefix_cache.tree.clear()
@@ -306,12 +306,12 @@ def test_a_task_computes_its_prefix_again_when_others_push_it_out(folder: Path, 
         async with AsyncLLM(folder, serving=ServingSettings(prefix_cache="radix")) as llm:
             given, pinned = 0, llm._cache.pin
 
-            def pin(*asked: object) -> object:
+            def pin(*arguments: object) -> object:
                 nonlocal given
                 given += 1
                 if given <= pushed_out:
                     raise PrefixEvictedError("others came first")
-                return pinned(*asked)  # type: ignore[arg-type]
+                return pinned(*arguments)  # type: ignore[arg-type]
 
             llm._cache.pin = pin  # type: ignore[method-assign, assignment]
             if pushed_out == 2:

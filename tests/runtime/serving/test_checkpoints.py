@@ -14,7 +14,7 @@ from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.serving.test_prefix_cache import line
-from tests.runtime.serving.toy_loop import MAX_SEQ, answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import MAX_SEQ, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import paged_config, toy_greedy
@@ -31,31 +31,31 @@ class Watched(StepResult):
         return self._late.is_ready
 
     def best_tokens(self) -> list[int | None]:
-        self._engine.told.append("wait")
+        self._engine.calls.append("wait")
         return self._late.best_tokens()
 
     def logits(self, index: int) -> np.ndarray:
-        self._engine.told.append("wait")
+        self._engine.calls.append("wait")
         return self._late.logits(index)
 
 
 class WatchedEngine(AheadToyEngine):
-    """``told``: what was asked of the engine, in order."""
+    """``calls``: those of the engine, in order."""
 
     def __init__(self) -> None:
         super().__init__(paged_config(HYBRID, MAX_SEQ), max_tokens=70, max_rows=16)
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def launch(self, inputs: PackedInputs) -> StepResult:
-        self.told.append("launch")
+        self.calls.append("launch")
         return Watched(self, super().launch(inputs))
 
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.told.append("copy")
+        self.calls.append("copy")
         super().copy_slots(sources, targets)
 
     def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> HostCopy:
-        self.told.append("wait")
+        self.calls.append("wait")
         return super().swap_out(blocks, slots)
 
 
@@ -67,10 +67,12 @@ def test_taking_a_state_delays_no_request(memory_bytes: int) -> None:
     settings = ServingSettings(4, 4, 24, MAX_SEQ, memory_bytes, prefix_cache=cache)
     loop = ServingLoop(engine, settings, (), None)
     prompts = [[*line(1, 20), *line(seed, 12)] for seed in range(2, 10)]
-    wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
-    assert answers(run_all(loop)) == wanted
+    expected = {
+        (loop.add(make_request(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts
+    }
+    assert answers(run_all(loop)) == expected
     assert loop.prefix_cache.metrics.inserted_states > 30
-    after = "".join(word[0] for word in engine.told)
+    after = "".join(word[0] for word in engine.calls)
     steps = after.split("l")[1:]
     assert any(step.startswith("c") for step in steps), "no state was taken"
     for step in steps:
@@ -82,7 +84,9 @@ def test_a_request_never_holds_more_than_one_slot() -> None:
     cache = PrefixCacheSettings(decode_interval=2, cached_states=9)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=4, max_tokens=16, memory_bytes=20_000)
     prompts = [[*line(1, 20), *line(seed, 25)] for seed in range(2, 10)]
-    wanted = {(loop.add(asked(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts}
+    expected = {
+        (loop.add(make_request(prompt, 12)), 0): tuple(toy_greedy(engine.config, prompt, 12)) for prompt in prompts
+    }
     outputs = []
     while loop.busy:
         outputs += loop.step()
@@ -90,12 +94,12 @@ def test_a_request_never_holds_more_than_one_slot() -> None:
         memories = [sequence.memory for sequence in loop.scheduler.sequences.values() if sequence.memory.row >= 0]
         assert all(len(memory.slots) == 1 for memory in memories)
         assert loop.scheduler.manager.slots.used == len(memories) + loop.prefix_cache.tree.states
-    assert answers(outputs) == wanted
+    assert answers(outputs) == expected
 
 
 def cached(loop: ServingLoop, prompt: list[int]) -> int:
     """Tokens of ``prompt`` that a request finds while others run."""
-    id_ = loop.add(asked(prompt, 1))
+    id_ = loop.add(make_request(prompt, 1))
     while True:
         for output in loop.step():
             if output.request_id == id_ and output.piece and output.piece.generation:
@@ -105,12 +109,12 @@ def cached(loop: ServingLoop, prompt: list[int]) -> int:
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("interval", [1, 3, 256, None])
 def test_the_next_turn_computes_at_most_an_interval_again(interval: int | None, ends: bool) -> None:
-    """While the answer is under way; once it has ended or was cancelled, only what is new."""
+    """While the answer is generated; once it has ended or was cancelled, new tokens only."""
     cache = PrefixCacheSettings(decode_interval=interval, cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache)
     prompt = line(1, 20)
     said = [*prompt, *toy_greedy(engine.config, prompt, 40)]
-    first = loop.add(asked(prompt, 40))
+    first = loop.add(make_request(prompt, 40))
     for _ in range(18):
         loop.step()
     memory = loop.scheduler.sequences[0].memory

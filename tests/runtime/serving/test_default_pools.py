@@ -12,7 +12,7 @@ import pytest
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
-from tests.runtime.serving.toy_loop import asked, run_all
+from tests.runtime.serving.toy_loop import make_request, run_all
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
 
@@ -46,7 +46,7 @@ def hit_rate(engine: ToyPagedEngine, settings: ServingSettings) -> float:
     for _ in range(TURNS):
         for history in histories:
             history += rng.integers(0, 61, SAID).tolist()
-            loop.add(asked(history, ANSWER))
+            loop.add(make_request(history, ANSWER))
             (answer,) = (o.piece.generation for o in run_all(loop) if o.piece and o.piece.generation)
             hit, told = hit + answer.cached_tokens, told + len(history)
             history += answer.token_ids
@@ -89,7 +89,7 @@ def test_pools_with_room_for_few_states_say_what_to_set(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("cache", ["blocks", PrefixCacheSettings(cached_states=1)], ids=["blocks", "one state"])
-def test_what_was_chosen_is_not_warned_of(monkeypatch: pytest.MonkeyPatch, cache: PrefixCacheSettings | str) -> None:
+def test_explicit_choices_give_no_warning(monkeypatch: pytest.MonkeyPatch, cache: PrefixCacheSettings | str) -> None:
     engine = engine_of(HYBRID, 1280)
     monkeypatch.setattr(engine, "free_memory", lambda: 150_000)
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftModel, DraftRequest, SpeculationSettings
 from tests.runtime.serving.toy_loop import answers as answers_of
-from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config, toy_greedy
 from tests.support.artifacts import ArtifactCache
@@ -40,7 +40,7 @@ def greedy(engine: ToyPagedEngine, tokens: list[int], most: int) -> tuple[int, .
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("memory", [None, 2000, 9000])
-def test_any_number_of_right_candidates(kind: str, memory: int | None) -> None:
+def test_any_number_of_correct_draft_tokens(kind: str, memory: int | None) -> None:
     """Sequences of their own lengths, some of which sit out, are forgotten, or lose their memory to others."""
     (drafter, engine), rng = drafter_of(KINDS[kind], memory=memory), np.random.default_rng(5)
     texts = {id_: rng.integers(0, VOCAB, 1 + 9 * id_).tolist() for id_ in range(5)}
@@ -60,7 +60,7 @@ def test_any_number_of_right_candidates(kind: str, memory: int | None) -> None:
     assert given > 50 and (empty == 0 or memory is not None)
 
 
-def test_a_step_runs_all_sequences_and_consumes_what_is_new_alone() -> None:
+def test_a_step_runs_all_sequences_and_consumes_new_tokens_only() -> None:
     drafter, engine = drafter_of(HYBRID)
     texts = [[1, 2, 3], [4, 5], [6]]
 
@@ -88,7 +88,7 @@ def test_tokens_that_one_model_does_not_have() -> None:
     assert found == [(), greedy(engine, [1, 5], MOST), ()]
 
 
-def test_there_is_none_beyond_the_drafts_own_length() -> None:
+def test_there_are_no_draft_tokens_beyond_the_drafts_maximum_length() -> None:
     engine = ToyPagedEngine(paged_config(HYBRID, max_seq_len=10))
     drafter = ModelDrafter(engine, VOCAB, 1, LENGTH, MOST)
     sizes = [len(drafter.propose([DraftRequest(n, [1] * n, MOST)])[0]) for n in (7, 8, 9, 10, 11, 30)]
@@ -96,7 +96,7 @@ def test_there_is_none_beyond_the_drafts_own_length() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whoever_found_no_room_in_a_step_asks_again(kind: str) -> None:
+def test_a_sequence_without_memory_in_a_step_is_drafted_in_the_next(kind: str) -> None:
     """With the same tokens, and another number of draft tokens; nothing was accepted in between."""
     drafter, engine = drafter_of(KINDS[kind])
     text = [1, 2, 3, 4, 5, 6, 7]
@@ -107,7 +107,7 @@ def test_whoever_found_no_room_in_a_step_asks_again(kind: str) -> None:
     assert drafter.propose([DraftRequest(0, text, MOST)])[0].token_ids == greedy(engine, text, MOST)
 
 
-def test_after_a_failure_it_begins_anew() -> None:
+def test_after_a_failure_it_starts_from_the_prompt() -> None:
     drafter, engine = drafter_of(HYBRID)
     engine.fail_at = {3}
     with pytest.raises(EngineError, match="told to fail"):
@@ -136,7 +136,7 @@ def test_too_little_memory_is_refused(memory: int) -> None:
 
 
 def test_the_loop_gets_the_same_tokens_from_a_model_that_often_is_right() -> None:
-    requests = [asked([3 + i, 4, 5 * i], 20, i, n=1 + i % 2) for i in range(7)]
+    requests = [make_request([3 + i, 4, 5 * i], 20, i, n=1 + i % 2) for i in range(7)]
     plain, _ = toy_loop()
     for request in requests:
         plain.add(request)

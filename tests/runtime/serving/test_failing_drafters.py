@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.runtime.speculation import DraftRequest, Proposal
 from tests.runtime.serving.test_speculation import speculating
-from tests.runtime.serving.toy_loop import answers, asked, run_all
+from tests.runtime.serving.toy_loop import answers, make_request, run_all
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, toy_greedy
 
@@ -37,29 +37,29 @@ FAILURES: dict[str, tuple[Callable[[Sequence[DraftRequest]], list[Proposal]], st
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_requests_go_on_without_candidates(failure: str) -> None:
-    """Those that come later are drafted for again; that something failed is said once, and counted."""
+def test_requests_continue_without_draft_tokens(failure: str) -> None:
+    """Later requests get draft tokens again; failures are reported once and counted."""
     fails, words = FAILURES[failure]
     loop, engine, drafter = speculating(HYBRID, [2])
     propose = drafter.propose
-    prompts = {loop.add(asked(prompt, 20)): prompt for prompt in ([1, 2], [3])}
+    prompts = {loop.add(make_request(prompt, 20)): prompt for prompt in ([1, 2], [3])}
     outputs = loop.step() + loop.step()
     proposed = loop.speculation.proposed
     assert proposed
     drafter.propose = fails
-    with pytest.warns(RuntimeWarning, match=SLOWER) as told:
+    with pytest.warns(RuntimeWarning, match=SLOWER) as caught:
         outputs += loop.step()
-    assert len(told) == 1 and words in str(told[0].message)
+    assert len(caught) == 1 and words in str(caught[0].message)
     drafter.propose = propose
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         outputs += loop.step() + loop.step()
         assert loop.speculation.proposed == proposed, "it is asked again for sequences that it has failed"
-        prompts[loop.add(asked([7], 20))] = [7]
+        prompts[loop.add(make_request([7], 20))] = [7]
         outputs += loop.step() + loop.step()
         assert loop.speculation.proposed > proposed
         drafter.propose = fails
-        prompts[loop.add(asked([8, 9], 20))] = [8, 9]
+        prompts[loop.add(make_request([8, 9], 20))] = [8, 9]
         outputs += run_all(loop)
     # Of the first two at once, then of each of the others.
     assert loop.speculation.failures == loop.speculation.to_json()["drafter_failures"] == 3
@@ -67,15 +67,15 @@ def test_requests_go_on_without_candidates(failure: str) -> None:
     assert answers(outputs) == found and not [output for output in outputs if output.error]
 
 
-def test_a_sequence_that_it_was_not_asked_for_keeps_its_candidates() -> None:
-    """Nothing of the first request was right at first: no draft token is worth its cost, and none is asked for."""
+def test_a_sequence_without_a_request_keeps_its_draft_tokens() -> None:
+    """The first request's draft tokens were wrong at first: no draft token is worth its cost, and none is requested."""
     loop, engine, drafter = speculating(HYBRID, [0], adaptive=True, cost=0.4)
-    loop.add(asked([1, 2], 60))
+    loop.add(make_request([1, 2], 60))
     outputs = [output for _ in range(9) for output in loop.step()]
     calls = drafter.calls
     outputs += loop.step()
     assert drafter.calls == calls
-    loop.add(asked([3], 9))
+    loop.add(make_request([3], 9))
     outputs += loop.step()
     drafter.propose = raises
     with pytest.warns(RuntimeWarning, match=SLOWER):

@@ -25,7 +25,7 @@ def opened(folder: Path, engine: str, block_size: int) -> LLM:
 
 
 @pytest.mark.parametrize("engines", [("onnxruntime", "torch"), ("torch", "onnxruntime")], ids=str)
-def test_a_session_goes_on_in_blocks_of_another_size(
+def test_a_session_continues_with_another_block_size(
     engines: tuple[str, str], artifacts: ArtifactCache, tmp_path: Path
 ) -> None:
     options = {"layout": "paged", "kv_dtype": "fp8_e4m3", "max_batch_size": 3, "max_seq_len": 96}

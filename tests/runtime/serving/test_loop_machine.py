@@ -1,5 +1,5 @@
 """Any history of requests, cancellations, steps and failures of the engine: every request ends once, with the tokens
-of each alone or with an error that was asked for, and the pools add up."""
+of each alone or with an injected error, and the pools add up."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SMALL = BEGINNING | {
 
 
 @dataclass
-class Asked:
+class SubmittedRequest:
     """A request, and what has come of it."""
 
     prompt: list[int]
@@ -109,7 +109,7 @@ class LoopMachine(RuleBasedStateMachine):
             BLOCK, rows, max(rows, budget), MAX_SEQ, memory, 0.9, swap_bytes, policy, cache, speculation
         )
         self.loop = ServingLoop(self.engine, serving, EOS, tokenizer)
-        self.requests: dict[int, Asked] = {}
+        self.requests: dict[int, SubmittedRequest] = {}
 
     @rule(data=st.data(), params=st.sampled_from(SAMPLING), priority=st.integers(0, 2))
     def add(self, data: st.DataObject, params: dict, priority: int) -> None:
@@ -123,7 +123,7 @@ class LoopMachine(RuleBasedStateMachine):
             assert "the pools can hold" in str(error) and params.beam_width
             return
         assert id_ not in self.requests
-        self.requests[id_] = Asked(prompt, params, new)
+        self.requests[id_] = SubmittedRequest(prompt, params, new)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -181,7 +181,7 @@ class LoopMachine(RuleBasedStateMachine):
             self.step()
 
     def quietly(self, work) -> None:
-        """Only what was told to interrupt does."""
+        """Only calls that were set to be interrupted are."""
         try:
             work()
         except KeyboardInterrupt:
@@ -193,7 +193,7 @@ class LoopMachine(RuleBasedStateMachine):
         return self.engine.troubles
 
     def excuses(self, error: str) -> bool:
-        """Whether the error was asked for."""
+        """Whether the error was injected."""
         return any(words in error for words in ("told to fail", "interrupted", "finite"))
 
     def take(self, outputs: list[Output]) -> None:
@@ -239,14 +239,14 @@ class LoopMachine(RuleBasedStateMachine):
             if request.error is None and not request.cancelled:
                 assert [request.answers[choice] for choice in range(request.params.n)] == self.alone(request)
 
-    def alone(self, request: Asked) -> list[tuple[int, ...]]:
+    def alone(self, request: SubmittedRequest) -> list[tuple[int, ...]]:
         params = request.params
         if params.beam_width:
             found = beams_alone(self.config, request.prompt, request.new, params.beam_width, params.length_penalty)
             return [tuple(tokens) for tokens in found[: params.n]]
-        return [self.drawn_alone(request, choice) for choice in range(params.n)]
+        return [self.sampled_alone(request, choice) for choice in range(params.n)]
 
-    def drawn_alone(self, request: Asked, choice: int) -> tuple[int, ...]:
+    def sampled_alone(self, request: SubmittedRequest, choice: int) -> tuple[int, ...]:
         given = {name: value for name, value in vars(request.params).items() if name != "n"}
         if given["seed"] is not None:
             given["seed"] += choice

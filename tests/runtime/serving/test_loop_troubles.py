@@ -12,7 +12,7 @@ from hybridge.runtime.serving.request import Output
 from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.test_speculation import MOST, speculating
-from tests.runtime.serving.toy_loop import ahead_loop, answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_engine import PURE_ATTENTION as ATTENTION
 from tests.runtime.toy_engine import PURE_MAMBA as RECURRENT
@@ -27,15 +27,15 @@ def test_searches_that_need_each_others_rows_take_turns(layers, swap_bytes, poli
     loop, engine = toy_loop(layers, max_rows=3, policy=policy, swap_bytes=swap_bytes)
     prompts = [[seed, 4, 2] for seed in range(3)]
     for prompt in prompts:
-        loop.add(asked(prompt, 6, beam_width=3, n=3))
+        loop.add(make_request(prompt, 6, beam_width=3, n=3))
     found = answers(run_all(loop))
     for id_, prompt in enumerate(prompts):
         assert [list(found[id_, choice]) for choice in range(3)] == beams_alone(engine.config, prompt, 6, 3, 1.0)
 
 
-def test_an_error_of_one_request_loses_no_piece_of_those_after_it(monkeypatch) -> None:
+def test_an_error_of_one_request_loses_no_piece_of_later_ones(monkeypatch) -> None:
     loop, engine = toy_loop()
-    ids = [loop.add(asked([seed], 3)) for seed in range(4)]
+    ids = [loop.add(make_request([seed], 3)) for seed in range(4)]
     step = engine.step
 
     def spoil(inputs):
@@ -53,9 +53,9 @@ def test_an_error_of_one_request_loses_no_piece_of_those_after_it(monkeypatch) -
 
 
 @pytest.mark.parametrize("part", ["choose", "piece"])
-def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, part) -> None:
+def test_an_error_in_a_token_ends_its_request_only(monkeypatch, part) -> None:
     loop, engine = toy_loop()
-    bad, good = loop.add(asked([1], 4, n=2)), loop.add(asked([2], 4))
+    bad, good = loop.add(make_request([1], 4, n=2)), loop.add(make_request([2], 4))
     original, calls = getattr(GeneratedSequence, part), 0
 
     def breaking(self, *args):
@@ -75,10 +75,10 @@ def test_whatever_goes_wrong_with_a_token_ends_its_request_only(monkeypatch, par
 
 
 @pytest.mark.parametrize("part", ["choose", "piece"])
-def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only(monkeypatch, part) -> None:
+def test_an_error_in_a_draft_token_ends_its_request_only(monkeypatch, part) -> None:
     """And what the prefix cache gets of it ends before the first draft token that was wrong."""
     loop, engine, _ = speculating(HYBRID, [1], prefix_cache="radix")
-    bad, good = loop.add(asked([1], 9)), loop.add(asked([2], 9))
+    bad, good = loop.add(make_request([1], 9)), loop.add(make_request([2], 9))
     original, calls = getattr(GeneratedSequence, part), 0
 
     def breaking(self, *args):
@@ -94,7 +94,7 @@ def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only
     assert error.request_id == bad and "no such text" in str(error.error)
     assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [2], 9))}
     text = [1, *toy_greedy(engine.config, [1], 9)]
-    again = loop.add(asked(text[:8], 2))
+    again = loop.add(make_request(text[:8], 2))
     outputs = run_all(loop)
     assert answers(outputs) == {(again, 0): tuple(text[8:10])}
     assert next(o.piece.generation.cached_tokens for o in outputs if o.piece and o.piece.generation) == 3
@@ -102,7 +102,7 @@ def test_whatever_goes_wrong_with_the_token_of_a_candidate_ends_its_request_only
 
 def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
     loop, engine, drafter = speculating(HYBRID, [2], ahead=True)
-    ids = [loop.add(asked([1], 12)), loop.add(asked([2], 12, speculative_tokens=0))]
+    ids = [loop.add(make_request([1], 12)), loop.add(make_request([2], 12, speculative_tokens=0))]
     outputs, propose, calls = [], drafter.propose, 0
 
     def interrupted(requests):
@@ -124,7 +124,7 @@ def test_a_drafter_that_is_interrupted_loses_no_piece() -> None:
 
 def test_cancelling_during_a_draft_step_leaves_other_requests_alone() -> None:
     loop, engine, _ = speculating(HYBRID, [MOST, 1], ahead=True)
-    gone, stays = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
+    gone, stays = loop.add(make_request([1, 2], 30)), loop.add(make_request([3], 30))
     outputs = loop.step() + loop.step()
     assert engine.pending is not None
     loop.cancel(gone)
@@ -133,15 +133,15 @@ def test_cancelling_during_a_draft_step_leaves_other_requests_alone() -> None:
     assert answers(outputs) == {(stays, 0): tuple(toy_greedy(engine.config, [3], 30))}
 
 
-def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix_cache() -> None:
+def test_draft_tokens_of_a_cancelled_step_never_reach_the_prefix_cache() -> None:
     loop, engine, _ = speculating(HYBRID, [0], ahead=True, prefix_cache="radix")
-    gone, _ = loop.add(asked([1, 2], 30)), loop.add(asked([3], 30))
+    gone, _ = loop.add(make_request([1, 2], 30)), loop.add(make_request([3], 30))
     for _ in range(4):
         loop.step()
     loop.cancel(gone)
     run_all(loop)
     text = [1, 2, *toy_greedy(engine.config, [1, 2], 12)]
-    again = loop.add(asked(text, 5))
+    again = loop.add(make_request(text, 5))
     outputs = run_all(loop)
     assert answers(outputs) == {(again, 0): tuple(toy_greedy(engine.config, text, 5))}
     # Two steps for its prompt, and a token of each one after: the state after the last of them is there.
@@ -150,7 +150,7 @@ def test_candidates_that_were_under_way_at_a_cancellation_never_reach_the_prefix
 
 def test_an_answer_that_fails_in_a_draft_step_fails_its_own_request_only(monkeypatch) -> None:
     loop, engine, _ = speculating(HYBRID, [MOST])
-    bad, good = loop.add(asked([1, 2], 30, n=2)), loop.add(asked([3], 30))
+    bad, good = loop.add(make_request([1, 2], 30, n=2)), loop.add(make_request([3], 30))
     outputs = loop.step()
     step = engine.step
 
@@ -166,10 +166,10 @@ def test_an_answer_that_fails_in_a_draft_step_fails_its_own_request_only(monkeyp
     assert answers(outputs) == {(good, 0): tuple(toy_greedy(engine.config, [3], 30))}
 
 
-def test_a_prompt_whose_last_token_comes_alone_has_no_candidates_before_its_forks() -> None:
+def test_a_prompt_with_forks_to_come_has_no_draft_tokens() -> None:
     loop, engine, drafter = speculating(HYBRID, [MOST], max_tokens=12, max_rows=4)
     prompt = [5] * 13
-    loop.add(asked(prompt, 9, n=3))
+    loop.add(make_request(prompt, 9, n=3))
     loop.step()
     assert [sequence.pending for sequence in loop.scheduler.sequences.values()] == [1] and not drafter.calls
     expected = tuple(toy_greedy(engine.config, prompt, 9))
@@ -178,7 +178,7 @@ def test_a_prompt_whose_last_token_comes_alone_has_no_candidates_before_its_fork
 
 def test_a_step_that_fails_after_its_launch_has_ended_before_the_next_one_begins(monkeypatch) -> None:
     loop, engine = ahead_loop(prefix_cache="radix")
-    loop.add(asked([1, 2, 3, 4, 5], 9))
+    loop.add(make_request([1, 2, 3, 4, 5], 9))
 
     def broken(sources, targets):
         assert engine.pending is not None
@@ -202,10 +202,10 @@ def test_a_request_for_which_there_is_no_room_any_more_ends_alone(monkeypatch) -
     def add_in_the_thread() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(loop.scheduler.capacity, "check", refuse)
-            worker._add("a", asked([1], 3), 0.0, refused.append)
+            worker._add("a", make_request([1], 3), 0.0, refused.append)
 
     worker.call(add_in_the_thread).result(30)
-    worker.add("b", asked([2], 3), 0.0, outputs.append)
+    worker.add("b", make_request([2], 3), 0.0, outputs.append)
     while not any(output.piece is not None and output.piece.generation for output in outputs):
         worker.call(lambda: None).result(30)
     worker.close()

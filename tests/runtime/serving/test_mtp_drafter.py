@@ -35,11 +35,11 @@ def artifact(artifacts: ArtifactCache) -> Path:
 
 
 class Watched(MtpDrafter):
-    """Remembers what was asked and proposed, and the hidden states of the model by sequence and position."""
+    """Records calls and proposals, and the model's hidden states by sequence and position."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.asked: list[tuple[int, list[int], int, tuple[int, ...]]] = []
+        self.calls: list[tuple[int, list[int], int, tuple[int, ...]]] = []
         self.seen: dict[int, dict[int, np.ndarray]] = {}
         self.origins: dict[int, int] = {}
 
@@ -51,7 +51,7 @@ class Watched(MtpDrafter):
         self._watch({each.sequence: len(each.tokens) - 1 for each in requests})
         found: list[Proposal] = super().propose(requests)
         for each, proposal in zip(requests, found, strict=True):
-            self.asked.append((each.sequence, list(each.tokens), each.most, proposal.token_ids))
+            self.calls.append((each.sequence, list(each.tokens), each.most, proposal.token_ids))
             known = self._caches.find(each.sequence)
             if known is not None:
                 self.origins[each.sequence] = known.origin
@@ -90,7 +90,7 @@ def from_scratch(head: MtpHeadEngine, tokens: list[int], hidden: np.ndarray, mos
 
 def check_proposals(drafter: Watched, head: MtpHeadEngine, most_checked: int = 12) -> None:
     checked = 0
-    for sequence, tokens, most, found in drafter.asked:
+    for sequence, tokens, most, found in drafter.calls:
         if found and checked < most_checked:
             positions = range(drafter.origins[sequence], len(tokens) - 1)
             hidden = np.stack([drafter.seen[sequence][position] for position in positions])
@@ -109,7 +109,7 @@ def opened(artifact: Path, engine: str) -> LLM:
 
 
 @pytest.mark.parametrize("engine", sample(ENGINES, on_push=("onnxruntime", "torch")))
-def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
+def test_proposals_are_the_most_likely_tokens_of_the_head(engine: str, artifact: Path) -> None:
     with opened(artifact, engine) as llm:
         plain = [a.token_ids for a in llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)]
         drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
@@ -127,14 +127,14 @@ def test_proposals_are_what_the_head_says(engine: str, artifact: Path) -> None:
 
 
 def test_a_sequence_that_others_began(artifact: Path) -> None:
-    """Of what came from a cache the head sees nothing; of a prompt that others go on from too, its last chunk."""
+    """The head does not see cached tokens; of a prompt that several sequences continue, it sees the last chunk."""
     prompt = [3 + i % 11 for i in range(24)]
-    params, drawn = SamplingParams(ignore_eos=True), SamplingParams(ignore_eos=True, temperature=0.9, seed=5, n=2)
+    params, sampling = SamplingParams(ignore_eos=True), SamplingParams(ignore_eos=True, temperature=0.9, seed=5, n=2)
     with LLM(artifact, "onnxruntime") as llm:
         first = llm.generate([prompt], params, NEW)[0].token_ids
         history = [*prompt, *first, 8, 9]
         second = llm.generate([history], params, NEW)[0].token_ids
-        several = llm.generate([prompt], drawn, NEW)[0]
+        several = llm.generate([prompt], sampling, NEW)[0]
         for cache in ("radix", "off"):
             drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
             speculation = SpeculationSettings(MOST, drafter, adaptive=False)
@@ -145,11 +145,11 @@ def test_a_sequence_that_others_began(artifact: Path) -> None:
                 resumed = speculating.generate([history], params, NEW)[0]
                 assert resumed.token_ids == second and resumed.cached_tokens > 0
             else:
-                again = speculating.generate([prompt], drawn, NEW)[0]
+                again = speculating.generate([prompt], sampling, NEW)[0]
                 assert [a.token_ids for a in again.alternatives] == [a.token_ids for a in several.alternatives]
                 assert sorted(drafter.origins.values()) == [0, 16]
             begun = [sequence for sequence, origin in drafter.origins.items() if origin > 0]
-            drafter.asked = [each for each in drafter.asked if each[0] in begun]
+            drafter.calls = [each for each in drafter.calls if each[0] in begun]
             check_proposals(drafter, MtpHeadEngine(artifact), 4)
 
 
@@ -174,7 +174,7 @@ def test_the_setting_is_all_that_it_needs(engine: str, artifact: Path) -> None:
 
 
 def test_a_head_of_nemotron_h(artifacts: ArtifactCache) -> None:
-    """Attention and experts in layers of their own, no positions, beside recurrent layers of another kind."""
+    """Attention and experts in separate layers, no positions, with recurrent layers of another kind."""
     options = {"mtp_pattern": "*E", "layout": "paged", "max_seq_len": 64}
     folder = artifacts.get("nemotron_h", "float32", EXPERTS["nemotron_h"], **options).folder
     answers = []

@@ -32,7 +32,7 @@ def speculating(artifact: Path, llm: LLM, drafter: MtpDrafter) -> LLM:
 
 
 @pytest.mark.parametrize("when", ["proposing", "making way"])
-def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_head_only_costs_draft_tokens(artifact: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, for a proposal or before a step of the model, which overwrites what the head has not seen of a prompt."""
     prompts, params = [[9 + i % 7 for i in range(45)], [4, 5, 6]], SamplingParams(ignore_eos=True)
     with LLM(artifact, "onnxruntime") as llm:
@@ -57,9 +57,9 @@ def test_a_head_that_fails_costs_candidates_alone(artifact: Path, when: str, mon
         monkeypatch.setattr(drafter, "propose", watched)
         monkeypatch.setattr(head, "run", failing)
         over = speculating(artifact, llm, drafter)
-        with pytest.warns(RuntimeWarning, match="which is slower: out of memory") as told:
+        with pytest.warns(RuntimeWarning, match="which is slower: out of memory") as caught:
             answers = over.generate(prompts, params, NEW)
-        assert [answer.token_ids for answer in answers] == plain and failed and len(told) == 1
+        assert [answer.token_ids for answer in answers] == plain and failed and len(caught) == 1
         metrics = over.loop.speculation
         assert metrics is not None and metrics.failures == 1
         # Requests that come later have draft tokens again.

@@ -84,26 +84,26 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(layers: Sequence[str], 
         engine, ServingSettings(4, memory_bytes=needed, swap_bytes=300, policy=Priority(), prefix_cache=cache), (), None
     )
     assert loop.pools.sizes.num_packed >= min(states, 1) and loop.pools.pool_bytes <= needed
-    asked: list[Request] = []
+    requests: list[Request] = []
     found: dict[int, list[Generation]] = {}
     base = rng.integers(0, 61, 60).tolist()
     for _ in range(60):
         prompt = (*base[: int(rng.integers(0, 50))], *rng.integers(0, 61, int(rng.integers(1, 9))).tolist())
-        asked.append(Request(prompt, SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 1, 2]))), 6))
-    waiting = list(asked)
+        requests.append(Request(prompt, SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 1, 2]))), 6))
+    waiting = list(requests)
     while waiting or loop.busy:
         while waiting and rng.random() < 0.5:
             loop.add(ServingRequest(waiting.pop(0), priority=int(rng.integers(0, 3))))
         if rng.random() < 0.05:
-            loop.cancel(int(rng.integers(0, len(asked))))
+            loop.cancel(int(rng.integers(0, len(requests))))
         poison_toy(loop, engine)
         for output in loop.step():
             if output.error is None and output.piece is not None and output.piece.generation is not None:
                 found.setdefault(output.request_id, []).append(output.piece.generation)
         loop.scheduler.check_integrity()
     for id_, generations in found.items():
-        wanted = toy_greedy(engine.config, asked[id_].prompt_ids, 6)
-        assert all(list(each.token_ids) == wanted for each in generations)
+        expected = toy_greedy(engine.config, requests[id_].prompt_ids, 6)
+        assert all(list(each.token_ids) == expected for each in generations)
     assert len(found) > 40
     tree = loop.prefix_cache.tree
     sizes = loop.pools.sizes
@@ -132,7 +132,7 @@ def test_equal_bytes_hold_four_times_as_many_states() -> None:
     assert free.sizes.num_packed == free.sizes.num_slots == 0
 
 
-def test_as_many_chats_as_packed_states_go_on_where_they_ended() -> None:
+def test_as_many_chats_as_packed_states_continue_from_their_ends() -> None:
     """Twelve chats in the bytes of three exact states."""
     found = {}
     for states, count in (("exact", 3), ("int8", 12)):
@@ -221,7 +221,7 @@ def test_states_that_are_resumed_are_nearly_exact(opened: Opened, oracle: Oracle
     llm.loop.scheduler.check_integrity()
 
 
-def test_a_state_goes_to_the_host_and_back_as_it_is(opened: Opened, oracle: Oracle) -> None:
+def test_a_state_is_unchanged_by_a_round_trip_to_the_host(opened: Opened, oracle: Oracle) -> None:
     llm = opened(host_bytes=1 << 20)
     ask(llm, [*SYSTEM, 5], 3)
     tree = llm.loop.prefix_cache.tree

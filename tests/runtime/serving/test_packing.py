@@ -1,4 +1,4 @@
-"""Copies that are meant one after the other are done together only where that is the same."""
+"""Consecutive copies are merged only where the result is the same."""
 
 import numpy as np
 import pytest

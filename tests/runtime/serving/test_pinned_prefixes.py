@@ -16,7 +16,7 @@ from hybridge.runtime.serving.request import Output, ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line, poison
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
 from tests.runtime.serving.test_prefix_cache_troubles import finish
-from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
 
@@ -40,11 +40,11 @@ def empty(loop: ServingLoop) -> None:
 def test_it_outlives_any_traffic(layers: tuple[str, ...], policy: str) -> None:
     loop, engine = opened(layers, policy=policy, cached_states=2)
     pin(loop, SYSTEM, "system")
-    rng, outputs, wanted = np.random.default_rng(3), [], {}
+    rng, outputs, expected = np.random.default_rng(3), [], {}
     for turn in range(40):
         shared = SYSTEM[: int(rng.integers(0, 31))] if turn % 2 else []
         prompt = [*shared, *rng.integers(0, 61, int(rng.integers(1, 50))).tolist()]
-        wanted[loop.add(asked(prompt, 6)), 0] = tuple(toy_greedy(engine.config, prompt, 6))
+        expected[loop.add(make_request(prompt, 6)), 0] = tuple(toy_greedy(engine.config, prompt, 6))
         poison(loop, engine)
         outputs += loop.step()
         loop.scheduler.check_integrity()
@@ -54,7 +54,7 @@ def test_it_outlives_any_traffic(layers: tuple[str, ...], policy: str) -> None:
     while loop.busy:
         outputs += loop.step()
         assert kept(loop, SYSTEM) == 30
-    assert answers(outputs) == wanted
+    assert answers(outputs) == expected
     empty(loop)
     loop.served_cache.pinned.drop("system")
     loop.prefix_cache.tree.clear()
@@ -74,7 +74,7 @@ def test_prompts_that_end_inside_or_right_after_it(layers: tuple[str, ...], leng
     found = 30 if length == 31 else 0 if state else length - 1
     assert cached_tokens(loop, prompt, 3) == found
     # The same again, from the state before its last token.
-    id_ = loop.add(asked(prompt, 3))
+    id_ = loop.add(make_request(prompt, 3))
     assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
     assert cached_tokens(loop, prompt) == length - 1
 
@@ -128,7 +128,7 @@ def test_it_is_split_and_stays() -> None:
     pin(loop, SYSTEM, "system")
     for length in (29, 16, 8, 1):
         prompt = [*SYSTEM[:length], *line(length, 5)]
-        id_ = loop.add(asked(prompt, 3))
+        id_ = loop.add(make_request(prompt, 3))
         assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
     assert kept(loop, SYSTEM) == 30
     empty(loop)
@@ -139,15 +139,15 @@ def test_it_is_split_and_stays() -> None:
 
 
 @pytest.mark.parametrize("name", ["requests of beams", "one sequence"])
-def test_who_is_under_way_keeps_what_it_was_promised(name: str) -> None:
-    """Beams go on together or not at all: a prefix that leaves too little for them has to wait."""
+def test_running_requests_keep_the_memory_they_need(name: str) -> None:
+    """Beams advance together or not at all: a prefix that would leave them too little memory has to wait."""
     loop, _ = opened()
     if name == "one sequence":
-        loop.add(asked(line(2, 60), 30))
+        loop.add(make_request(line(2, 60), 30))
         loop.step()
         pin(loop, SYSTEM, "system")
     else:
-        beams = loop.add(asked(line(2, 60), 30, beam_width=3))
+        beams = loop.add(make_request(line(2, 60), 30, beam_width=3))
         loop.step()
         with pytest.raises(RequestError, match="a running request takes"):
             pin(loop, SYSTEM, "system")
@@ -155,7 +155,7 @@ def test_who_is_under_way_keeps_what_it_was_promised(name: str) -> None:
         assert [o.error for o in outputs if o.request_id == beams] == [None] * len(outputs)
         pin(loop, SYSTEM, "system")
         with pytest.raises(RequestError, match="the pools can hold"):
-            loop.add(asked(line(2, 60), 30, beam_width=3))
+            loop.add(make_request(line(2, 60), 30, beam_width=3))
     empty(loop)
     assert kept(loop, SYSTEM) == 30
 
@@ -170,7 +170,7 @@ def test_more_than_one_prefix_fills_the_pools_up_to_one_sequence() -> None:
     empty(loop)
     assert all(kept(loop, line(number + 10, 30)) == 30 for number in range(count))
     prompt = line(99, 90)
-    ids = [loop.add(ServingRequest(asked(prompt, 7).request)) for _ in range(3)]
+    ids = [loop.add(ServingRequest(make_request(prompt, 7).request)) for _ in range(3)]
     found = finish(loop, engine)
     assert {found[id_, 0] for id_ in ids} == {tuple(toy_greedy(engine.config, prompt, 7))}
 
@@ -183,7 +183,7 @@ def test_a_prefix_of_full_length_leaves_no_room_for_a_token() -> None:
         pin(loop, line(3, 97), "more")
 
 
-def test_the_beginning_of_something_longer_is_kept_alone() -> None:
+def test_a_prefix_of_a_longer_cached_text_is_pinned_alone() -> None:
     """Without recurrent layers a prefix may end inside what another request left."""
     loop, _ = opened(PURE_ATTENTION)
     cached_tokens(loop, [*SYSTEM, *line(2, 60)])
@@ -195,7 +195,7 @@ def test_the_beginning_of_something_longer_is_kept_alone() -> None:
 
 @LAYERS
 @pytest.mark.parametrize(("length", "tail"), [(30, 0), (17, 0), (30, 2), (23, 1)])
-def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], length: int, tail: int) -> None:
+def test_tokens_that_another_sequence_has_need_no_more_memory(layers: tuple[str, ...], length: int, tail: int) -> None:
     """The same tokens, a beginning of them, more, or others behind a beginning: only the rest is to be found."""
     kv, state = layers != PURE_MAMBA, layers != PURE_ATTENTION
     slots = 3 if tail or length < 30 else 2
@@ -215,11 +215,11 @@ def test_what_another_has_already_needs_no_more_room(layers: tuple[str, ...], le
     empty(loop)
     assert kept(loop, SYSTEM) == 30 and kept(loop, other) == length + tail
     prompt = line(2, 90)
-    id_ = loop.add(asked(prompt, 7))
+    id_ = loop.add(make_request(prompt, 7))
     assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 7))
 
 
-def test_what_it_shares_with_any_other_needs_no_more_room() -> None:
+def test_shared_tokens_need_no_more_memory() -> None:
     cache = PrefixCacheSettings(cached_states=1)
     loop, _ = toy_loop(PURE_ATTENTION, prefix_cache=cache, memory_bytes=(24 + 8 + 4 + 1) * 32, max_rows=1)
     pin(loop, line(5, 4), "a stranger")
@@ -229,8 +229,8 @@ def test_what_it_shares_with_any_other_needs_no_more_room() -> None:
 
 
 @pytest.mark.parametrize("every", [3, 5])
-@pytest.mark.parametrize("under_way", [False, True], ids=["comes later", "under way"])
-def test_states_on_the_way_take_no_further_block(every: int, under_way: bool) -> None:
+@pytest.mark.parametrize("running", [False, True], ids=["submitted later", "running"])
+def test_states_within_a_block_take_no_further_block(every: int, running: bool) -> None:
     """After each of them a sequence continued inside a block with a copy of it."""
     cache = PrefixCacheSettings(prompt_checkpoints="branches", cached_states=30)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=2, memory_bytes=40 * 32 + 16 * 34)
@@ -239,30 +239,30 @@ def test_states_on_the_way_take_no_further_block(every: int, under_way: bool) ->
     assert sum(node.state is not None for node in loop.prefix_cache.tree.walk()) == 56 // every
     prompt = line(2, 90)
     found: list[Output] = []
-    if under_way:
-        id_ = loop.add(asked(prompt, 7))
+    if running:
+        id_ = loop.add(make_request(prompt, 7))
         found += loop.step()
 
     def compute() -> None:
-        computed = loop.add(asked(line(1, 57), 1))
+        computed = loop.add(make_request(line(1, 57), 1))
         while loop.has(computed):
             found.extend(loop.step())
 
     loop.served_cache.pinned.add(PinnedPrefix("system", tuple(line(1, 57))), compute)
     assert loop.prefix_cache.pins.counts() == (15, 1)
     assert kept(loop, line(1, 57)) == 57
-    if not under_way:
-        id_ = loop.add(asked(prompt, 7))
+    if not running:
+        id_ = loop.add(make_request(prompt, 7))
     poison(loop, engine)
     found += run_all(loop)
-    wanted = tuple(toy_greedy(engine.config, prompt, 7))
-    assert [o.piece.generation.token_ids for o in found if o.request_id == id_ and o.piece.generation] == [wanted]
+    expected = tuple(toy_greedy(engine.config, prompt, 7))
+    assert [o.piece.generation.token_ids for o in found if o.request_id == id_ and o.piece.generation] == [expected]
 
 
 @pytest.mark.parametrize("stays", range(3))
 @pytest.mark.parametrize("order", permutations(range(3)), ids=str)
 def test_a_prefix_that_is_dropped_leaves_nothing_behind_in_one_that_stays(order: tuple[int, ...], stays: int) -> None:
-    """Nested, and parted after a part of a block: all that cannot go is counted."""
+    """Nested, and branching within a block: all memory that cannot be evicted is counted."""
     loop, _ = opened(cached_states=40)
     for length in range(3, 30, 3):
         cached_tokens(loop, SYSTEM[:length], 1)
@@ -284,7 +284,7 @@ def test_a_prefix_that_others_push_out_is_computed_again(pushed_out: int) -> Non
     def compute() -> None:
         nonlocal computed
         computed += 1
-        loop.add(asked(SYSTEM, 1))
+        loop.add(make_request(SYSTEM, 1))
         run_all(loop)
         if computed <= pushed_out:
             loop.prefix_cache.tree.clear()

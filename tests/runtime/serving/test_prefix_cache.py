@@ -10,7 +10,7 @@ import pytest
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import ServingRequest
-from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_greedy
 
@@ -26,7 +26,7 @@ def poison(loop: ServingLoop, engine: ToyPagedEngine) -> None:
 
 def cached_tokens(loop: ServingLoop, prompt: Sequence[int], new: int = 1) -> int:
     """Run one request alone; the tokens of its prompt that were not computed."""
-    id_ = loop.add(asked(prompt, new))
+    id_ = loop.add(make_request(prompt, new))
     return next(o.piece.generation.cached_tokens for o in run_all(loop) if o.request_id == id_ and o.piece.generation)
 
 
@@ -39,18 +39,18 @@ def test_tokens_are_those_of_each_alone(layers: Sequence[str], window: int | Non
     loop, engine = toy_loop(layers, window, prefix_cache=cache, memory_bytes=memory_bytes)
     rng = np.random.default_rng(memory_bytes)
     begins = [rng.integers(0, 61, 30).tolist() for _ in range(3)]
-    wanted: dict[tuple[int, int], tuple[int, ...]] = {}
+    expected: dict[tuple[int, int], tuple[int, ...]] = {}
     outputs = []
-    while len(wanted) < 40 or loop.busy:
-        while len(wanted) < 40 and rng.random() < 0.5:
+    while len(expected) < 40 or loop.busy:
+        while len(expected) < 40 and rng.random() < 0.5:
             shared = begins[int(rng.integers(3))][: int(rng.integers(1, 31))]
             prompt = shared + rng.integers(0, 61, int(rng.integers(0, 20))).tolist()
-            request = asked(prompt, int(rng.integers(1, 20)))
-            wanted[loop.add(request), 0] = tuple(toy_greedy(engine.config, prompt, request.request.max_new_tokens))
+            request = make_request(prompt, int(rng.integers(1, 20)))
+            expected[loop.add(request), 0] = tuple(toy_greedy(engine.config, prompt, request.request.max_new_tokens))
         poison(loop, engine)
         outputs += loop.step()
         loop.scheduler.check_integrity()
-    assert answers(outputs) == wanted
+    assert answers(outputs) == expected
     assert loop.prefix_cache.metrics.hit_tokens > 0 or memory_bytes < 1_500
 
 
@@ -73,14 +73,14 @@ def line(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "found"), [(39, 0), (40, 39), (41, 39), (44, 39), (45, 44), (60, 44)], ids=lambda value: str(value)
+    ("length", "found"), [(39, 0), (40, 39), (41, 39), (44, 39), (45, 44), (60, 44)], ids=lambda value: str(value)
 )
-def test_one_token_less_the_same_one_token_more(asked_for: int, found: int) -> None:
+def test_one_token_less_the_same_one_token_more(length: int, found: int) -> None:
     """After 40 tokens and 5 new ones, states are at 39 (before the prompt's last token) and at 44."""
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
     prompt = line(1, 40)
     cached_tokens(loop, prompt, 5)
-    later = (prompt + toy_greedy(engine.config, prompt, 5) + line(2, 20))[:asked_for]
+    later = (prompt + toy_greedy(engine.config, prompt, 5) + line(2, 20))[:length]
     assert cached_tokens(loop, later) == found
 
 
@@ -109,7 +109,7 @@ def test_identical_prompts_at_the_same_time() -> None:
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
     prompt = line(1, 33)
     for _ in range(5):
-        loop.add(asked(prompt, 4))
+        loop.add(make_request(prompt, 4))
     assert set(answers(run_all(loop)).values()) == {tuple(toy_greedy(engine.config, prompt, 4))}
     assert cached_tokens(loop, prompt) == 32
 
@@ -135,13 +135,13 @@ def test_chunks_of_any_size(chunk: int) -> None:
         prefix_cache=cache, max_tokens=budget, max_rows=min(4, budget), max_seq_len=256, memory_bytes=20_000
     )
     prompt = line(1, 200)
-    id_ = loop.add(asked(prompt, 3))
+    id_ = loop.add(make_request(prompt, 3))
     for _ in range(-(-150 // budget)):
         poison(loop, engine)
         loop.step()
     # Half-way, a second prompt comes that branches off.
     begun = loop.scheduler.sequences[id_].memory.length
-    second = loop.add(asked(prompt[:begun] + line(2, 9), 3))
+    second = loop.add(make_request(prompt[:begun] + line(2, 9), 3))
     found = answers(run_all(loop))
     assert found[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
     assert found[second, 0] == tuple(toy_greedy(engine.config, prompt[:begun] + line(2, 9), 3))
@@ -151,7 +151,7 @@ def test_chunks_of_any_size(chunk: int) -> None:
 def test_a_cancelled_prompt_leaves_what_it_computed() -> None:
     loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20), max_tokens=12)
     prompt = line(1, 60)
-    id_ = loop.add(asked(prompt, 3))
+    id_ = loop.add(make_request(prompt, 3))
     for _ in range(3):
         loop.step()
     loop.cancel(id_)
@@ -161,7 +161,7 @@ def test_a_cancelled_prompt_leaves_what_it_computed() -> None:
 
 def test_a_failed_step_leaves_nothing() -> None:
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
-    loop.add(asked(line(1, 60), 3))
+    loop.add(make_request(line(1, 60), 3))
     engine.fail_at = {1}
     run_all(loop)
     assert not loop.prefix_cache.tree.nodes and not loop.scheduler.manager.slots.used
@@ -171,22 +171,22 @@ def test_tenants_share_nothing() -> None:
     loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20))
     prompt = line(1, 30)
     cached_tokens(loop, prompt, 4)
-    loop.add(ServingRequest(asked(prompt, 1).request, namespace="tenant"))
+    loop.add(ServingRequest(make_request(prompt, 1).request, namespace="tenant"))
     assert [output.piece.generation.cached_tokens for output in run_all(loop)] == [0]
     assert loop.prefix_cache.metrics.misses["namespace"] == 1
 
 
-def test_decode_states_are_taken_on_the_way() -> None:
+def test_states_are_stored_during_decoding() -> None:
     settings = PrefixCacheSettings(cached_states=20, decode_interval=4)
     loop, engine = toy_loop(prefix_cache=settings)
     prompt = line(1, 10)
-    loop.add(asked(prompt, 60))
+    loop.add(make_request(prompt, 60))
     for _ in range(25):
         loop.step()
     ends = {node.end for node in loop.prefix_cache.tree.walk() if node.state is not None}
     assert ends == {9, *range(14, 34, 4)}
     said = prompt + toy_greedy(engine.config, prompt, 60)
-    second = loop.add(asked(said[:29], 1))
+    second = loop.add(make_request(said[:29], 1))
     found = [o.piece.generation.cached_tokens for o in run_all(loop) if o.request_id == second and o.piece.generation]
     assert found == [26]
 
@@ -197,7 +197,7 @@ def test_several_answers_are_the_same_with_the_cache(params: dict) -> None:
     for cache in ("off", "radix"):
         loop, _ = toy_loop(prefix_cache=cache)
         for tail in (2, 3, 4):
-            loop.add(asked(line(1, 30) + line(tail, 5), 6, **params))
+            loop.add(make_request(line(1, 30) + line(tail, 5), 6, **params))
             found.append(answers(run_all(loop)))
     assert found[:3] == found[3:]
     assert loop.prefix_cache.metrics.hit_tokens == 30

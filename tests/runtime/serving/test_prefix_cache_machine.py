@@ -19,7 +19,7 @@ from hybridge.runtime.serving.pinned import PinnedPrefix
 from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.prefix_cache.fake_memory import tokens_of
 from tests.runtime.prefix_cache.replica import Replica
-from tests.runtime.serving.test_loop_machine import SMALL, Asked, LoopMachine
+from tests.runtime.serving.test_loop_machine import SMALL, LoopMachine, SubmittedRequest
 from tests.runtime.toy_paged_engine import toy_kv, toy_state
 from tests.support.effort import examples
 
@@ -54,13 +54,13 @@ class CacheMachine(LoopMachine):
         except RequestError as error:
             assert "the pools can hold" in str(error) and (params.beam_width or self.pins)
             return
-        self.requests[id_] = Asked(prompt, params, new)
+        self.requests[id_] = SubmittedRequest(prompt, params, new)
 
     @rule(count=st.integers(1, 3), leaves=st.booleans())
     def evict(self, count: int, leaves: bool) -> None:
         cache = self.loop.prefix_cache
         if self.engine.breaks == ("step", True):
-            # An eviction waits for the step that is under way: only the loop can end one that is interrupted.
+            # An eviction waits for the running step: only the loop can end an interrupted one.
             self.quietly(self.loop.settle)
         for _ in range(count):
             (cache.evict_kv if leaves else cache.evict_state)()
@@ -119,7 +119,7 @@ class CacheMachine(LoopMachine):
         self.count_bytes()
 
     def count_bytes(self) -> None:
-        """What is said to be held is what the nodes hold, here and on the host."""
+        """The reported bytes are those of the nodes, here and on the host."""
         tree, pools, host = self.loop.prefix_cache.tree, self.loop.pools, self.loop.served_cache.host
         report = self.loop.served_cache.report(pools.cached_bytes)
         held = {block for node in tree.walk() for block in node.blocks}

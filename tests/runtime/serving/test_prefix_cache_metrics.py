@@ -10,7 +10,7 @@ from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
-from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 
 BOS = 1
@@ -25,7 +25,7 @@ def ask(loop: ServingLoop, prompt: list[int], namespace: str = "") -> str:
     """Run a request alone; what was counted for it: "hit", "partial hit" or the reason of its miss."""
     metrics = loop.prefix_cache.metrics
     before = metrics.hits, metrics.partial_hits, metrics.misses.copy()
-    loop.add(ServingRequest(asked(prompt, 2).request, namespace=namespace))
+    loop.add(ServingRequest(make_request(prompt, 2).request, namespace=namespace))
     run_all(loop)
     reasons = ["hit"] * (metrics.hits - before[0]) + ["partial hit"] * (metrics.partial_hits - before[1])
     for name, count in (metrics.misses - before[2]).items():
@@ -48,10 +48,10 @@ def test_each_outcome_has_its_name() -> None:
     assert ask(loop, prompt) == "evicted"
     assert ask(loop, line(9, 30)) == "no_kv"
     counts = loop.prefix_cache.metrics
-    asked_for = [1, 1, 30, 30, 32, 25, 30, 30, 30, 30]
-    assert counts.queried_tokens == sum(asked_for) and counts.hit_tokens == 3 * 29
+    submitted = [1, 1, 30, 30, 32, 25, 30, 30, 30, 30]
+    assert counts.queried_tokens == sum(submitted) and counts.hit_tokens == 3 * 29
     assert counts.recomputed_tokens == 20 + 1, "twenty without a state, and the last token of the prompt"
-    assert counts.hits + counts.partial_hits + counts.misses.total() == len(asked_for)
+    assert counts.hits + counts.partial_hits + counts.misses.total() == len(submitted)
 
 
 def test_a_state_that_went_alone_was_evicted_too() -> None:
@@ -88,7 +88,7 @@ def test_the_first_token_of_all_prompts_is_no_reason() -> None:
 
 
 @pytest.mark.parametrize(("layers", "window"), [(HYBRID, None), (PURE_ATTENTION, None), (PURE_MAMBA, None)], ids=str)
-def test_bytes_held_are_those_of_the_pools(layers: tuple[str, ...], window: int | None) -> None:
+def test_the_bytes_reported_are_those_of_the_pools(layers: tuple[str, ...], window: int | None) -> None:
     loop = loop_of(layers)
     for length in (30, 21, 9):
         cached_tokens(loop, line(1, length), 2)

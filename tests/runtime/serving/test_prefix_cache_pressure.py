@@ -12,7 +12,7 @@ from hybridge.runtime.serving.pinned import PinnedPrefix
 from hybridge.runtime.serving.request import ServingRequest
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
 from tests.runtime.serving.test_prefix_cache_troubles import finish
-from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import make_request, run_all, toy_loop
 from tests.runtime.toy_paged_engine import toy_greedy
 
 
@@ -20,7 +20,7 @@ def pin(loop: ServingLoop, tokens: list[int], name: str, namespace: str = "") ->
     """Keep ``tokens``, as ``CacheControl`` does it."""
 
     def compute() -> None:
-        loop.add(ServingRequest(asked(tokens, 1).request, namespace=namespace))
+        loop.add(ServingRequest(make_request(tokens, 1).request, namespace=namespace))
         run_all(loop)
 
     assert loop.served_cache is not None
@@ -33,15 +33,15 @@ def kept(loop: ServingLoop, tokens: list[int], namespace: str = "") -> int:
 
 
 def test_a_newcomer_gets_its_slot_before_a_state_is_taken() -> None:
-    """A slot for each row and none beside: the states of one prompt's chunks do not keep another prompt out."""
+    """A slot for each row and no other: the states of one prompt's chunks do not block another prompt."""
     cache = PrefixCacheSettings(cached_states=0)
     loop, engine = toy_loop(prefix_cache=cache, max_rows=2, max_tokens=8, memory_bytes=25 * 32 * 2 + 2 * 16)
     assert loop.pools.sizes.num_slots == 2
     first, second = line(1, 80), line(2, 80)
-    ids = [loop.add(asked(first, 3))]
+    ids = [loop.add(make_request(first, 3))]
     for _ in range(3):
         loop.step()
-    ids.append(loop.add(asked(second, 3)))
+    ids.append(loop.add(make_request(second, 3)))
     loop.step()
     loop.step()
     assert loop.scheduler.running == 2
@@ -49,7 +49,7 @@ def test_a_newcomer_gets_its_slot_before_a_state_is_taken() -> None:
     assert [found[id_, 0] for id_ in ids] == [tuple(toy_greedy(engine.config, p, 3)) for p in (first, second)]
 
 
-def test_who_cannot_begin_takes_nothing_from_the_cache() -> None:
+def test_a_request_that_cannot_start_evicts_nothing() -> None:
     """The only state has no second slot, and a request that would move it finds too few blocks: it stays."""
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=0), max_rows=2, memory_bytes=26 * 32 + 32)
     assert (loop.pools.sizes.num_slots, loop.pools.sizes.num_blocks) == (2, 26)
@@ -57,9 +57,9 @@ def test_who_cannot_begin_takes_nothing_from_the_cache() -> None:
     cached_tokens(loop, shared, 4)
     before = kept(loop, [*shared, *toy_greedy(engine.config, shared, 3)])
     assert before == 23
-    running = loop.add(asked(line(2, 60), 30))  # takes the other slot and most of the blocks
+    running = loop.add(make_request(line(2, 60), 30))  # takes the other slot and most of the blocks
     loop.step()
-    waiting = loop.add(asked([*shared, *toy_greedy(engine.config, shared, 3), *line(3, 60)], 3))
+    waiting = loop.add(make_request([*shared, *toy_greedy(engine.config, shared, 3), *line(3, 60)], 3))
     for _ in range(5):
         loop.step()
         assert kept(loop, [*shared, *toy_greedy(engine.config, shared, 3)]) == 23
@@ -68,7 +68,7 @@ def test_who_cannot_begin_takes_nothing_from_the_cache() -> None:
     assert {output.request_id for output in outputs if output.piece and output.piece.generation} == {running, waiting}
 
 
-def test_what_is_pinned_is_no_reason_to_give_up_the_rest() -> None:
+def test_pinned_prefixes_do_not_evict_the_rest() -> None:
     """A request that has to wait for a row's blocks in any case does not cost others what they left."""
     loop, _ = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=20), max_rows=4, memory_bytes=60 * 32 + 16 * 24)
     blocks = loop.pools.sizes.num_blocks
@@ -76,12 +76,12 @@ def test_what_is_pinned_is_no_reason_to_give_up_the_rest() -> None:
     others = [line(seed, 14) for seed in (2, 3)]
     for prompt in others:
         cached_tokens(loop, prompt, 1)
-    loop.add(asked(line(4, 64), 30))
+    loop.add(make_request(line(4, 64), 30))
     loop.step()
     left = blocks - loop.prefix_cache.pool.used
     idle = loop.prefix_cache.pool.available - left
     assert left < 22
-    loop.add(asked(line(5, 90), 4))
+    loop.add(make_request(line(5, 90), 4))
     for _ in range(3):
         loop.step()
         assert [kept(loop, prompt) for prompt in others] == [14, 14], (left, idle)
@@ -107,7 +107,7 @@ def test_host_memory_is_not_emptied_for_what_does_not_fit() -> None:
 def test_a_device_that_takes_nothing_back_costs_only_time() -> None:
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=4, host_bytes=100_000), max_rows=1)
     prompt = line(1, 40)
-    wanted = tuple(toy_greedy(engine.config, prompt, 3))
+    expected = tuple(toy_greedy(engine.config, prompt, 3))
     cached_tokens(loop, prompt, 3)
     while loop.prefix_cache.evict_kv():
         pass
@@ -116,8 +116,8 @@ def test_a_device_that_takes_nothing_back_costs_only_time() -> None:
         raise EngineError("told to fail")
 
     engine.swap_in = refused  # type: ignore[method-assign, assignment]
-    id_ = loop.add(asked(prompt, 3))
-    assert finish(loop, engine) == {(id_, 0): wanted}
+    id_ = loop.add(make_request(prompt, 3))
+    assert finish(loop, engine) == {(id_, 0): expected}
     del engine.swap_in
     while loop.prefix_cache.evict_kv():
         pass
@@ -127,13 +127,13 @@ def test_a_device_that_takes_nothing_back_costs_only_time() -> None:
 
 def test_answers_of_many_tenants_that_evict_each_other() -> None:
     loop, engine = toy_loop(prefix_cache=PrefixCacheSettings(cached_states=3), max_rows=3, memory_bytes=1_700)
-    rng, wanted = np.random.default_rng(4), {}
+    rng, expected = np.random.default_rng(4), {}
     begins = [line(seed, 24) for seed in range(3)]
     for turn in range(60):
         prompt = [*begins[turn % 3], *rng.integers(0, 61, 4).tolist()]
-        asked_for = ServingRequest(asked(prompt, 3).request, namespace=f"tenant {int(rng.integers(6))}")
-        wanted[loop.add(asked_for), 0] = tuple(toy_greedy(engine.config, prompt, 3))
-    assert finish(loop, engine) == wanted
+        submitted = ServingRequest(make_request(prompt, 3).request, namespace=f"tenant {int(rng.integers(6))}")
+        expected[loop.add(submitted), 0] = tuple(toy_greedy(engine.config, prompt, 3))
+    assert finish(loop, engine) == expected
     assert loop.prefix_cache.metrics.misses["evicted"] and loop.prefix_cache.metrics.hit_tokens
     assert set(loop.prefix_cache.tree.namespaces()) <= {f"tenant {n}" for n in range(6)}
     loop.prefix_cache.tree.clear()

@@ -1,4 +1,4 @@
-"""With a real model: requests in company, disturbed in every way, get the tokens of each alone."""
+"""With a real model: concurrent requests, disturbed in every way, get the tokens of each alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def poison(loop: ServingLoop, engine: PagedArrayEngine) -> None:
 
 
 def paged_artifact(artifacts: ArtifactCache) -> Exported:
-    """A hybrid whose states are small beside its blocks, so that blocks can run short while slots are left."""
+    """A hybrid whose states are small compared with its blocks, so that blocks can run short while slots are left."""
     return artifacts.get("nemotron_h", "float32", SMALL, layout="paged", max_batch_size=ROWS, max_seq_len=448)
 
 
@@ -102,7 +102,7 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCach
     assert isinstance(engine, PagedArrayEngine)
     rng = np.random.default_rng(3)
     vocab = engine.config.vocab_size
-    asked = [
+    requests = [
         Request(
             tuple(rng.integers(0, vocab, int(rng.integers(1, LONGEST + 1))).tolist()),
             SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 3]))),
@@ -112,7 +112,7 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCach
     ]
     roomy = ServingLoop(engine, ServingSettings(), (), None)
     alone = []
-    for request in asked:
+    for request in requests:
         roomy.add(ServingRequest(replace(request, params=SamplingParams(ignore_eos=True))))
         outputs = [output for _ in range(MOST_NEW) if roomy.busy for output in roomy.step()]
         alone.append(next(iter(answers(outputs).values())))
@@ -121,7 +121,7 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCach
     needed = 3 * (28 * engine.block_bytes(16) + engine.slot_bytes)
     settings = ServingSettings(memory_bytes=needed, max_tokens=200, swap_bytes=needed // 8)
     loop = ServingLoop(engine, settings, (), None)
-    waiting, outputs, cancelled = list(asked), [], set()
+    waiting, outputs, cancelled = list(requests), [], set()
     swaps = again = 0
     while waiting or loop.busy:
         while waiting and rng.random() < 0.8:
@@ -139,6 +139,6 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(artifacts: ArtifactCach
     found = answers(outputs)
     wrong = {key for key, tokens in found.items() if tokens != alone[key[0]]}
     assert not wrong
-    missing = {id_ for id_ in range(REQUESTS) if (id_, asked[id_].params.n - 1) not in found}
+    missing = {id_ for id_ in range(REQUESTS) if (id_, requests[id_].params.n - 1) not in found}
     assert missing <= cancelled and len(found) > REQUESTS
     assert swaps > 0 and again > 0, (swaps, again)

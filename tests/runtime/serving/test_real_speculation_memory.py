@@ -94,15 +94,15 @@ def test_sliding_windows(
 
 
 @pytest.mark.parametrize("mode", sample(("auto", "snapshot"), on_push=("auto",)))
-def test_a_session_saved_while_candidates_are_under_way(mode: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
-    """It holds states of exactly its tokens, of an answer that has ended while others go on, and goes on as they do."""
+def test_a_session_saved_during_a_step_with_draft_tokens(mode: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
+    """It holds the states of exactly its tokens, although other answers still run, and continues correctly."""
     served = Speculating(artifacts.get("nemotron_h", "float32", layout="paged").folder, (5, 17, 30))
     cache = PrefixCacheSettings(decode_interval=8)
     llm, files = served.opened(cache, mode), list[Path]()
     histories = [prompt + text for prompt, text in zip(served.prompts, served.plain, strict=True)]
     for seen, piece in enumerate(llm.generate(served.prompts, GREEDY, NEW, stream=True)):
         if piece.generation is not None or seen % 20 == 0:
-            # Of one that goes on, the cache knows what it wanted on the way, at first nothing.
+            # For a running answer the cache has the states stored so far, at first none.
             with nullcontext() if piece.generation is not None else suppress(RequestError):
                 file = tmp_path / f"{len(files)}.session"
                 llm.save_session(file, histories[piece.index])
@@ -114,7 +114,7 @@ def test_a_session_saved_while_candidates_are_under_way(mode: str, artifacts: Ar
         saved = read_session(file)
         index = next(i for i, history in enumerate(histories) if history[: len(saved.tokens)] == list(saved.tokens))
         lengths.add(len(saved.tokens) - len(served.prompts[index]))
-        # What plain decoding has of the same tokens, computed at once.
+        # The states of the same tokens in plain decoding, computed in one step.
         scratch = served.opened("radix")
         scratch.generate(list(saved.tokens), GREEDY, 1)
         scratch.save_session(tmp_path / "scratch", list(saved.tokens))

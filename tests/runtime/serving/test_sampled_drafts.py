@@ -1,4 +1,4 @@
-"""A draft model that draws: its draft tokens come from its own distribution, and the answers from the model's."""
+"""A draft model that samples: its draft tokens follow its own distribution, and the answers the model's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftModel, DraftRequest, Proposal, SpeculationSettings
-from tests.runtime.serving.joint_draws import check_draws
+from tests.runtime.serving.joint_draws import check_samples
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.speculation.processed import processed
 from tests.runtime.toy_engine import HYBRID
@@ -30,30 +30,31 @@ def drawing(layers: list[str], vocab: int = VOCAB, rows: int = 12) -> ModelDraft
 
 @pytest.mark.parametrize("vocab", [VOCAB, VOCAB - 1, VOCAB + 2])
 @pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
-def test_candidates_say_what_they_were_drawn_from(kind: str, vocab: int) -> None:
-    """Distributions from scratch after every drawn token, of tokens that both models have; whatever was accepted."""
+def test_draft_tokens_carry_the_distribution_they_were_sampled_from(kind: str, vocab: int) -> None:
+    """Distributions from scratch after every sampled token, over tokens that both models have."""
     layers = {"hybrid": HYBRID, "attention": ["attention"] * 2, "recurrent": ["mamba"] * 2}[kind]
     drafter, rng, both = drawing(layers, vocab, rows=3), np.random.default_rng(5), min(vocab, VOCAB)
     config = paged_config(layers, vocab=vocab)
     params = SamplingParams(temperature=1.2, top_p=0.95, seed=2)
-    draws = {id_: Sampler(params).sample_draft_token for id_ in range(3)}
+    samplers = {id_: Sampler(params).sample_draft_token for id_ in range(3)}
     texts, found = {id_: rng.integers(0, both, 1 + 4 * id_).tolist() for id_ in range(3)}, 0
     for _ in range(8):
         # The last one's request takes the most likely tokens.
         requests = [
-            DraftRequest(id_, texts[id_], int(rng.integers(1, MOST + 1)), draws[id_] if id_ else None) for id_ in texts
+            DraftRequest(id_, texts[id_], int(rng.integers(1, MOST + 1)), samplers[id_] if id_ else None)
+            for id_ in texts
         ]
         for each, proposal in zip(requests, drafter.propose(requests), strict=True):
-            drawn_from = proposal.probabilities
-            assert (drawn_from is None) == (each.draw is None)
+            distribution = proposal.probabilities
+            assert (distribution is None) == (each.draw is None)
             for place, token in enumerate(proposal.token_ids):
                 logits = toy_logits(config, [*each.tokens, *proposal.token_ids[:place]])[:both]
                 found += 1
-                if drawn_from is None:
+                if distribution is None:
                     assert token == logits.argmax()
                     continue
                 expected = np.append(processed(logits, (), (), params), np.zeros(VOCAB - both))
-                np.testing.assert_allclose(drawn_from[place] / drawn_from[place].sum(), expected, atol=1e-6)
+                np.testing.assert_allclose(distribution[place] / distribution[place].sum(), expected, atol=1e-6)
             right = int(rng.integers(0, len(proposal) + 1))
             texts[each.sequence] += [*proposal.token_ids[:right], int(rng.integers(0, both))]
     assert found > 30
@@ -86,7 +87,7 @@ def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
     drafter = Watched(drawing(["attention"], vocab))
     speculation = SpeculationSettings(MOST, drafter, adaptive=False)
     loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation)
-    check_draws(loop, engine, params, NEW, RUNS)
+    check_samples(loop, engine, params, NEW, RUNS)
     metrics = loop.speculation
     assert metrics is not None and RUNS / 4 < metrics.accepted < 0.9 * metrics.proposed
     assert all(proposal.probabilities is not None for proposal in drafter.proposals)
@@ -95,7 +96,7 @@ def test_answers_follow_the_model(vocab: int, params: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("engine", sample(("onnxruntime", "torch"), on_push=("onnxruntime",)))
 def test_a_model_that_drafts_for_itself_is_always_right(engine: str, artifacts: ArtifactCache) -> None:
-    """Drawn from the same distribution every draft token is kept; of the most likely ones few are drawn."""
+    """Sampled from the same distribution, every draft token is accepted; of the most likely ones, few are."""
     if engine == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
     folder = artifacts.get("nemotron_h", "float32", layout="paged").folder

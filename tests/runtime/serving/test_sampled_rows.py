@@ -10,7 +10,7 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.step_result import ArrayResult
 from hybridge.runtime.sampling import Sampler, SamplingParams
-from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_paged_engine import toy_greedy, toy_logits
 
 FILTERS: list[dict[str, Any]] = [
@@ -47,16 +47,16 @@ def loop_and_engine(monkeypatch):
     return loop, engine
 
 
-def test_a_mixture_is_read_once_a_step_and_drawn_as_each_alone(loop_and_engine) -> None:
+def test_a_mixed_batch_is_read_once_and_sampled_as_each_row_alone(loop_and_engine) -> None:
     loop, engine = loop_and_engine
-    drawn = {}
+    requests = {}
     for seed in range(12):
-        wanted = {"temperature": 0.3 + seed / 10, "seed": seed, **FILTERS[seed % 5]}
-        drawn[loop.add(asked([seed, 2], 9, **wanted))] = ([seed, 2], SamplingParams(**wanted))
-    greedy = loop.add(asked([7], 9))
-    best = loop.add(asked([8], 4, beam_width=2))
+        options = {"temperature": 0.3 + seed / 10, "seed": seed, **FILTERS[seed % 5]}
+        requests[loop.add(make_request([seed, 2], 9, **options))] = ([seed, 2], SamplingParams(**options))
+    greedy = loop.add(make_request([7], 9))
+    best = loop.add(make_request([8], 4, beam_width=2))
     found = answers(run_all(loop))
-    for id_, (prompt, params) in drawn.items():
+    for id_, (prompt, params) in requests.items():
         sampler, tokens = Sampler(params, prompt), list(prompt)
         for _ in range(9):
             tokens.append(sampler.sample(toy_logits(engine.config, tokens))[0])
@@ -67,15 +67,15 @@ def test_a_mixture_is_read_once_a_step_and_drawn_as_each_alone(loop_and_engine) 
 
 def test_greedy_rows_read_no_logits(loop_and_engine) -> None:
     loop, _ = loop_and_engine
-    loop.add(asked([1], 5))
+    loop.add(make_request([1], 5))
     run_all(loop)
     assert not OneRead.reads
 
 
-def test_logits_that_cannot_be_read_end_those_who_need_them(loop_and_engine) -> None:
+def test_unreadable_logits_end_the_requests_that_need_them(loop_and_engine) -> None:
     loop, engine = loop_and_engine
-    ids = [loop.add(asked([seed], 5, temperature=1.0, seed=seed)) for seed in range(3)]
-    greedy = loop.add(asked([9], 5))
+    ids = [loop.add(make_request([seed], 5, temperature=1.0, seed=seed)) for seed in range(3)]
+    greedy = loop.add(make_request([9], 5))
     outputs = loop.step()
     OneRead.fails = True
     outputs += run_all(loop)

@@ -1,4 +1,4 @@
-"""Sessions go on only where they came from: with the same weights, in pools that fit, in another process."""
+"""Sessions continue with the same weights, in pools that fit, in another process; otherwise they are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chat(artifacts: ArtifactCache, tmp_path_factory: pytest.TempPathFactory) -> 
     return read_session(path)
 
 
-def test_another_process_goes_on(artifacts: ArtifactCache, tmp_path: Path) -> None:
+def test_another_process_continues_the_session(artifacts: ArtifactCache, tmp_path: Path) -> None:
     folder, file = folder_of(artifacts), tmp_path / "chat.session"
     answer = saved(folder, file)
     history = [*PROMPT, *answer.token_ids]
@@ -145,9 +145,7 @@ def unused(artifacts: ArtifactCache) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_session_that_says_something_else_is_refused(
-    unused: LLM, chat: SavedSession, tmp_path: Path, change: str
-) -> None:
+def test_a_session_of_another_model_is_refused(unused: LLM, chat: SavedSession, tmp_path: Path, change: str) -> None:
     """With a checksum that fits."""
     file = tmp_path / "chat.session"
     write_session(file, CHANGES[change](chat))
@@ -194,7 +192,7 @@ def test_a_session_comes_into_a_pool_that_is_nearly_full(
 
 
 @pytest.mark.parametrize("tokens", [[-1], [3, 1 << 31], ["a", 1], "text", [1.5], [None], 5, [[1, 2]]], ids=repr)
-def test_what_is_no_conversation_cannot_be_saved(unused: LLM, tmp_path: Path, tokens: Any) -> None:
+def test_only_conversations_can_be_saved(unused: LLM, tmp_path: Path, tokens: Any) -> None:
     with pytest.raises(RequestError, match="expected an answer or its token ids, found "):
         unused.save_session(tmp_path / "chat.session", tokens)
 

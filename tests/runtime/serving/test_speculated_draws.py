@@ -9,7 +9,7 @@ import pytest
 
 from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.speculation import DraftRequest, NgramDrafter, Proposal, SpeculationSettings
-from tests.runtime.serving.joint_draws import check_draws
+from tests.runtime.serving.joint_draws import check_samples
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
@@ -33,7 +33,7 @@ PARAMS = {
 
 
 class Drawing:
-    """Draws from a model of its own, and says from what."""
+    """Samples from its own model and returns the distribution."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(17)
@@ -78,6 +78,6 @@ def test_tokens_together_follow_the_model(kind: str, filters: str, adaptive: boo
     """The first tokens of all answers against the product of the written-out distributions."""
     speculation = SpeculationSettings(MOST, drafter(kind), adaptive=adaptive, draft_token_cost=0.1)
     loop, engine = toy_loop(HYBRID, vocab=VOCAB, speculation=speculation, prefix_cache="radix")
-    check_draws(loop, engine, PARAMS[filters], NEW, RUNS)
+    check_samples(loop, engine, PARAMS[filters], NEW, RUNS)
     metrics = loop.speculation
     assert metrics is not None and RUNS / 10 < metrics.accepted < 0.9 * metrics.proposed

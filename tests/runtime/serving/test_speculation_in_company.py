@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
-from tests.runtime.serving.toy_loop import answers, asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
 
@@ -16,7 +16,7 @@ MOST, NEW = 4, 120
 
 
 class RightForOne:
-    """Right about the sequence that it was asked for first, and without a proposal for all others."""
+    """Correct for the first sequence, without a proposal for all others."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         self.config, self.first = paged_config(layers), -1
@@ -33,7 +33,7 @@ class RightForOne:
         """It knows nothing."""
 
 
-def steps_with_candidates(
+def steps_with_draft_tokens(
     requests: int,
     time: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -50,7 +50,7 @@ def steps_with_candidates(
     rng, expected, found = np.random.default_rng(requests), {}, []
     for _ in range(requests):
         prompt = rng.integers(0, VOCAB, 5).tolist()
-        expected[loop.add(asked(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
+        expected[loop.add(make_request(prompt, new)), 0] = tuple(toy_greedy(engine.config, prompt, new))
     steps = tried = 0
     while loop.busy:
         found += loop.step()
@@ -61,28 +61,28 @@ def steps_with_candidates(
     return steps, tried
 
 
-def test_a_step_waives_what_the_others_would_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_skips_checkpoints_that_would_delay_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four rows one gains at most four tokens: with steps of 2.5 times the time all lose, and one of 16 tries."""
-    steps, tried = steps_with_candidates(4, 2.5, monkeypatch)
+    steps, tried = steps_with_draft_tokens(4, 2.5, monkeypatch)
     assert 0 < tried <= steps // 16 + 1
 
 
 def test_tries_that_do_not_pay_become_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     """After 16 steps, 32 more, and then 64 more each."""
-    steps, tried = steps_with_candidates(4, 2.5, monkeypatch, new=500)
+    steps, tried = steps_with_draft_tokens(4, 2.5, monkeypatch, new=500)
     assert 3 <= tried <= 3 + (steps - 16 - 32) // 64
 
 
-def test_a_row_alone_has_its_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tried = steps_with_candidates(1, 2.5, monkeypatch)
+def test_a_single_row_gets_its_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_draft_tokens(1, 2.5, monkeypatch)
     assert tried >= NEW // (1 + MOST) - 1
 
 
-def test_candidates_that_pay_for_all_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tried = steps_with_candidates(4, 1.3, monkeypatch)
+def test_draft_tokens_that_save_time_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_draft_tokens(4, 1.3, monkeypatch)
     assert tried >= NEW // (1 + MOST) - 2
 
 
-def test_with_a_given_cost_the_company_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, tried = steps_with_candidates(4, 2.5, monkeypatch, cost=0.1)
+def test_with_a_given_cost_other_rows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tried = steps_with_draft_tokens(4, 2.5, monkeypatch, cost=0.1)
     assert tried >= NEW // (1 + MOST) - 2

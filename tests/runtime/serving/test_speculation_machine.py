@@ -1,6 +1,6 @@
 """Any history of requests, cancellations, failures and steps of a loop that speculates, whatever the drafter does.
 
-Every request ends once: with the pieces of plain decoding, or with an error that was asked for. After every action the
+Every request ends once: with the pieces of plain decoding, or with an injected error. After every action the
 pools add up, and what the prefix cache, the host tier's restored blocks and the sequences hold is exactly what their
 tokens give: a draft that leaked in would be seen.
 """
@@ -28,7 +28,7 @@ from hybridge.runtime.serving.request import Output
 from hybridge.runtime.speculation import DraftRequest, NgramDrafter, Proposal, SpeculationSettings
 from hybridge.runtime.speculation.drafter import Drafter
 from hybridge.runtime.text.detokenizer import ByteDetokenizer
-from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, Asked, LoopMachine
+from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, LoopMachine, SubmittedRequest
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import PartlyRight
 from tests.runtime.serving.troubled_engine import TroubledEngine
@@ -80,12 +80,12 @@ class Drawing:
         self.config, self.rng = config, np.random.default_rng(seed)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [self._drawn(list(each.tokens), each.most) for each in requests]
+        return [self._sampled(list(each.tokens), each.most) for each in requests]
 
     def forget(self, sequence: int) -> None:
         pass
 
-    def _drawn(self, text: list[int], most: int) -> Proposal:
+    def _sampled(self, text: list[int], most: int) -> Proposal:
         rows, size = [], len(text)
         for _ in range(most):
             weights = np.exp(self.rng.choice([0.1, 3.0]) * toy_logits(self.config, text).astype(np.float64))
@@ -95,10 +95,10 @@ class Drawing:
 
 
 class TroubledDrafter:
-    """``drafter``, which next time does what ``trouble`` says. It may only be asked for sequences that are there.
+    """``drafter``, whose next call does what ``trouble`` says. Only live sequences may be passed to it.
 
     harmed: the requests (``requests_of`` sequences) that may not survive what it did, because their draft tokens cannot
-    come from the distribution that it told.
+    come from the distribution that it returned.
     """
 
     def __init__(self, drafter: Drafter, requests_of: Callable[[Sequence[int]], list[int]]) -> None:
@@ -148,7 +148,7 @@ class SpeculationMachine(LoopMachine):
     def start(self, kind, memory, rows, budget, swap_bytes, policy, cache, ahead, most, counting, drafts, data) -> None:
         self.build(kind, rows, budget, ahead)
         self.draft_engine: TroubledEngine | None = None
-        self.drawn = drafts == "draws"
+        self.samples_drafts = drafts == "draws"
         self.drafter = TroubledDrafter(self.make_drafter(drafts, kind[0], rows, most, data), self.requests_of)
         speculation = SpeculationSettings(
             most,
@@ -296,23 +296,23 @@ class SpeculationMachine(LoopMachine):
         assert metrics.rows == sum(metrics.chosen.values())
         assert metrics.failures <= self.of_the_drafter
 
-    def alone(self, request: Asked) -> list[tuple[int, ...]]:
+    def alone(self, request: SubmittedRequest) -> list[tuple[int, ...]]:
         if request.params.beam_width:
             return super().alone(request)
         if self.is_one_of_many(request):
             return [request.answers[choice] for choice in range(request.params.n)]
         return [self.plain(request, choice)[-1].generation.token_ids for choice in range(request.params.n)]
 
-    def is_one_of_many(self, request: Asked) -> bool:
+    def is_one_of_many(self, request: SubmittedRequest) -> bool:
         """Drafts that draw take other random numbers, so that other tokens may come."""
-        return self.drawn and not request.params.greedy
+        return self.samples_drafts and not request.params.greedy
 
-    def compare(self, found: list[Piece], request: Asked, choice: int) -> None:
+    def compare(self, found: list[Piece], request: SubmittedRequest, choice: int) -> None:
         """Piece by piece what plain decoding gives: text, stops, log-probabilities."""
         if not self.is_one_of_many(request):
-            assert [told(piece) for piece in found] == [told(piece) for piece in self.plain(request, choice)]
+            assert [visible(piece) for piece in found] == [visible(piece) for piece in self.plain(request, choice)]
 
-    def plain(self, request: Asked, choice: int) -> list[Piece]:
+    def plain(self, request: SubmittedRequest, choice: int) -> list[Piece]:
         params, tokens, pieces = request.params, list(request.prompt), []
         one = Request(tuple(request.prompt), replace(params, n=1), request.new)
         answer = GeneratedSequence(0, one, EOS, Letters(), 0.0, choice)
@@ -322,7 +322,7 @@ class SpeculationMachine(LoopMachine):
         return pieces
 
 
-def told(piece: Piece) -> tuple:
+def visible(piece: Piece) -> tuple:
     made = piece.generation
     ending = None if made is None else (made.text, made.token_ids, made.finish_reason, made.stopped_by, made.logprobs)
     return piece.text, piece.token_ids, piece.logprobs, piece.finish_reason, ending

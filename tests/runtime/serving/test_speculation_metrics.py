@@ -10,7 +10,7 @@ import pytest
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.speculation import Proposal
 from tests.runtime.serving.test_speculation import speculating
-from tests.runtime.serving.toy_loop import asked, run_all
+from tests.runtime.serving.toy_loop import make_request, run_all
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB
 
@@ -31,7 +31,7 @@ def rows_that_ran(loop: ServingLoop, monkeypatch: pytest.MonkeyPatch) -> Counter
 def test_a_prompt_is_no_decoded_row(prompt: int, new: int) -> None:
     """Its chunks are of 6 tokens, so that the last one is of a single token."""
     loop, _, _ = speculating(HYBRID, [0], max_rows=2, max_tokens=6)
-    loop.add(asked(list(range(prompt)), new, speculative_tokens=0))
+    loop.add(make_request(list(range(prompt)), new, speculative_tokens=0))
     run_all(loop)
     assert loop.speculation.rows == loop.speculation.chosen[0] == new - 1
 
@@ -39,7 +39,7 @@ def test_a_prompt_is_no_decoded_row(prompt: int, new: int) -> None:
 def test_rows_of_a_request_that_is_cancelled_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _, _ = speculating(HYBRID, [2, 0], ahead=True)
     found = rows_that_ran(loop, monkeypatch)
-    ids = [loop.add(asked([1, 2, 3], 20)), loop.add(asked([4, 5], 20))]
+    ids = [loop.add(make_request([1, 2, 3], 20)), loop.add(make_request([4, 5], 20))]
     for _ in range(4):
         loop.step()
     accepted = loop.speculation.accepted
@@ -53,7 +53,7 @@ def test_rows_of_a_request_that_is_cancelled_in_its_step(monkeypatch: pytest.Mon
 def test_rows_whose_token_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, _, drafter = speculating(HYBRID, [2])
     found = rows_that_ran(loop, monkeypatch)
-    loop.add(asked([1, 2], 9))
-    drafter.propose = lambda wanted: [Proposal((1,), np.eye(VOCAB)[:1])]
+    loop.add(make_request([1, 2], 9))
+    drafter.propose = lambda requests: [Proposal((1,), np.eye(VOCAB)[:1])]
     assert [output for output in run_all(loop) if output.error]
     assert loop.speculation.chosen == found == {1: 1} and loop.speculation.accepted == 0

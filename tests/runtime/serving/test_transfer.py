@@ -13,7 +13,7 @@ from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.serving.loop import ServingLoop
 from tests.runtime.serving.test_prefix_cache import cached_tokens, line
 from tests.runtime.serving.test_prefix_cache_pressure import kept, pin
-from tests.runtime.serving.toy_loop import asked, run_all, toy_loop
+from tests.runtime.serving.toy_loop import make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import ToyPagedEngine, toy_state
 
@@ -45,7 +45,7 @@ def opened(layers: tuple[str, ...], blocks: int, rows: int, states: int) -> tupl
 
 
 @pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA], ids=str)
-def test_what_is_there_already_takes_nothing_from_others(layers: tuple[str, ...]) -> None:
+def test_cached_tokens_take_no_memory_from_others(layers: tuple[str, ...]) -> None:
     """A session that is loaded twice, in pools without a free slot."""
     loop, engine = opened(layers, 26, 1, 2)
     prompts = [line(seed, 18) for seed in (1, 2, 3)]
@@ -64,10 +64,10 @@ def test_what_is_there_already_takes_nothing_from_others(layers: tuple[str, ...]
     loop.scheduler.check_integrity()
 
 
-def test_what_is_pinned_can_be_loaded_where_no_other_slot_is_left() -> None:
+def test_a_pinned_prefix_can_be_loaded_when_no_other_slot_is_left() -> None:
     loop, engine = opened(HYBRID, 60, 2, 0)
     pin(loop, line(1, 18), "system")
-    loop.add(asked(line(2, 20), 30))
+    loop.add(make_request(line(2, 20), 30))
     loop.step()
     assert not loop.prefix_cache.states.free
     copied = Copied(loop, engine, line(1, 18))
@@ -75,7 +75,7 @@ def test_what_is_pinned_can_be_loaded_where_no_other_slot_is_left() -> None:
     run_all(loop)
 
 
-def test_what_finds_too_few_blocks_costs_no_state() -> None:
+def test_a_prefix_without_enough_blocks_costs_no_state() -> None:
     loop, engine = opened(HYBRID, 30, 2, 1)
     prompts = [line(seed, 6) for seed in (1, 2)]
     large = line(3, 60)
@@ -84,7 +84,7 @@ def test_what_finds_too_few_blocks_costs_no_state() -> None:
     loop.prefix_cache.tree.clear()
     for prompt in prompts:
         cached_tokens(loop, prompt, 1)
-    loop.add(asked(line(4, 80), 10))
+    loop.add(make_request(line(4, 80), 10))
     loop.step()
     assert loop.prefix_cache.states.unowned == 0 and loop.prefix_cache.states.free == 2
     assert not loop.served_cache.device.copy_in(key_from_tokens(large), "", copied)
@@ -94,7 +94,7 @@ def test_what_finds_too_few_blocks_costs_no_state() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "value"])
 @pytest.mark.parametrize(("rows", "states"), [(2, 0), (3, 0), (3, 1), (4, 2)])
-def test_who_comes_first_keeps_what_it_begins_with(rows: int, states: int, policy: str) -> None:
+def test_the_first_request_keeps_its_prefix(rows: int, states: int, policy: str) -> None:
     """Others, whose states are in host memory, come at the same time, and there is a slot for some of them only."""
     for first in range(rows + states + 2):
         cache = PrefixCacheSettings(cached_states=states, host_bytes=100_000, policy=policy, **ENDS_ONLY)
@@ -105,7 +105,7 @@ def test_who_comes_first_keeps_what_it_begins_with(rows: int, states: int, polic
         assert sum(kept(loop, prompt) == 20 for prompt in prompts) == rows + states
         others = [prompt for prompt in prompts if prompt is not prompts[first]]
         for prompt in [prompts[first], *others][:rows]:
-            loop.add(asked([*prompt, 5, 6], 1))
+            loop.add(make_request([*prompt, 5, 6], 1))
         sequences = list(loop.scheduler.sequences.values())
         run_all(loop)
         assert sequences[0].cached_tokens == 20

@@ -1,4 +1,4 @@
-"""What is sent to a serving loop's thread."""
+"""Commands to a serving loop's thread."""
 
 import threading
 

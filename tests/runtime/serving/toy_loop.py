@@ -46,7 +46,7 @@ def ahead_loop(**settings) -> tuple[ServingLoop, AheadToyEngine]:
     return loop, engine
 
 
-def asked(prompt: Sequence[int], new: int, index: int = 0, priority: int = 0, **params) -> ServingRequest:
+def make_request(prompt: Sequence[int], new: int, index: int = 0, priority: int = 0, **params) -> ServingRequest:
     """A request with greedy sampling unless ``params`` say otherwise."""
     return ServingRequest(Request(tuple(prompt), SamplingParams(**params), new), index, priority)
 

@@ -1,4 +1,4 @@
-"""The toy engine with calls that fail when they are told to, after they have spoilt what they write to."""
+"""The toy engine with calls that fail on request, after they have overwritten their outputs."""
 
 from __future__ import annotations
 

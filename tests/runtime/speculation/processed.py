@@ -1,4 +1,4 @@
-"""The distributions that tokens are drawn from, each step of the filters written out in float64."""
+"""The distributions that tokens are sampled from, each step of the filters written out in float64."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def test_a_sequence_recovers_when_its_text_begins_to_repeat() -> None:
     assert count.choose() == 5
 
 
-def test_the_estimate_is_the_share_of_tried_candidates() -> None:
-    """Geometric trials of probability 0.7, cut at 5: the estimate is unbiased but for its short memory."""
+def test_the_estimate_is_the_share_of_accepted_draft_tokens() -> None:
+    """Geometric trials of probability 0.7, cut at 5: the estimate is unbiased, except for its short memory."""
     rng, count, seen = np.random.default_rng(5), DraftLength(5, 0.1), []
     for _ in range(4000):
         count.observe(5, int(np.cumprod(rng.random(5) < 0.7).sum()))

@@ -41,7 +41,7 @@ def test_a_longer_run_goes_before_a_later_one() -> None:
     assert index.propose([1, 2, 3, 9, 9, 3, 8, 1, 2, 3], 2) == (9, 9)
 
 
-def test_circles_go_on() -> None:
+def test_a_repetition_continues_beyond_the_known_text() -> None:
     assert NgramIndex(2, 4).propose([5, 1, 2, 3, 1, 2, 3, 1, 2], 7) == (3, 1, 2, 3, 1, 2, 3)
     assert NgramIndex(1, 1).propose([4, 4], 3) == (4, 4, 4)
 

@@ -18,7 +18,7 @@ def test_tries_come_farther_and_farther_apart() -> None:
     assert all(later - earlier == MOST_APART for earlier, later in pairwise(found[2:]))
 
 
-def test_what_pays_is_always_tried_and_begins_the_count_anew() -> None:
+def test_draft_tokens_that_pay_are_always_tried_and_reset_the_count() -> None:
     unpaid = [False] * 100
     first = [step for step in tries(unpaid) if step <= 100]
     found = tries([*unpaid, True, True, *unpaid])

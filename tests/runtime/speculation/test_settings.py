@@ -24,7 +24,7 @@ def test_bad_values_are_refused(bad: dict, message: str) -> None:
 
 def test_a_request_may_ask_for_fewer() -> None:
     settings = SpeculationSettings(tokens=3, adaptive=False)
-    assert [settings.make_count(asked, StepCost()).choose() for asked in (None, 0, 2, 9)] == [3, 0, 2, 3]
+    assert [settings.make_count(requested, StepCost()).choose() for requested in (None, 0, 2, 9)] == [3, 0, 2, 3]
 
 
 def test_a_drafter_may_be_given() -> None:
@@ -33,7 +33,7 @@ def test_a_drafter_may_be_given() -> None:
     assert isinstance(SpeculationSettings().make_drafter(), NgramDrafter)
 
 
-def test_metrics_count_rows_and_candidates() -> None:
+def test_metrics_count_rows_and_draft_tokens() -> None:
     metrics = SpeculationMetrics()
     assert metrics.acceptance is None and metrics.tokens_per_row is None
     for proposed, accepted in ((4, 3), (0, 0), (4, 1)):

@@ -27,7 +27,7 @@ def test_steps_of_other_numbers_of_rows_are_no_measure() -> None:
     assert cost.knows(3) and not cost.knows(2) and cost.relative_time(4, 2) == before
 
 
-def test_what_many_rows_take_says_nothing_of_one() -> None:
+def test_times_of_many_rows_do_not_apply_to_one() -> None:
     """Steps of one row with draft tokens take 1.3 times as long, those of eight with a few four times."""
     cost = StepCost()
     for _ in range(10):
@@ -40,7 +40,7 @@ def test_what_many_rows_take_says_nothing_of_one() -> None:
     assert cost.relative_time(0.5, 5) == cost.relative_time(0.5, 8)
 
 
-def test_delays_of_other_reasons_move_nothing() -> None:
+def test_delays_for_other_reasons_change_no_estimate() -> None:
     """The first step of a kind, and up to four of nine later ones."""
     cost = StepCost()
     for seconds in (30.0, 1.0):

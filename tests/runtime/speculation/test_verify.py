@@ -91,10 +91,10 @@ def test_drafts_that_do_not_draw_leave_seeded_tokens_as_they_are(pattern: list[i
         SamplingParams(temperature=1.2, top_k=3, min_p=0.1, repetition_penalty=0.6, seed=3),
     ],
 )
-def test_a_draft_that_draws_leaves_the_joint_distribution_as_it_is(params: SamplingParams) -> None:
+def test_sampled_drafts_do_not_change_the_joint_distribution(params: SamplingParams) -> None:
     """Three tokens together, against the product of the model's processed distributions; the penalty follows them."""
     rng, runs, prompt = np.random.default_rng(11), 3_000, [1, 2]
-    drawn = np.zeros((VOCAB,) * 3, np.int64)
+    counts = np.zeros((VOCAB,) * 3, np.int64)
 
     def draft(tokens: list[int]) -> Proposal:
         text, rows = list(tokens), []
@@ -106,19 +106,19 @@ def test_a_draft_that_draws_leaves_the_joint_distribution_as_it_is(params: Sampl
 
     for run in range(runs):
         seeded = SamplingParams(**{**params.__dict__, "seed": run})
-        drawn[tuple(generate(seeded, prompt, 3, draft)[0])] += 1
-    assert chi_square_fits(drawn.ravel(), runs * joint(model_logits, params, prompt, 3).ravel())
+        counts[tuple(generate(seeded, prompt, 3, draft)[0])] += 1
+    assert chi_square_fits(counts.ravel(), runs * joint(model_logits, params, prompt, 3).ravel())
 
 
 def test_nothing_follows_the_end_of_a_sequence() -> None:
-    asked = []
+    calls = []
 
     def choose(place: int, draft_token: DraftToken | None) -> int | None:
-        asked.append((place, None if draft_token is None else draft_token.token))
+        calls.append((place, None if draft_token is None else draft_token.token))
         return None if place == 1 else 5
 
     assert accepted_count(Proposal((5, 6, 7)), choose) == 1
-    assert asked == [(0, 5), (1, 6)]
+    assert calls == [(0, 5), (1, 6)]
 
 
 def test_proposals_know_their_shape() -> None:

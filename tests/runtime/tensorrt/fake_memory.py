@@ -115,7 +115,7 @@ class FakeMemory(DeviceMemory):
         raise AssertionError(f"no allocation holds the {nbytes} bytes at {address:#x}")
 
     def enqueue(self, work: Work) -> None:
-        """Put ``work`` at the end of the stream, or into the capture that is going on."""
+        """Put ``work`` at the end of the stream, or into the running capture."""
         assert not self.closed
         if self.captured is not None:
             self.captured.append(work)

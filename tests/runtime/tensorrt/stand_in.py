@@ -26,7 +26,7 @@ SCRATCH_BYTES = 1000
 
 @dataclass
 class StandIn:
-    """What the stand-in of ``trt.Runtime`` makes engines from, and what it was asked for.
+    """What the stand-in of ``trt.Runtime`` makes engines from, and a record of its calls.
 
     refuse: TensorRT's log line for a failing deserialisation. invalid: diagnostics of an invalid engine.
     fail_enqueue: called in each enqueue, may log, raise, or answer False.

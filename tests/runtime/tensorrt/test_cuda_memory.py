@@ -122,7 +122,7 @@ class FakeGraph:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Doubles instead of cuda.core and the driver; what they were asked for."""
+    """Doubles of cuda.core and the driver that record their calls."""
     from cuda.bindings import driver
 
     calls = Calls()
@@ -221,7 +221,7 @@ def test_a_capture_that_fails_is_ended_and_closed(calls: Calls, where: str) -> N
     assert "end" in calls.names() or where == "begin"
 
 
-def test_what_the_gpu_answers_reaches_the_user(calls: Calls) -> None:
+def test_errors_of_the_gpu_reach_the_user(calls: Calls) -> None:
     memory = CudaMemory()
     calls.fail = {"allocate": "CUDA_ERROR_OUT_OF_MEMORY: no more", "sync": "CUDA_ERROR_ILLEGAL_ADDRESS:\n bad"}
     with pytest.raises(OutOfDeviceMemory, match="expected 3 MiB of GPU memory for the states of 2 rows, found less"):

@@ -60,7 +60,7 @@ def test_a_missing_or_cut_plan_is_found_by_its_size(
     assert "found none: run hybridge build-engine" in refused(artifact, monkeypatch, built=built)
 
 
-def test_a_damaged_plan_is_told_from_one_that_is_refused(
+def test_a_damaged_plan_and_a_refused_one_have_different_errors(
     artifact: BuiltArtifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = copied(artifact.built, tmp_path / "engine")
@@ -120,7 +120,7 @@ def test_too_little_memory_for_the_engine(artifact: BuiltArtifact, monkeypatch: 
     assert "bytes for logits, found less" in refused(artifact, monkeypatch, capacity=5000)
 
 
-def test_too_little_memory_for_states_frees_what_is_kept_first(
+def test_too_little_memory_for_states_frees_cached_memory_first(
     artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_engine(artifact, monkeypatch)
@@ -138,7 +138,7 @@ def test_too_little_memory_for_states_frees_what_is_kept_first(
     opened.close()
 
 
-def test_a_failed_enqueue_says_what_tensorrt_logged_and_the_engine_goes_on(
+def test_a_failed_enqueue_reports_tensorrts_log_and_the_engine_continues(
     artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorrt_rtx as trt
@@ -215,7 +215,7 @@ def test_too_little_pinned_memory_for_the_logits_of_a_prompt_is_said_each_time(
     opened.close()
 
 
-def test_an_engine_whose_gpu_has_failed_closes_and_leaves_nothing(
+def test_an_engine_whose_gpu_has_failed_closes_cleanly(
     artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_engine(artifact, monkeypatch)

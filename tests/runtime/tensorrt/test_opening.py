@@ -1,4 +1,4 @@
-"""From an artifact's folder to an engine, through the factory, on a machine that is said to have a GPU."""
+"""From an artifact's folder to an engine, through the factory, on a machine that reports a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine is taken, and what a user is told when none fits."""
+"""Which engine is taken, and the error when none fits."""
 
 from __future__ import annotations
 

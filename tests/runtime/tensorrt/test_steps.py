@@ -160,9 +160,7 @@ def test_full_tensorrt_gets_no_runtime_configuration(
     opened.close()
 
 
-def test_a_capture_that_fails_costs_speed_only(
-    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_capture_only_costs_speed(built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = built_artifacts.get(SMALL)
     opened = open_engine(artifact, monkeypatch)
     opened.memory.fail_capture = EngineError("ending a graph: the GPU answers no")
@@ -208,9 +206,7 @@ def test_two_sets_at_a_time_do_not_disturb_each_other(
     opened.close()
 
 
-def test_logits_arrive_when_they_are_asked_for(
-    built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_copied_on_request(built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = built_artifacts.get(SMALL)
     opened = open_engine(artifact, monkeypatch)
     states = opened.engine.allocate_states(1, 16)
@@ -273,7 +269,7 @@ def test_rows_move_between_sets_without_the_host(
     advance(served, [first], [tokens[:6]])
     monkeypatch.setattr(DeviceState, "read_row", None)
     monkeypatch.setattr(DeviceState, "write_row", None)
-    # The second prompt runs in a set of its own beside a row that decodes, and more rows need a larger set.
+    # The second prompt runs in its own set next to a row that decodes, and more rows need a larger set.
     advance(served, [first, second], [tokens[6:7], tokens[:4]])
     for position in (7, 8):
         logits = advance(

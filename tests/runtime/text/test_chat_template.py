@@ -80,7 +80,7 @@ def test_named_templates_in_files_render_as_in_transformers(tmp_path: Path) -> N
     saved.chat_template = {"default": SIMPLE, "tool_use": "{{ tools | tojson }}" + SIMPLE, "rag": "{{ documents }}"}
     saved.save_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "additional_chat_templates" / "rag.jinja").is_file()
-    # What the config holds does not count beside files.
+    # Files take precedence over the config.
     config = {"chat_template": "from the config"}
     ours = ChatTemplate.from_folder(tmp_path / "saved", config, {}, PROCESS)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")

@@ -54,7 +54,7 @@ def test_any_byte_level_tokens_stream_to_what_transformers_decodes(
 @settings(max_examples=examples(200), deadline=None)
 @given(text=texts, skip=st.booleans())
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_text_streams_to_what_transformers_decodes(
+def test_streamed_text_is_what_transformers_decodes(
     kind: str, request: pytest.FixtureRequest, text: str, skip: bool
 ) -> None:
     folder = request.getfixturevalue(kind)
@@ -84,14 +84,14 @@ def test_an_incomplete_character_is_flushed_as_a_replacement(kind: str, request:
     assert "".join([*pieces, last]) == tokenizer.decode(ids)
 
 
-def test_the_space_between_prompt_and_continuation_is_kept(byte_fallback: Path) -> None:
+def test_the_space_between_prompt_and_continuation_is_part_of_the_text(byte_fallback: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_fallback)
     prompt, continuation = (tokenizer.encode(text, add_special_tokens=False) for text in ("Call", "me"))
     assert tokenizer.decode(continuation) == "me"
     assert "".join(stream(tokenizer, continuation, context=tuple(prompt))) == " me"
 
 
-def test_bytes_that_never_become_text_are_not_held_for_ever(byte_fallback: Path) -> None:
+def test_bytes_that_never_become_text_are_not_buffered_without_limit(byte_fallback: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_fallback)
     broken = tokenizer.encode("𝄞", add_special_tokens=False)[-1]
     detokenizer = tokenizer.detokenizer()

@@ -47,7 +47,7 @@ def test_text_flows_as_soon_as_no_stop_string_can_begin_in_it() -> None:
 
 
 @pytest.mark.parametrize("stops", [[], ["zz"]])
-def test_without_a_match_everything_comes_out(stops: list[str]) -> None:
+def test_without_a_match_all_text_is_returned(stops: list[str]) -> None:
     matcher = StopStrings(stops)
     assert matcher.push("fizz"[:3]) + matcher.push("") + matcher.flush() == "fiz"
 

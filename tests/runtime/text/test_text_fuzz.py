@@ -95,7 +95,7 @@ _MEMBERS = {
 
 def _part(kind: str) -> st.SearchStrategy[Any]:
     types = st.sampled_from(_TYPES[kind].split())
-    # Most fields there, for the library takes no part without them.
+    # Most fields are present, because the library ignores the text without them.
     full = st.fixed_dictionaries({"type": types, **_fields})
     some = st.fixed_dictionaries({"type": types}, optional=_fields)
     one = full | some

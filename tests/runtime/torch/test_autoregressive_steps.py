@@ -1,4 +1,4 @@
-"""Several draft tokens in one call of a head, against the head asked for one of them after the other."""
+"""Several draft tokens in one call of a head, against one call for each."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class RefusingGraph:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
 
-def test_decoding_goes_on_where_no_graph_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_continues_where_no_graph_can_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", RefusingGraph)
     made, engine = engine_of(Plan(), tmp_path)
     tokens, states = np.arange(3, 12), engine.allocate_states(1, 300)

@@ -37,7 +37,7 @@ def test_snapshots_are_in_slots_of_the_engine_alone(artifacts: ArtifactCache) ->
     assert engine.rollback_token_bytes == engine.slot_bytes
 
 
-def test_what_was_not_prepared_for_is_refused(artifacts: ArtifactCache) -> None:
+def test_unprepared_rollbacks_are_refused(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
     with pytest.raises(EngineError, match="recurrent operators causal_conv1d, update_ssm_state, found 'conv'"):
         engine.prepare_rollback(ROWS, 2, {"conv": REPLAY})
@@ -111,7 +111,7 @@ def test_a_token_takes_at_most_3_percent_of_a_state_of_real_size(family: str, ar
     assert conv < engine.rollback_token_bytes <= 0.03 * engine.slot_bytes
 
 
-def test_pools_may_be_made_anew(artifacts: ArtifactCache) -> None:
+def test_pools_may_be_replaced(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(artifacts.get("nemotron_h", "float32", layout="paged").folder, device="cpu")
     for slots in (12, 20):
         rows = Rows(engine)

@@ -63,10 +63,10 @@ def test_decoding_reads_and_writes_dense_caches_as_pages(
     family: str, max_seq: int, dtype: DType, artifacts: ArtifactCache
 ) -> None:
     exported = artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, max_seq_len=512)
-    wanted = decoded(TorchEngine(exported.folder, device="cpu"), max_seq, 6)
+    expected = decoded(TorchEngine(exported.folder, device="cpu"), max_seq, 6)
     engine, kernels = with_planned_kernels(exported)
     found = decoded(engine, max_seq, 6)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         assert relative_error(one.astype(np.float32), other.astype(np.float64)) < TOLERANCES[dtype.value]
     layers = len(exported.config.kv_layers)
     assert kernels.calls["paged_attention"] == kernels.calls["reshape_and_cache"] == 6 * layers > 0

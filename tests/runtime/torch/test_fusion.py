@@ -68,9 +68,9 @@ def run(
     return found
 
 
-def assert_same(found: dict, wanted: dict, tolerance: float) -> None:
-    assert set(found) == set(wanted)
-    for name, value in wanted.items():
+def assert_same(found: dict, expected: dict, tolerance: float) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
         assert found[name].dtype == value.dtype, name
         error = (found[name].double() - value.double()).norm() / value.double().norm()
         assert error < tolerance, (name, float(error))
@@ -87,8 +87,8 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
     fuse_graph(fused, phase, merge=True)
     steps = [([1, 1, 1], [0, 9, 3])] if phase is Phase.DECODE else [([5, 5], [0, 0]), ([4, 1, 3], [2, 0, 9])]
     for context, past in steps:
-        wanted = run(folder, plain.graph, config, context, past)
-        assert_same(run(folder, fused.graph, config, context, past), wanted, TOLERANCES[config.dtype.value])
+        expected = run(folder, plain.graph, config, context, past)
+        assert_same(run(folder, fused.graph, config, context, past), expected, TOLERANCES[config.dtype.value])
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -109,7 +109,7 @@ def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCa
         assert not kinds["Sigmoid"]
 
 
-def test_products_take_in_what_surrounds_them(artifacts: ArtifactCache) -> None:
+def test_products_absorb_the_operators_around_them(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h bf16 as fp16"].get(artifacts)
     model = read_model(exported.folder)
     fuse_graph(model, Phase.DECODE, merge=False)

@@ -90,20 +90,20 @@ def compare_with_the_cpu(folder: Path, dtype: DType) -> TorchEngine:
     lengths = np.array([20, 33, 1])
     prompt = step_inputs([row[:n] for row, n in zip(tokens, lengths, strict=True)], [0] * 3)
     states = [engine.allocate_states(3, 64) for engine in (gpu, cpu)]
-    found, wanted = (engine.step(prompt, held).copy() for engine, held in zip((gpu, cpu), states, strict=True))
-    assert relative_error(found, wanted) < BETWEEN[dtype]
+    found, expected = (engine.step(prompt, held).copy() for engine, held in zip((gpu, cpu), states, strict=True))
+    assert relative_error(found, expected) < BETWEEN[dtype]
     for step in range(20):
         ids = np.array([[row[n + step]] for row, n in zip(tokens, lengths, strict=True)])
         inputs = StepInputs(ids, np.array([1, 1, step % 2], np.int32), (lengths + step).astype(np.int32))
         inputs.past_lengths[2] = lengths[2] + step // 2
-        found, wanted = gpu.step(inputs, states[0]), cpu.step(inputs, states[1])
+        found, expected = gpu.step(inputs, states[0]), cpu.step(inputs, states[1])
         taking = inputs.context_lengths > 0
-        assert relative_error(found[taking], wanted[taking]) < BETWEEN[dtype], step
+        assert relative_error(found[taking], expected[taking]) < BETWEEN[dtype], step
     assert [bound.is_replayed for bound in states[0].memory.bound.values()] == [True]
     for name, buffer in states[0].buffers.items():
         for row, length in enumerate((40, 53, 11)):
-            wanted = states[1].buffers[name].read_row(row, length).astype(np.float64)
-            assert relative_error(buffer.read_row(row, length), wanted) < BETWEEN[dtype], name
+            expected = states[1].buffers[name].read_row(row, length).astype(np.float64)
+            assert relative_error(buffer.read_row(row, length), expected) < BETWEEN[dtype], name
     return gpu
 
 
@@ -115,8 +115,8 @@ def test_a_replayed_step_is_the_direct_one_bit_for_bit(artifacts: ArtifactCache)
         engine.step(step_inputs(list(tokens[:, :9]), [0, 0]), states)
     for step in range(9, 30):
         inputs = step_inputs(list(tokens[:, step : step + 1]), [step, step])
-        wanted = engine.step_values(inputs, direct, ())["logits"]
-        assert np.array_equal(engine.step(inputs, replayed), wanted), step
+        expected = engine.step_values(inputs, direct, ())["logits"]
+        assert np.array_equal(engine.step(inputs, replayed), expected), step
     for name, buffer in direct.buffers.items():
         for row in range(2):
             assert np.array_equal(
@@ -140,8 +140,8 @@ def test_three_hundred_steps_through_buckets_and_growing_caches(artifacts: Artif
                 last = logits
     assert all(relative_error(*pair) < BETWEEN[DType.FLOAT32] for pair in zip(last, logits, strict=True))
     for name, buffer in states[0].buffers.items():
-        wanted = states[1].buffers[name].read_row(1, 300).astype(np.float64)
-        assert relative_error(buffer.read_row(1, 300), wanted) < BETWEEN[DType.FLOAT32], name
+        expected = states[1].buffers[name].read_row(1, 300).astype(np.float64)
+        assert relative_error(buffer.read_row(1, 300), expected) < BETWEEN[DType.FLOAT32], name
 
 
 def test_rows_that_take_no_part_keep_their_states_bit_for_bit(artifacts: ArtifactCache) -> None:
@@ -163,9 +163,9 @@ def test_states_move_between_sets_on_the_device(artifacts: ArtifactCache) -> Non
     for name, buffer in first.buffers.items():
         second.buffers[name].take_row(1, buffer, 0, 8)
     for step in range(8, 12):
-        wanted = engine.step(step_inputs([tokens[0, step : step + 1]], [step]), first)[0].astype(np.float64)
+        expected = engine.step(step_inputs([tokens[0, step : step + 1]], [step]), first)[0].astype(np.float64)
         found = engine.decoder([1], second).step([int(tokens[0, step])], [step])[0]
-        assert relative_error(found, wanted) < BETWEEN[DType.BFLOAT16]
+        assert relative_error(found, expected) < BETWEEN[DType.BFLOAT16]
 
 
 def test_a_busy_default_stream_changes_nothing(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_busy_default_stream_changes_nothing(artifacts: ArtifactCache, monkeyp
             found.append(engine.step(step_inputs(list(tokens[:, step : step + 1]), [step, step]), states).copy())
         return [*found, *(buffer.read_row(1).view(np.uint8) for buffer in states.buffers.values())]
 
-    wanted = results(lambda: None)
+    expected = results(lambda: None)
     torch.cuda.synchronize()
     found = results(lambda: torch.cuda._sleep(400_000_000))
-    assert all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
+    assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))

@@ -61,9 +61,9 @@ def counted(exported: Exported, phase: Phase, context: list[int], past: list[int
     fuse_attention(plain.graph)
     tidy_graph(plain.graph)
     fuse_graph(fused, phase, merge=True)
-    wanted = run(exported.folder, plain.graph, config, context, past)
+    expected = run(exported.folder, plain.graph, config, context, past)
     found = run(exported.folder, fused.graph, config, context, past, kernels)
-    assert_same(found, wanted, TOLERANCES[config.dtype.value])
+    assert_same(found, expected, TOLERANCES[config.dtype.value])
     return kernels
 
 

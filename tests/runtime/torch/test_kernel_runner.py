@@ -61,7 +61,7 @@ def launch(runner: KernelRunner, name: str, counter_bytes: int = 0) -> None:
     runner.launch(name, lambda traits: plan, (), ())
 
 
-def test_the_calls_that_came_last_are_kept(gpu: Gpu) -> None:
+def test_the_latest_calls_are_cached(gpu: Gpu) -> None:
     """Prompts of every length are calls of their own, of which a server sees ever more."""
     runner = KernelRunner()
     for index in range(MOST_BOUND):

@@ -1,4 +1,4 @@
-"""A prediction head on a GPU, beside the recorded steps of its model: its proposals, and the same answers."""
+"""A prediction head on a GPU, with recorded steps of its model: its proposals, and the same answers."""
 
 from __future__ import annotations
 

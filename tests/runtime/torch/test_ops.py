@@ -121,10 +121,10 @@ def test_an_operator_computes_what_onnx_runtime_does(name: str) -> None:
     lowered = ir.from_proto(model)
     lower_opset(lowered, installed_kernels())
     session = onnxruntime.InferenceSession(ir.to_proto(lowered).SerializeToString(), providers=["CPUExecutionProvider"])
-    (wanted,) = session.run(["z"], feeds)
+    (expected,) = session.run(["z"], feeds)
     found = program_of(model).run({key: torch.from_numpy(value) for key, value in feeds.items()})["z"]
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-5, atol=2e-6)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.numpy(), expected, rtol=2e-5, atol=2e-6)
 
 
 def test_every_standard_operator_is_tested() -> None:
@@ -145,7 +145,7 @@ def test_every_standard_operator_is_tested() -> None:
         ),
     ],
 )
-def test_what_the_table_does_not_know_is_named(inputs: str, body: str, words: str) -> None:
+def test_unknown_operators_and_attributes_are_named(inputs: str, body: str, words: str) -> None:
     with pytest.raises(EngineError, match=words):
         program_of(model_of(inputs, body))
 

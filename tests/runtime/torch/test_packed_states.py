@@ -71,28 +71,28 @@ def test_a_gpu_packs_as_the_cpu_does_without_waiting(kind: str, dtype: DType) ->
             pools.unpack_slots([0, 2, 0], [4, 1, 3])
         unpacked = pools.arrays_from_copy(pools.swap_out([], [4, 1, 3]))
         found.append(({slot: pools.packed_out(slot) for slot in (0, 2)}, unpacked))
-    (packed, unpacked), (wanted_packed, wanted) = found
+    (packed, unpacked), (expected_packed, expected) = found
     for slot, state in packed.items():
-        check_same(state, wanted_packed[slot])
+        check_same(state, expected_packed[slot])
     for name, array in unpacked.items():
-        assert np.array_equal(array.astype(np.float32), wanted[name].astype(np.float32), equal_nan=True), name
-    assert np.isnan(wanted[recurrent_state(1)].astype(np.float32)).sum() == SHAPES[1][-1]
+        assert np.array_equal(array.astype(np.float32), expected[name].astype(np.float32), equal_nan=True), name
+    assert np.isnan(expected[recurrent_state(1)].astype(np.float32)).sum() == SHAPES[1][-1]
 
 
-def check_same(found: PackedState, wanted: PackedState) -> None:
+def check_same(found: PackedState, expected: PackedState) -> None:
     for name, rows in found.packed.items():
-        assert np.array_equal(rows.factors, wanted.packed[name].factors, equal_nan=True), name
+        assert np.array_equal(rows.factors, expected.packed[name].factors, equal_nan=True), name
         finite = np.isfinite(rows.factors)
-        assert np.array_equal(rows.values.view(np.uint8)[finite], wanted.packed[name].values.view(np.uint8)[finite]), (
-            name
-        )
+        assert np.array_equal(
+            rows.values.view(np.uint8)[finite], expected.packed[name].values.view(np.uint8)[finite]
+        ), name
     for name, array in found.exact.items():
-        assert np.array_equal(array, wanted.exact[name])
+        assert np.array_equal(array, expected.exact[name])
 
 
 @pytest.mark.parametrize(("states", "most"), [("int8", 2e-2), ("fp8", 8e-2)])
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_chats_go_on_from_packed_states(device: str, states: str, most: float, artifacts: ArtifactCache) -> None:
+def test_chats_continue_from_packed_states(device: str, states: str, most: float, artifacts: ArtifactCache) -> None:
     """Two chats of three turns; every state of the cache next to one that was computed from scratch."""
     pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     options = {"dtype": DType.FLOAT32, "layout": "paged", "max_batch_size": 4, "max_seq_len": 200}
@@ -114,7 +114,7 @@ def test_chats_go_on_from_packed_states(device: str, states: str, most: float, a
         report = llm.prefix_cache_report()
         assert report.state_bytes == report.states * engine.packed_slot_bytes(states) > 0
         llm.loop.scheduler.check_integrity()
-        # What is fed to the engine is all but the last token of an answer and what follows it.
+        # The engine gets all but the last token of an answer and the new tokens.
         fed = [chat[:-4] for chat in chats]
         assert all(key_from_tokens(tokens) in found for tokens in fed)
     exact = TorchPagedEngine(folder, device=device)
@@ -133,7 +133,7 @@ def served(engine: TorchPagedEngine, states: str) -> ServingSettings:
     return ServingSettings(memory_bytes=memory, prefix_cache=PrefixCacheSettings(cached_states=8, states=states))
 
 
-def compare(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], most: float) -> None:
-    errors = {name: relative_error(found[name], wanted[name]) for name in found if wanted[name].size}
+def compare(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], most: float) -> None:
+    errors = {name: relative_error(found[name], expected[name]) for name in found if expected[name].size}
     assert max(errors.values()) <= most, errors
     assert max(error for name, error in errors.items() if "recurrent" in name) > 1e-5, "they are in 8 bits"

@@ -1,4 +1,4 @@
-"""Packed steps on the CPU: the same tokens as the other engines, alone and in company, padded or not."""
+"""Packed steps on the CPU: the same tokens as the other engines, alone and in a batch, padded or not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_engine_gives_the_same_tokens(hybrid: Exported, artifacts: Artifac
 
 def test_disturbed_requests_get_the_tokens_of_each_alone(hybrid: Exported) -> None:
     engine, rng = TorchPagedEngine(hybrid.folder, device="cpu"), np.random.default_rng(3)
-    asked = [
+    requests = [
         Request(
             tuple(rng.integers(0, engine.config.vocab_size, int(rng.integers(1, 61))).tolist()),
             SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 2]))),
@@ -64,19 +64,19 @@ def test_disturbed_requests_get_the_tokens_of_each_alone(hybrid: Exported) -> No
         for _ in range(24)
     ]
     roomy, alone = ServingLoop(engine, ServingSettings(), (), None), []
-    for request in asked:
+    for request in requests:
         roomy.add(ServingRequest(replace(request, params=SamplingParams(ignore_eos=True))))
         alone.append(next(iter(answers([o for _ in range(8) if roomy.busy for o in roomy.step()]).values())))
     # Room for two sequences of full length: the others are swapped out, or computed again.
     needed = 2 * (8 * engine.block_bytes(16) + engine.slot_bytes)
     settings = ServingSettings(memory_bytes=needed, max_tokens=50, swap_bytes=needed // 4, policy=Priority())
     loop = ServingLoop(engine, settings, (), None)
-    waiting, outputs, preempted = list(asked), [], 0
+    waiting, outputs, preempted = list(requests), [], 0
     while waiting or loop.busy:
         while waiting and rng.random() < 0.8:
             loop.add(ServingRequest(waiting.pop(0), priority=int(rng.integers(0, 3))))
         if rng.random() < 0.05:
-            loop.cancel(int(rng.integers(0, len(asked))))
+            loop.cancel(int(rng.integers(0, len(requests))))
         poison(loop, engine)
         before = {s.id: s.preemptions for s in loop.scheduler.sequences.values()}
         outputs += loop.step()
@@ -101,7 +101,7 @@ def poison(loop: ServingLoop, engine: TorchPagedEngine) -> None:
 
 
 def fed(engine: TorchPagedEngine, seed: int = 0) -> tuple[PagedSequences, list[int], np.ndarray]:
-    """Three sequences of different lengths, in pools of NaN, and tokens to go on with."""
+    """Three sequences of different lengths, in pools of NaN, and tokens to continue with."""
     sequences = PagedSequences(engine, 3, 60, 4, seed=seed)
     handles = [sequences.add() for _ in range(3)]
     tokens = np.random.default_rng(4).integers(0, engine.config.vocab_size, (3, 20))
@@ -157,7 +157,7 @@ def test_a_decode_step_of_more_rows_and_blocks_changes_nothing(hybrid: Exported)
         assert relative_error(padded, plain) < 1e-5
 
 
-def test_only_wanted_logits_come_back_from_a_decode_step(hybrid: Exported) -> None:
+def test_only_requested_logits_are_copied_from_a_decode_step(hybrid: Exported) -> None:
     engine = TorchPagedEngine(hybrid.folder, device="cpu")
     sequences, handles, tokens = fed(engine)
     inputs = sequences._inputs({handle: tokens[handle, 5 + 3 * handle :][:1] for handle in handles}, 0)
@@ -258,12 +258,12 @@ def test_copies_are_arrays_and_come_back(dtype: DType, artifacts: ArtifactCache)
     assert all(arrays[b.name].dtype == b.dtype.numpy for b in engine.config.bindings.states)
     engine.fill_pools(0.0)
     engine.swap_in(engine.copy_from_arrays(arrays, 2, 1), [3, 1], [0])
-    for name, wanted in before.items():
+    for name, expected in before.items():
         found = engine.read_pool(name)
         if name.startswith("kv"):
-            np.testing.assert_array_equal(found[:, [3, 1]], wanted[:, [2, 0]])
+            np.testing.assert_array_equal(found[:, [3, 1]], expected[:, [2, 0]])
         else:
-            np.testing.assert_array_equal(found[0], wanted[1])
+            np.testing.assert_array_equal(found[0], expected[1])
     with pytest.raises(EngineError, match="expected an array"):
         engine.copy_from_arrays(arrays, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Packed steps on a GPU: against the CPU, recorded against direct, rows that take no part, company, memory."""
+"""Packed steps on a GPU: against the CPU, recorded against direct, idle rows, batches, memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exported(artifacts: ArtifactCache, dtype: DType = DType.BFLOAT16, family: st
 
 
 def decoding(engine: TorchPagedEngine, rows: int) -> tuple[PagedSequences, list[int], np.ndarray]:
-    """Sequences of 3, 4, ... tokens beside one that never takes part, and tokens to go on with."""
+    """Sequences of 3, 4, ... tokens next to one that never runs, and tokens to continue with."""
     sequences = PagedSequences(engine, rows + 1, (rows + 1) * 60, BLOCK)
     handles = [sequences.add() for _ in range(rows + 1)]
     tokens = np.random.default_rng(6).integers(0, engine.config.vocab_size, (rows + 1, 60))
@@ -59,8 +59,8 @@ def test_mixed_steps_agree_with_the_cpu(family: str, dtype: DType, artifacts: Ar
     if (family, dtype) == ("qwen3_next", DType.BFLOAT16):
         # One row of this model is off by 6.6e-2 from float32 on the CPU already, all of them by 2.3e-2.
         gpu, cpu = ([np.concatenate([value.ravel() for value in values])] for values in (gpu, cpu))
-    for found, wanted in zip(gpu, cpu, strict=True):
-        assert relative_error(found, wanted) < BETWEEN[dtype]
+    for found, expected in zip(gpu, cpu, strict=True):
+        assert relative_error(found, expected) < BETWEEN[dtype]
 
 
 def test_a_replayed_step_is_the_direct_one_bit_for_bit(artifacts: ArtifactCache) -> None:
@@ -98,7 +98,7 @@ def test_rows_that_take_no_part_are_left_alone_bit_for_bit(artifacts: ArtifactCa
 
 
 def test_mixed_steps_are_recorded_when_their_shape_comes_again(artifacts: ArtifactCache) -> None:
-    """Replayed ones against direct ones, with other lengths each time, while rows that take no part stay alone."""
+    """Replayed steps against direct ones, with other lengths each time; idle rows do not change."""
     folder = exported(artifacts).folder
     found = []
     for direct in (True, False):
@@ -145,10 +145,10 @@ def test_longer_contexts_are_recorded_once_a_bucket(artifacts: ArtifactCache) ->
     assert all(step.repeated.is_replayed for step in engine.decode_steps.values())
 
 
-def test_forty_requests_get_in_company_what_they_get_alone(artifacts: ArtifactCache) -> None:
+def test_forty_requests_get_the_tokens_each_gets_alone(artifacts: ArtifactCache) -> None:
     engine = TorchPagedEngine(exported(artifacts, DType.FLOAT32).folder, device="cuda")
     rng = np.random.default_rng(8)
-    asked = [
+    requests = [
         Request(
             tuple(rng.integers(0, engine.config.vocab_size, int(rng.integers(1, 200))).tolist()),
             SamplingParams(ignore_eos=True),
@@ -159,14 +159,14 @@ def test_forty_requests_get_in_company_what_they_get_alone(artifacts: ArtifactCa
     settings = ServingSettings(memory_bytes=64 << 20, max_tokens=256)
     alone = {}
     loop = ServingLoop(engine, settings, (), None)
-    for index, request in enumerate(asked):
+    for index, request in enumerate(requests):
         loop.add(ServingRequest(request))
         outputs = []
         while loop.busy:
             outputs += loop.step()
         alone[index] = answers(outputs)[index, 0]
     loop = ServingLoop(engine, settings, (), None)
-    for request in asked:
+    for request in requests:
         loop.add(ServingRequest(request))
     outputs = []
     while loop.busy:
@@ -176,17 +176,17 @@ def test_forty_requests_get_in_company_what_they_get_alone(artifacts: ArtifactCa
     assert set(company) == set(alone)
     for index, tokens in company.items():
         if tokens != alone[index]:
-            assert_tie(engine, asked[index].prompt_ids, tokens, alone[index])
+            assert_tie(engine, requests[index].prompt_ids, tokens, alone[index])
 
 
 def assert_tie(engine: TorchPagedEngine, prompt: tuple[int, ...], one: tuple[int, ...], other: tuple[int, ...]) -> None:
     """Where the answers part, both tokens are as likely as rounding lets us see."""
-    parted = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
-    known = np.array([*prompt, *one[:parted]])
+    branch = next(place for place, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
+    known = np.array([*prompt, *one[:branch]])
     sequences = PagedSequences(engine, 1, len(known), BLOCK)
     logits = sequences.step({sequences.add(): known})[0][-1].astype(np.float64)
-    gap = abs(logits[one[parted]] - logits[other[parted]])
-    assert gap < 1e-4 * np.abs(logits).max(), (parted, gap)
+    gap = abs(logits[one[branch]] - logits[other[branch]])
+    assert gap < 1e-4 * np.abs(logits).max(), (branch, gap)
 
 
 def test_pools_take_what_the_largest_step_leaves(artifacts: ArtifactCache) -> None:

@@ -17,7 +17,7 @@ from tests.runtime.torch.test_kernel_calls import NEMOTRON, QWEN
 from tests.support.artifacts import ArtifactCache, Exported
 
 PAGED = {**NEMOTRON, "head_dim": 64}
-# Tokens of each sequence in each step: prompts, decoding beside a chunk, decoding, a row of one after longer ones.
+# Tokens of each sequence in each step: prompts, decoding next to a chunk, decoding, a row of one after longer ones.
 STEPS = ({0: 9, 1: 1, 2: 5}, {1: 1, 2: 1, 0: 7}, {2: 1, 0: 1, 1: 1}, {0: 3, 1: 1})
 BLOCK = 16
 
@@ -53,10 +53,10 @@ def run_steps(engine: TorchPagedEngine, kernels: PlannedKernels | None) -> tuple
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
 def test_packed_steps_run_their_kernels_in_place(dtype: DType, artifacts: ArtifactCache) -> None:
     exported = artifacts.get("nemotron_h", "bfloat16", PAGED, dtype=dtype, layout="paged")
-    wanted, _ = run_steps(TorchPagedEngine(exported.folder, device="cpu"), None)
+    expected, _ = run_steps(TorchPagedEngine(exported.folder, device="cpu"), None)
     engine, kernels = with_planned_kernels(exported)
     found, calls = run_steps(engine, kernels)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         error = np.linalg.norm((one - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64))
         assert error < TOLERANCES[dtype.value]
     # Two mixers: two calls of a step whose first rows have one token, where others follow.
@@ -78,9 +78,9 @@ def test_sizes_that_kernels_refuse_run_in_torch(artifacts: ArtifactCache) -> Non
     sizes = {**NEMOTRON, "head_dim": 10, "mamba_head_dim": 10, "ssm_state_size": 9}
     options = {"dtype": DType.FLOAT32, "layout": "paged", "kernels": "optional"}
     exported = artifacts.get("nemotron_h", "bfloat16", sizes, **options)
-    wanted, _ = run_steps(TorchPagedEngine(exported.folder, device="cpu"), None)
+    expected, _ = run_steps(TorchPagedEngine(exported.folder, device="cpu"), None)
     engine, kernels = with_planned_kernels(exported)
     found, calls = run_steps(engine, kernels)
     assert not any({"update_ssm_state", "mamba2_conv_scan", "paged_attention"} & set(step) for step in calls)
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)

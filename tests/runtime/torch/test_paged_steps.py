@@ -1,4 +1,4 @@
-"""What is prepared for which step, and that it computes what is computed at once."""
+"""Prepared steps, and that they compute what one step computes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_prepared_step_agrees_with_one_computed_at_once(name: str, exported: E
     assert not any(steps.values())
 
 
-def test_a_shape_that_comes_again_takes_what_was_prepared_and_the_latest_shapes_stay(
+def test_a_repeated_shape_is_prepared_once_and_the_latest_shapes_are_cached(
     exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paged_steps, "MOST_MIXED", 2)
@@ -120,7 +120,7 @@ def test_sizes_of_recorded_steps() -> None:
     assert size([2, 2, 2], most=3) == (3, 8)
 
 
-def test_what_runs_row_by_row_is_not_recorded() -> None:
+def test_steps_that_run_row_by_row_are_not_recorded() -> None:
     rows = StepRows(torch.zeros(4, dtype=torch.int32), None, None, 0, MOST)
     assert rows.rows == 3
     with pytest.raises(EngineError, match="kernels for every operator of a recorded step"):

@@ -48,7 +48,7 @@ def exported(folder: Path, family: str, form: Format) -> Path:
 
 
 @pytest.mark.parametrize(("family", "name"), [("nemotron_h", "int4"), *(("llama", name) for name in FORMATS)])
-def test_products_read_tiles_and_give_what_the_file_says(family: str, name: str, tmp_path: Path) -> None:
+def test_products_of_tiles_equal_those_of_the_files_weights(family: str, name: str, tmp_path: Path) -> None:
     folder = exported(tmp_path, family, FORMATS[name])
     config = read_config(folder)
     # Rows of x: few; more than a kernel takes, which are divided; as many as are multiplied with a matrix.
@@ -64,6 +64,6 @@ def test_products_read_tiles_and_give_what_the_file_says(family: str, name: str,
         assert not kinds["DequantizeLinear"]
         steps = [tokens] * batch, [0 if tokens > 1 else row for row in range(batch)]
         found = run(folder, fused.graph, config, *steps, kernels)
-        wanted = run(folder, plain.graph, config, *steps)
-        assert_same(found, wanted, TOLERANCES["bfloat16"])
+        expected = run(folder, plain.graph, config, *steps)
+        assert_same(found, expected, TOLERANCES["bfloat16"])
         assert bool(kernels.calls["unpack_tiles"]) is (batch * tokens > 64)

@@ -1,4 +1,4 @@
-"""A recorded graph without a GPU: what the driver is asked for, and when it gets its graph back."""
+"""A recorded graph without a GPU: the calls of the driver, and when its graph is released."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_on_a_gpu(time: int) -> None:
     reason="needs torch 2.10 and a GPU of compute capability 9.0 or 10.0: grouped_mm without the host",
 )
 @pytest.mark.parametrize("favourite", [False, True])
-def test_prompts_ask_the_host_for_nothing(favourite: bool) -> None:
+def test_prompts_need_nothing_from_the_host(favourite: bool) -> None:
     """66 tokens and 40 experts, so that some have no token."""
     case = expert_case(time=33, experts=40, top_k=3, hidden=72, intermediate=40, favourite=favourite)
     x, ids, weights, up, down = (torch.from_numpy(array).cuda() for array in case.arrays().values())

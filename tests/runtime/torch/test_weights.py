@@ -1,4 +1,4 @@
-"""Constants on the device: one copy of each, which stays that of its own bytes."""
+"""Constants on the device: one copy for equal bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_views_of_one_weight_share_a_copy() -> None:
 
 
 def test_the_address_of_a_constant_goes_to_no_other_one() -> None:
-    """A constant of the graph itself is read anew for each program: nothing else keeps its bytes."""
+    """A constant of the graph itself is read again for each program: nothing else holds its bytes."""
     store, memory = WeightStore(Path(), ELSEWHERE), np.zeros(6, np.float32)
     owner = weakref.ref(memory)
     store.on_device(torch.from_numpy(memory))
