@@ -1,4 +1,4 @@
-"""config.json: what the runtime may rely on. Written by export, read by everything else."""
+"""config.json: the contract between export, which writes it, and the runtime."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LAYOUTS = (DENSE, PAGED)
 
 @dataclass(frozen=True)
 class Quantization:
-    """How weights are quantised. formats: name of a format to its number of weights. bits: of a number of all matrices
-    of the model on average, with scales, whether quantised or not."""
+    """How weights are quantised. formats: format to number of weights. bits: average per number over all matrices of
+    the model, quantised or not, with scales."""
 
     formats: Mapping[str, int]
     bits: float

@@ -1,6 +1,6 @@
 """Limits of untrusted input, all in one place; docs/reference/security.md lists them.
 
-A limit is some times what the largest published checkpoint needs, and small enough that a hostile file ends in an
+A limit is several times what the largest published checkpoint needs, and small enough that a hostile file causes an
 error within seconds and within the memory of a small device.
 """
 
@@ -54,19 +54,19 @@ TEMPLATE_MEMORY: Final = 512 * MIB
 CONVERSATION_BYTES: Final = 32 * MIB
 # Messages, and tools, of one rendering: 1 million tokens at 16 a message.
 CONVERSATION_MESSAGES: Final = 1 << 16
-# A tokenizer whose shape bounds nothing: processor seconds of loading it, and of each text. 10 MB of vocabulary load
+# A tokenizer of unknown cost: processor seconds for loading it, and for each text. 10 MB of vocabulary load
 # in 0.5 s, 1 million tokens are made in 3 s; both take 200 bytes for each byte.
 TOKENIZER_SECONDS: Final = 20.0
 TOKENIZER_MEMORY: Final = 2 * GIB
 # The text of an evaluation, tokenized as a whole: that of WikiText-2 has 1.3 MB.
 EVALUATION_TEXT_BYTES: Final = 16 * MIB
 
-# What one request may ask for, so that no request holds up the steps of others. OpenAI's API allows 128 answers,
+# Limits of one request, so that none delays the steps of others. OpenAI's API allows 128 answers,
 # 20 log-probabilities and 4 stop texts.
 REQUEST_ANSWERS: Final = 128
 REQUEST_LOGPROBS: Final = 64
 REQUEST_STOP_TEXTS: Final = 128
-# Of all stop texts together: every new token is compared with all of them.
+# All stop texts together: every new token is compared with all of them.
 REQUEST_STOP_CHARACTERS: Final = 8 * KIB
 REQUEST_STOP_TOKENS: Final = 1024
 REQUEST_BIASED_TOKENS: Final = 1024

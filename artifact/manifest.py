@@ -1,4 +1,4 @@
-"""manifest.json: where an artifact came from, and hashes by which a damaged or foreign file is noticed."""
+"""manifest.json: an artifact's origin, and hashes that detect damaged or replaced files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading model.onnx or mtp.onnx: its size and the declared places of its weights, before anything uses them."""
+"""Reading model.onnx or mtp.onnx: checks its size and the locations of its weights before use."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StoredWeight:
 def read_onnx(folder: Path, file: str) -> OnnxFile:
     """The graph ``file`` of the artifact ``folder``, weights by reference; their files need not be there.
 
-    ArtifactError: the file is missing, too large or no ONNX model, or a weight has an impossible place or shape.
+    ArtifactError: the file is missing, too large or no ONNX model, or a weight has an invalid location or shape.
     """
     path = folder / file
     raw = read_inside(folder, file, ONNX_BYTES, remedy=_REMEDY)
@@ -58,7 +58,7 @@ def read_onnx(folder: Path, file: str) -> OnnxFile:
 
 
 def stored_weights(model: onnx.ModelProto, where: str) -> tuple[StoredWeight, ...]:
-    """The weights of ``model`` in other files; ArtifactError, which begins with ``where``, for an impossible one."""
+    """The weights of ``model`` in other files; ArtifactError, which begins with ``where``, for an invalid one."""
     for tensor in _hidden_tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ArtifactError(
@@ -89,7 +89,7 @@ def _stored_weight(tensor: onnx.TensorProto, where: str) -> StoredWeight:
     entries = {item.key: item.value for item in tensor.external_data}
     # Protobuf gives a string that is no UTF-8 as bytes.
     if not all(isinstance(text, str) for text in (tensor.name, *entries, *entries.values())):
-        raise ArtifactError(f"{where}: expected names and places in UTF-8, found other bytes: {_REMEDY}")
+        raise ArtifactError(f"{where}: expected names and locations in UTF-8, found other bytes: {_REMEDY}")
     location, shape = entries.get("location", ""), tuple(tensor.dims)
     pure = PurePosixPath(location)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in location:

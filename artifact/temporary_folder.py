@@ -1,4 +1,4 @@
-"""Hidden folders beside an output: locked while a run uses them, so that a later run can tell what a killed one left.
+"""Hidden folders next to an output: locked while a run uses them, so that a later run can find remains of killed ones.
 
 A lock belongs to the open folder, not to a file: it is released when the process ends for any reason.
 On systems without such locks, no folder counts as left over.
@@ -21,7 +21,7 @@ REPLACED = "old"
 
 @contextlib.contextmanager
 def temporary_folder(out: Path, suffix: str) -> Iterator[Path]:
-    """A new locked folder beside ``out``, removed at the end unless it was renamed. OSError: it cannot be made."""
+    """A new locked folder next to ``out``, removed at the end unless it was renamed. OSError: it cannot be made."""
     folder, lock = _create(out, suffix)
     try:
         yield folder
@@ -32,7 +32,7 @@ def temporary_folder(out: Path, suffix: str) -> Iterator[Path]:
 
 
 def clear_left_over(out: Path) -> None:
-    """Remove the folders beside ``out`` that killed runs left; an output that one had set aside gets its name back.
+    """Remove the folders next to ``out`` that killed runs left; an output that one had set aside gets its name back.
 
     Folders of running processes, of other users and of other names stay.
     """

@@ -19,7 +19,7 @@ KV_DTYPES = ("auto", FP8_E4M3)
 REQUIRED, OPTIONAL = "required", "optional"
 KERNELS = (REQUIRED, OPTIONAL)
 AUTO = "auto"
-# With the short names of other tools.
+# Also the short names of other tools.
 STATE_DTYPE_NAMES = ("float32", "float16", "bfloat16", "fp32", "fp16", "half", "bf16")
 DTYPE_NAMES = (AUTO, *STATE_DTYPE_NAMES)
 _TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
@@ -30,7 +30,7 @@ class ExportOptions:
     """Options of ``hybridge.export``, which describes them, and ``hybridge export``. SettingError names a bad value.
 
     ``dtype`` None takes the checkpoint's type, ``max_seq_len`` None the checkpoint's own limit.
-    ``head`` False leaves out the head: the graph ends in the hidden states of every token, for callers with their own.
+    ``head`` False leaves out the head: the graph returns the hidden states of every token, for callers with their own.
     """
 
     dtype: DType | None = setting(

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config.json: typed, every field honoured, known to be harmless, or refused by name."""
+"""Reading a Hugging Face config.json: typed; every field is used, known to be harmless, or refused by name."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ HARMLESS_FIELDS = frozenset(
 
 
 def finite(fields: Fields, name: str, positive: bool = False) -> float:
-    """A finite number, above 0 where ``positive`` asks for it."""
+    """A finite number; above 0 if ``positive``."""
     value = float(fields.number(name))
     if not math.isfinite(value) or (positive and value <= 0):
         raise fields.fail(name, "a positive finite number" if positive else "a finite number")
@@ -201,8 +201,8 @@ class HfConfig(Fields):
     def finish(self) -> None:
         """Refuse fields that neither the family nor HARMLESS_FIELDS knows.
 
-        What is null or empty says nothing. A 0 may be a factor or a first layer, and false may turn off what is always
-        done here.
+        Null and empty values are ignored. A 0 may be a factor or a first layer, and false may turn off something that
+        is always done here.
         """
         unknown = [
             name

@@ -16,7 +16,7 @@ from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
 from hybridge.exporter.weights.placing import QUANTIZED_FILE, WEIGHTS_FOLDER
 
-# A shard is not placed beside its converted weights if they would be more than this part of it twice.
+# A shard whose converted weights exceed this fraction of it is not placed: its other tensors are copied instead.
 _MOST_TWICE = 1 / 8
 _BYTES = DType.UINT8
 
@@ -55,9 +55,9 @@ def place_quantized(
     placed: Mapping[str, TensorSlot],
     advance: Callable[[int], None],
 ) -> tuple[dict[str, PlacedWeight], dict[str, TensorSlot]]:
-    """Write to ``folder``/weights/quantized.safetensors what no placed shard holds; the weights and ``plain`` tensors.
+    """Write the weights and ``plain`` tensors that no placed shard holds to ``folder``/weights/quantized.safetensors.
 
-    placed: the tensors of the placed shards. advance: is told the bytes that were written, now and then.
+    placed: the tensors of the placed shards. advance: called with the number of bytes written since its last call.
     CheckpointError: a tensor cannot be read. OSError: the disk is full or not writable.
     """
     weights, plain = tuple(weights), tuple(plain)
@@ -103,7 +103,7 @@ def _placed(
 
 def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[int], None]) -> dict[str, TensorSlot]:
     path = folder / WEIGHTS_FOLDER / QUANTIZED_FILE
-    # Wider elements come first: every tensor is aligned to its own.
+    # Wider elements come first, so that every tensor is aligned to its elements.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     sizes = {name: tensor.dtype.nbytes(prod(tensor.shape)) for name, tensor in ordered.items()}
     with path.open("xb") as file:
@@ -121,7 +121,7 @@ def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[
 
 
 def _stored_form(tensor: GraphTensor, nbytes: int) -> tuple[DType, tuple[int, ...]]:
-    """Two numbers of 4 bits are a byte of the last axis, where they end with it."""
+    """Shape in bytes: two 4-bit numbers of the last axis share a byte."""
     if nbytes == prod(tensor.shape) * tensor.dtype.itemsize:
         return tensor.dtype, tensor.shape
     if tensor.shape and tensor.shape[-1] % 2 == 0:

@@ -16,7 +16,7 @@ from hybridge.runtime.engines.factory import AUTO, EngineOptions
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_NEW_TOKENS = 512, 128
 _STEPS, _REQUESTS = "Steps", "Many requests"
-# The flags of parameters that have other names in Python.
+# Flags whose parameters have other names in Python.
 _FLAGS = {
     "context_tokens": "--context",
     "rows": "--batch",
@@ -25,7 +25,7 @@ _FLAGS = {
     "the longest run": "--prompt-tokens, or --context and --new-tokens together",
     "the longest request": "--prompt-tokens and --new-tokens together",
 }
-# Options of one kind of measurement; one of the second asks for that.
+# Options of each kind of measurement; one of the second kind selects it.
 _ONLY_STEPS, _ONLY_REQUESTS = ("context", "batch", "repetitions", "plot"), ("requests", "request_rate", "concurrency")
 
 

@@ -54,7 +54,7 @@ def _print_completion(ctx: click.Context, option: click.Parameter, shell: str | 
 app = Commands(
     COMMANDS,
     help="Export, verify, build and run hybrid language models at the edge.",
-    epilog="Exit codes: 0 good, 1 the check failed (verify), 2 bad input or usage, 3 a bug of Hybridge, "
+    epilog="Exit codes: 0 success, 1 a failed check (verify), 2 bad input or usage, 3 a bug in Hybridge, "
     "130 interrupted by Ctrl-C.",
     params=[
         click.Option(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hybridge.runtime.generation import Generation
     from hybridge.runtime.llm import LLM
 
-# Of a call that says nothing about it, as in Python.
+# The default, as in Python.
 DEFAULT_NEW_TOKENS = 256
 
 

@@ -1,6 +1,6 @@
-"""The float32 weights that a quantised checkpoint means, by each format's own formula.
+"""The float32 values of quantised weights, by each format's own formula.
 
-This is the reference: it shares nothing with the exporter's readers but the names of files and tensors.
+This is the reference: it shares only names of files and tensors with the exporter's readers.
 """
 
 from __future__ import annotations
@@ -138,14 +138,14 @@ def _float4(values: Mapping[str, np.ndarray], rows: int, columns: int) -> np.nda
 
 
 def _factors(values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[columns] or []: what a product's input is multiplied with; here the matrix is."""
+    """[columns] or []: factors of a product's input, applied to the matrix here."""
     return _wide(values.get("pre_quant_scale", np.array(1)))
 
 
 def _eight_bits(
     values: Mapping[str, np.ndarray], rows: int, columns: int, block: Sequence[int] | None = None
 ) -> np.ndarray:
-    """int8 or e4m3, less zero points, times scales of all, of rows, of groups of columns, or of blocks."""
+    """int8 or e4m3 minus zero points, times scales of the tensor, of rows, of groups of columns, or of blocks."""
     weight = values["weight"]
     numbers = _wide(weight) if weight.dtype == np.int8 else _E4M3[weight.view(np.uint8)]
     stored = _wide(values["weight_scale_inv" if "weight_scale_inv" in values else "weight_scale"])
@@ -192,7 +192,7 @@ def _weight(
     shape: tuple[int, ...],
     formula: Callable[[Mapping[str, np.ndarray], int, int], np.ndarray],
 ) -> MeantWeight:
-    """The weight of ``module`` by ``formula`` of its tensors, of the last parts of their names."""
+    """The weight of ``module``: ``formula`` of its tensors, which are given by the last parts of their names."""
     stored = tuple(name for name in tensors if name.rpartition(".")[0] == module and not name.endswith(".bias"))
 
     def floats() -> np.ndarray:

@@ -47,7 +47,7 @@ class ReferenceRun:
 
 
 class Reference(TransformersModel):
-    """The reference model of an artifact with ``config``; CheckpointError as there, or when it is another model's."""
+    """The reference model of an artifact with ``config``; CheckpointError also for another checkpoint."""
 
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
@@ -56,7 +56,7 @@ class Reference(TransformersModel):
     def run(self, tokens: np.ndarray, filled: FilledCaches | None = None, last: int = 0) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
 
-        last: the logits are those of this many last tokens; 0: of all.
+        last: return logits of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         """
         torch, layers, attends = self.torch, self.base.layers, bool(self._config.attention_layer_indices)
@@ -92,7 +92,7 @@ class Reference(TransformersModel):
         return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
-        """A cache that holds ``filled``, and rounds to e4m3 where the artifact does; without either, none."""
+        """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; None if neither applies."""
         if filled is None and not self._config.has_kv_scales:
             return {}
         import transformers

@@ -19,7 +19,7 @@ FAR_SCENARIOS = WINDOW_EDGE, PAST_WINDOW = "window edge", "decode past the windo
 
 @dataclass(frozen=True)
 class Observation:
-    """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], its states, inner values.
+    """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], states, hidden states.
 
     ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden], empty and None where not requested.
     """
@@ -103,7 +103,7 @@ class Head:
     states: dict[str, np.ndarray]
 
     def write(self, states: StateSet, row: int) -> None:
-        """Make ``row`` one that has consumed these tokens."""
+        """Set the states of ``row`` to those after these tokens."""
         for name, value in self.states.items():
             states.buffers[name].write_row(row, value)
 
@@ -125,7 +125,7 @@ def chunked(engine: DenseEngine, prompts: list[np.ndarray]) -> Generator[Observa
 
 
 def end_beside_prompt(engine: DenseEngine, prompts: list[np.ndarray], head: Head) -> Iterator[Observation]:
-    """The last part of a prompt in one step with the whole of it in another row.
+    """The last part of a prompt in one step with the whole prompt in another row.
 
     So the padding of the first row reaches across chunks and beyond the end of its caches, where these have no room for
     another prompt.
@@ -223,9 +223,9 @@ def last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
 def _feed(
     engine: DenseEngine, states: StateSet, rows: list[np.ndarray], past: list[int], parts: Sequence[int]
 ) -> list[np.ndarray]:
-    """Feed each row its tokens after ``past``, as many as ``parts`` says, then the next; logits [vocab] of each last.
+    """Feed each row its tokens after ``past`` in parts of lengths ``parts``; logits [vocab] of each last token.
 
-    A part of more tokens than the engine takes at once is fed in several; a row that has none left has length 0.
+    A part that is too long for one step of the engine is split; a row without tokens left has length 0.
     """
     found: list[np.ndarray] = [np.empty(0)] * len(rows)
     most = engine.max_step_tokens

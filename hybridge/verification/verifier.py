@@ -105,7 +105,7 @@ def _run(
 
 
 def _engine_names(requested: str, layout: LayoutSteps, notes: list[str]) -> tuple[str, ...]:
-    """The engines to run: the requested one; for "auto" the fast one, and the file exactly as it was exported."""
+    """The engines to run: the requested one; for "auto" the fast one, then the file exactly as exported."""
     if requested != AUTO:
         return (requested,)
     reason = layout.portable_unavailable()
@@ -122,7 +122,7 @@ class Cases:
     The logits are those of each prompt's last token and of the decode tokens only.
     far, at_far: rows with filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    draft_tokens: of a row at most, in steps that check some; 0: there is no such step.
+    draft_tokens: most of a row in steps that check draft tokens; 0: no such steps.
     """
 
     config: RuntimeConfig

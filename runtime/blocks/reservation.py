@@ -15,8 +15,8 @@ _NONE_ACCEPTED: Mapping[SequenceMemory, int] = MappingProxyType({})
 class Reservation:
     """A reservation of memory of ``manager``, which has one open at a time; ends with ``commit`` or ``release``.
 
-    A memory shows what it was given at once, in ``blocks``, ``slot``, ``row`` and the row tables; its ``length``
-    grows with the commit. Until then a block that copy-on-write replaces stays in use, as the source of the copy.
+    A memory has its new ``blocks``, ``slot``, ``row`` and row tables at once; its ``length`` grows with the
+    commit. Until then a block that copy-on-write replaces stays in use, as the source of the copy.
     """
 
     def __init__(self, manager: BlockManager) -> None:
@@ -40,7 +40,7 @@ class Reservation:
 
     @property
     def new_slots(self) -> tuple[int, ...]:
-        """Slots to zero before the step: those of sequences that begin."""
+        """Slots to zero before the step: those of new sequences."""
         return tuple(memory.slot for memory, growth in self._growths.items() if growth.new_slot and not memory.length)
 
     @property
@@ -71,7 +71,7 @@ class Reservation:
     def extend_by_one(self, memories: Sequence[SequenceMemory]) -> list[int]:
         """``extend`` each by a token; returns the indices of those that need new memory instead.
 
-        In most steps of most sequences that decode nothing is: this is the fast path for all of them.
+        Most steps of decoding sequences need none: this is the fast path for all of them.
         """
         ends, others = self._ends, []
         for index, memory in enumerate(memories):
@@ -124,7 +124,7 @@ class Reservation:
         self._ends, self._growths, self._checkpoints, self._drafts = {}, {}, {}, {}
 
     def check_integrity(self, memories: Sequence[SequenceMemory]) -> None:
-        """PoolError unless the pools hold exactly what ``memories``, all there are, and this reservation have."""
+        """PoolError unless the pools hold exactly the memory of ``memories`` (all of them) and of this reservation."""
         self._manager.check_integrity(memories, [source for source, _ in self.block_copies], self._checkpoint_slots())
 
     def _grow(self, memory: SequenceMemory, end: int, spare: int) -> bool:

@@ -1,7 +1,7 @@
-"""A radix tree as a prefix cache: sequences begin with KV and states of the tree, and leave theirs to it.
+"""A radix tree as a prefix cache: sequences begin with KV and states from the tree, and return theirs to it.
 
-The tree has its own references to blocks, and owns slots. Blocks that it has are never written to: a sequence that
-continues inside such a block gets a copy first. For sequences that run, the tree evicts what is of least value.
+The tree has its own references to blocks, and owns slots. Its blocks are never written to: a sequence that
+continues inside one gets a copy first. To make room for running sequences, the tree evicts the least valuable entries.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RadixCache(PrefixCache):
         self._readers.leave(memory)
 
     def insert(self, memory: SequenceMemory, ended: bool = False) -> bool:
-        """Insert what has ended, and parts of a prompt without states; ``insert_checkpoint`` inserts the others."""
+        """Insert ended sequences and parts of prompts without states; ``insert_checkpoint`` those with states."""
         prefix = RadixPrefix.of(memory)
         if ended:
             return self._insert_end(memory, prefix)
@@ -188,11 +188,11 @@ class RadixCache(PrefixCache):
             self._checkpoints.tidies = True
 
     def evict_state(self) -> bool:
-        """Evict the state of the least value; False when every state is locked."""
+        """Evict the least valuable state; False when every state is locked."""
         return self.tree.evict_state()
 
     def evict_kv(self) -> bool:
-        """Evict the leaf that was not of use for the longest time; False when every leaf is locked."""
+        """Evict the least recently used leaf; False when every leaf is locked."""
         return self.tree.evict_kv()
 
     def _before_eviction(self, node: Node, whole: bool) -> None:
@@ -222,7 +222,7 @@ class RadixCache(PrefixCache):
         return taken and not self.packs
 
     def _packed(self, memory: SequenceMemory, prefix: RadixPrefix) -> int | None:
-        """One of ``states`` with what the row's slot holds; -1 where the tree needs none, None where it has no room."""
+        """A slot of ``states`` with a copy of the row's state; -1 if the tree needs none, None if it has no room."""
         key = prefix.key(memory.tokens, memory.length)
         if not self.needs.state or self.tree.match(key, memory.namespace).length == memory.length:
             return NONE
@@ -237,7 +237,7 @@ class RadixCache(PrefixCache):
         return slot
 
     def _insert(self, memory: SequenceMemory, slot: int, kind: CheckpointKind) -> bool:
-        """Put what ``memory`` holds into the tree, locked while the sequence runs; whether the tree took the state."""
+        """Insert the KV and state of ``memory``, locked while the sequence runs; whether the tree took the state."""
         key = RadixPrefix.of(memory).key(memory.tokens, memory.length)
         node, taken = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
         self.metrics.inserted_states += taken

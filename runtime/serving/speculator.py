@@ -45,7 +45,7 @@ class Speculator:
         self._counts: dict[int, DraftLength] = {}
         # By sequence, of the step in progress.
         self._proposals: dict[int, Proposal] = {}
-        # Rows that decode in it, and whether it does without its draft tokens, which would not pay.
+        # Rows that decode in it, and whether its draft tokens were dropped because they would not pay.
         self._rows, self._waives, self._probes = 0, False, Probes()
 
     @property
@@ -112,7 +112,7 @@ class Speculator:
     def _pays(self) -> bool:
         """Whether all rows together are expected to get more tokens in the time of a step with these draft tokens.
 
-        Each sequence chooses as if all rows had as many as it; where few have some, the others wait for them.
+        Each sequence chooses as if all rows had as many draft tokens as it; where few have any, the others wait.
         """
         if self._rows < 2:
             return True
@@ -137,7 +137,7 @@ class Speculator:
         self.metrics.observe_plain(plain)
 
     def record_time(self, plan: StepPlan, seconds: float) -> None:
-        """The step took so long, drafts and acceptance included; ``update_cost_model`` uses it."""
+        """Record the step's time, drafts and acceptance included, for ``update_cost_model``."""
         # A step without the draft tokens that were drafted for it took the time of the drafts.
         self._unobserved = (plan, seconds) if self._measures and not self._waives else None
 
@@ -151,7 +151,7 @@ class Speculator:
             return
         self.cost.observe(rows, sum(len(row.draft_tokens) for row in plan.rows), seconds)
         if not self.cost.knows(rows) and self._compared[rows] < _COMPARED:
-            # For each number of rows, what a step takes without draft tokens is worth knowing.
+            # For each number of rows, measure a step without draft tokens.
             self._compared[rows] += 1
             self._plain_next = True
 

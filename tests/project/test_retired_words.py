@@ -35,7 +35,7 @@ BETTER = {
     "stateroom": "state slots",
     "took": "record, or acquired",
     "untold": "pending",
-    "expected": "requested",
+    "wanted": "requested",
     "worth": "value",
     "worths": "values",
 }

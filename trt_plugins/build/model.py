@@ -38,8 +38,8 @@ class ParserModel:
     """The parser's input. ``fp32_values``: names of values that must be float32 in the engine.
 
     sha256: of the file model.onnx. plugins: the nodes that have lost their body, because plugins run them.
-    stored: outputs behind those of config.json, what a replay reads of a step's tokens; ``advance`` is the graph that
-    replays them.
+    stored: outputs after those of config.json: a step's inputs for a replay; ``advance`` is the graph that replays
+    them.
     """
 
     serialized: bytes
@@ -115,7 +115,7 @@ def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserM
 def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
     """Keep, in place, only bodies that other nodes need: the parser takes a body before it looks for a plugin.
 
-    Each node gets all its attributes (the parser warns of absent ones) and what else its plugin has to know.
+    Each node gets all its attributes (the parser warns of absent ones) and its plugin's other settings.
     """
     needed = {node.op_type for node in operator_nodes(model) if node.name not in choice.nodes}
     remaining = [f for f in model.functions if f.domain != DOMAIN or f.name in needed]
@@ -134,7 +134,7 @@ def use_plugins(model: onnx.ModelProto, choice: PluginChoice) -> None:
 
 
 def use_network_types(model: onnx.ModelProto) -> None:
-    """Declare, in place, the pools of bytes in the type that a network has for them; plugins alone touch these."""
+    """Declare, in place, the type that a network has for pools of bytes, which only plugins read and write."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         tensor = value.type.tensor_type
         if tensor.elem_type == E4M3_BYTES.onnx:

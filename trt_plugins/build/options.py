@@ -24,7 +24,7 @@ class BuildOptions:
 
     SettingError names a bad value. target: None takes the preset of ``compute_capabilities``, else that of this
     machine's GPU, else "generic". library: "auto" takes full TensorRT where it is installed and targets exactly this
-    machine's GPU, else TensorRT-RTX. What is None is the preset's.
+    machine's GPU, else TensorRT-RTX. Other options default to the preset's value.
     """
 
     target: str | None = setting(

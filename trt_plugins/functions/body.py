@@ -14,8 +14,8 @@ from hybridge.trt_plugins.specs.speculative import is_speculative
 class Body(Nodes):
     """The nodes of one function.
 
-    Values are float32 inside: ``read`` casts an input that is of another type, ``write`` casts back. Packed rows are
-    right-padded inside, [rows, longest, ...], and states are those of the rows: ``read`` gathers, ``write`` scatters.
+    Inside, values are float32: ``read`` casts inputs of other types, ``write`` casts back. Packed rows become
+    right-padded rows [rows, longest, ...], and pools become the rows' states: ``read`` gathers, ``write`` scatters.
     """
 
     def read(self, name: str) -> str:
@@ -43,7 +43,7 @@ class Body(Nodes):
         """States become output ``name`` in the type of input ``like``: those after the rows' last tokens.
 
         In a speculative form ``after`` gives those after each of the rows' first tokens too, [rows, count, ...] for an
-        int64 tensor ``count`` of one element; behind a row's last token they may be any numbers.
+        int64 tensor ``count`` of one element; values after a row's last token are ignored.
         """
         if not is_speculative(self.signature.spec):
             self.write(last, name, like)

@@ -1,4 +1,4 @@
-"""The nodes of an ONNX function in the making."""
+"""The nodes of an ONNX function that is being built."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nodes:
         self._names = itertools.count()
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Add a node of the standard domain, or find the same one; returns its output."""
+        """Add a node of the standard domain, or reuse an equal one; returns its output."""
         key = (op_type, inputs, repr(sorted(attributes.items())))
         if key not in self._known:
             self._known[key] = self._add(op_type, inputs, 1, attributes)[0]
@@ -88,7 +88,7 @@ class Nodes:
         return self.op("Concat", *parts, axis=axis)
 
     def reshape(self, tensor: str, *shape: str) -> str:
-        """``tensor`` in the shape that the parts give together; a 0 is no placeholder."""
+        """``tensor`` reshaped to the concatenated parts; 0 is a size, not a placeholder."""
         return self.op("Reshape", tensor, shape[0] if len(shape) == 1 else self.concat(*shape), allowzero=1)
 
     def unsqueeze(self, tensor: str, *axes: int) -> str:
@@ -144,7 +144,7 @@ class Nodes:
         return graph
 
     def function(self) -> onnx.FunctionProto:
-        """The finished function; the defaults of its attributes are the values that it is specialised on."""
+        """The finished function; its attributes default to the values for which it is specialised."""
         spec = self.signature.spec
         return helper.make_function(
             spec.domain,

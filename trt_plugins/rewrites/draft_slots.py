@@ -1,13 +1,13 @@
-"""Slots for draft tokens in a plain paged graph: the one place where a graph gets them.
+"""Adds slots for draft tokens to a plain paged graph.
 
 Exported graphs have one slot of states a row. Where draft tokens are checked, an engine that is opened, or built, gives
 every recurrent operator its speculative form, in one of two ways (docs/explanation/speculation.md):
 
 snapshot  the state after each token of a row goes to its own slot
-replay    rows have their slots in a column that no token writes, so that a check leaves the states unchanged. What
-          the recurrent operators read of each token becomes outputs of its graph. A second graph is these operators
-          alone: a row over the accepted tokens, with its slot in the column of the last of them and -1 in the others,
-          reads the state and writes the one after that token over it
+replay    rows have their slots in a column that no token writes, so that a check leaves the states unchanged. The
+          recurrent operators' inputs for each token become outputs of its graph. A second graph has these operators
+          alone: a row of the accepted tokens, with its slot in the column of the last one and -1 in the others, reads
+          the state and overwrites it with the state after that token
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROW_INPUTS = (names.QUERY_START_LOC, names.STATE_INDICES, names.NUM_ACCEPTED_TO
 
 @dataclass(frozen=True)
 class DraftSlots:
-    """Up to ``tokens`` draft tokens behind each row's own, whose states are rolled back by replay or from snapshots."""
+    """Up to ``tokens`` draft tokens after each row's own token, with rollback by replay or from snapshots."""
 
     tokens: int
     replays: bool = False
@@ -65,7 +65,7 @@ class ReplayGraphs:
 def use_draft_slots(graph: ir.Graph, accepted: ir.Value, slots: Callable[[str], ir.Value | None]) -> list[ir.Node]:
     """Give the recurrent operators of a packed graph their speculative form, in place; returns them.
 
-    ``accepted``: num_accepted_tokens. ``slots``: of an operator, what it takes as state_indices; None: what it has.
+    ``accepted``: num_accepted_tokens. ``slots``: an operator's new state_indices; None keeps its own.
     """
     found = []
     for node in list(graph):

@@ -41,7 +41,7 @@ _UNUSED = ("quant_method", "quantization_status", "global_compression_ratio", "v
 _CALIBRATION = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
 # Columns that share a scale in the formats of 4-bit floating-point numbers.
 _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
-# Of quantised activations; their numbers are not used.
+# Parameters of quantised activations, which are not used.
 _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
 _OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
 
@@ -50,7 +50,7 @@ _OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
 class Scheme:
     """One entry of config_groups: how the weights of the modules ``targets`` are stored.
 
-    kind: "int" or "float". group: columns that share a scale; 0: all of a row; None: one scale for all.
+    kind: "int" or "float". group: columns that share a scale; 0: a whole row; None: the whole tensor.
     rows: rows that share a scale in blocks of ``rows`` x ``group``. activations: how their inputs are to be rounded.
     """
 
@@ -73,7 +73,7 @@ class Scheme:
 def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
     """The weights of a checkpoint with the quantization_config ``config``.
 
-    UnsupportedError: a scheme that is not honoured. CheckpointError: the tensors are not what the config says.
+    UnsupportedError: an unsupported scheme. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED)
     schemes = _schemes(fields)
@@ -131,7 +131,7 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
     weights.refuse_unknown()
     known_strategies = ("tensor_group", "group") if form in _FLOAT_BLOCKS else ("group", "channel", "tensor", "block")
     if strategy not in known_strategies or (form == PACKED and strategy not in ("group", "channel")):
-        raise UnsupportedError(f"{weights.where}: strategy: not supported in format {form} is {strategy!r}")
+        raise UnsupportedError(f"{weights.where}: strategy: {strategy!r} is not supported in format {form}")
     if "group" in strategy and (group is None or group <= 0 or group != _FLOAT_BLOCKS.get(form, group)):
         raise weights.fail("group_size", f"{_FLOAT_BLOCKS.get(form, 'a positive number of')} columns in groups")
     if not symmetric and (kind == "float" or strategy in ("tensor", "block")):
@@ -152,7 +152,7 @@ def _activations(inputs: Mapping[str, Any]) -> str:
 
 
 def _refuse_extras(fields: Fields) -> None:
-    """What would change how the weights are read."""
+    """Refuse fields that would change how the weights are read."""
     sparsity = fields.raw("sparsity_config", None)
     if sparsity and (not isinstance(sparsity, dict) or sparsity.get("format") not in (None, "dense")):
         raise UnsupportedError(f"{WHERE}: sparsity_config: sparse weights are not supported, found {sparsity!r}")
@@ -220,7 +220,7 @@ def _shape(name: str, stored: StoredTensors) -> tuple[int, int]:
 
 
 def _plain(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTensor:
-    """X.weight [rows, columns] of 8 bits, as it is multiplied with X.weight_scale."""
+    """X.weight [rows, columns] in 8 bits, to be multiplied by X.weight_scale."""
     name = f"{module}.weight"
     weight = stored.take(name, DType.FLOAT8E4M3FN if scheme.kind == "float" else DType.INT8)
     rows, columns = matrix_shape(weight)

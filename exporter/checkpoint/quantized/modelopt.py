@@ -30,7 +30,7 @@ _UNUSED = (
     *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
 )
 
-# Formats of e2m1 weights, and how they want inputs to be rounded.
+# Formats of e2m1 weights, and how their inputs are rounded.
 _FLOAT4_INPUTS = {
     "NVFP4": "fp4 (static, by 16)",
     "NVFP4_AWQ": "fp4 (static, by 16)",
@@ -45,7 +45,7 @@ Reader = Callable[[str, str, StoredTensors], QuantizedTensor]
 def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
     """The weights of a checkpoint; ``config``: the quantization_config, or hf_quant_config.json's "quantization".
 
-    UnsupportedError: a format that is not honoured. CheckpointError: the tensors are not what the config says.
+    UnsupportedError: an unsupported format. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED, _WHERE)
     fields.refuse_unknown()
@@ -62,7 +62,7 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
             entry = layers.get(module)
             own = entry.get("quant_algo") if isinstance(entry, dict) else None
         if own is None or matches(module, excluded):
-            raise CheckpointError(f"{_WHERE}: expected it to say how {module} is quantised, found nothing")
+            raise CheckpointError(f"{_WHERE}: expected an entry for the quantised module {module}, found none")
         reader = _READERS.get(str(own))
         if reader is None:
             raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
@@ -114,7 +114,7 @@ def _scaled(module: str, algorithm: str, stored: StoredTensors, dtype: DType, ac
 def _float4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
     """Bytes [rows, columns / 2] of two e2m1 numbers, the first in the low half.
 
-    X.weight_scale: e4m3 of 16 columns, times X.weight_scale_2; of the MX formats the exponents of 32 columns.
+    X.weight_scale: e4m3 for 16 columns, times X.weight_scale_2; in MX formats, exponents for 32 columns.
     """
     block = 32 if "MXFP4" in algorithm else 16
     weight = stored.take(f"{module}.weight", DType.UINT8)
@@ -164,7 +164,7 @@ def _int4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor
 
 
 def _with_factors(weight: QuantizedTensor, module: str, stored: StoredTensors) -> QuantizedTensor:
-    """``weight`` with X.pre_quant_scale [columns], with which its input is multiplied, where there is one."""
+    """``weight``, with its input multiplied by X.pre_quant_scale [columns] if there is one."""
     slot = stored.optional(f"{module}.pre_quant_scale", *SCALE_TYPES, shape=(weight.shape[1],))
     return weight if slot is None else replace(weight, factors=as_stored(slot), sources=(*weight.sources, slot))
 

@@ -32,9 +32,9 @@ _STEADY_STEPS = 4
 class _Decoding:
     """Rows that decode together: their blocks and slots in the order of the step, and what decodes them.
 
-    contents: of which a step changes the length. capacity: tokens that each row has room for. order: place in the step
-    of each row of the decoder, None where both orders are the same. inputs: of the last step, None where it had other
-    rows too; ids and lengths are views of it.
+    contents: a step changes their lengths. capacity: tokens that each row has room for. order: position in the step of
+    each row of the decoder, None where both orders are the same. inputs: of the last step, None where it had other rows
+    too; ids and lengths are views of it.
     """
 
     blocks: list[int]
@@ -57,15 +57,15 @@ class _Decoding:
 class DenseAsPaged(PagedEngine):
     """``dense`` behind the interface of paged engines; closes it.
 
-    Blocks have max_seq_len tokens. A step runs prompts in steps of the dense engine, and then all rows with one token
-    in one more, through its decoder.
+    Blocks have max_seq_len tokens. A step runs prompts in separate steps of the dense engine, then all rows with one
+    token in one step of its decoder.
     """
 
     def __init__(self, dense: DenseEngine) -> None:
         self.dense = dense
         self.name = dense.name  # type: ignore[misc]  # of other engines, all of a class have one name
         self.notes = dense.notes
-        # What was built may hold less than what was exported.
+        # The built engine may have lower limits than the artifact.
         self.config = replace(dense.config, max_seq_len=dense.max_seq_len, max_batch_size=dense.max_batch_size)
         self._limit = dense.max_seq_len
         self._has_kv = bool(self.config.kv_layers)
@@ -190,7 +190,7 @@ class DenseAsPaged(PagedEngine):
         self.dense.close()
 
     def _launch(self, inputs: PackedInputs, blocks: list[int], slots: list[int], lengths: list[int]) -> StepResult:
-        """Any step; rows that ask for the logits of their only token decode, all others are prompts."""
+        """Any step; rows of one token whose logits are requested decode, all others are prompts."""
         ids, bounds = inputs.input_ids, inputs.query_start_loc.tolist()
         requested = _requested(inputs.logits_indices.tolist(), bounds)
         rows = [row for row, length in enumerate(lengths) if length]
@@ -239,7 +239,7 @@ class DenseAsPaged(PagedEngine):
         return RowsResult([logits for each in found for logits in each])
 
     def _feed(self, prompts: list[Prompt]) -> None:
-        """Feed prompts in steps without the other rows, which would only be padding there."""
+        """Feed prompts in steps without the decoding rows, which would only be padding there."""
         if not prompts:
             return
         states = self._rows.states

@@ -46,7 +46,7 @@ class SessionKey(NamedTuple):
     defers: bool = False
 
 
-# Of the fewest tokens that a row with draft tokens has.
+# Fewest tokens of a row with draft tokens.
 _DEFERRING = SessionKey(PagedForm.ONE_ROW, True, 2, defers=True)
 
 
@@ -55,9 +55,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     A step becomes one run of all rows with one token, and one run for each longer row. Rows with draft tokens share one
     run with those of one token. All sessions share one set of weights and the pools. The sessions for one token of each
-    of several rows with neighbouring slots and for longer rows are created at once, those for a single token, for slots
-    with gaps between, for each number of draft tokens of a single row and for rows with draft tokens at their first
-    use.
+    of several rows with contiguous slots and for longer rows are created at once; those for a single token, for slots
+    with gaps, for each number of draft tokens of a single row and for rows with draft tokens on first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
@@ -65,7 +64,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     def __init__(self, folder: str | Path, threads: int | None = None, graphs: GraphCache | None = None) -> None:
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
 
-        graphs: where rewritten graphs are kept for later starts; None rewrites them each time.
+        graphs: cache of rewritten graphs for later starts; None rewrites them each time.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)

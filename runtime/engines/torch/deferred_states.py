@@ -27,7 +27,7 @@ MOST_DEFERRED = 16
 
 @dataclass(frozen=True)
 class RollbackLimits:
-    """rows: of one step that are deferred at most. tokens: of one of them. capacity: of a step, padding included."""
+    """Maxima. rows: deferred rows of a step. tokens: of one of them. capacity: tokens of a step, with padding."""
 
     rows: int
     tokens: int
@@ -35,7 +35,7 @@ class RollbackLimits:
 
 
 class DeferredStates:
-    """Memory for them, the step that waits, and what advances it; the latter is its ``RollbackMemory``.
+    """Memory for deferred states, the step that waits, and its advance; the latter is the ``RollbackMemory``.
 
     operators: the recurrent operator of each pool of states. state_bytes: of a slot of it. snapshots: operators with a
     snapshot after each token; the others are replayed.
@@ -52,7 +52,7 @@ class DeferredStates:
         self.limits, self.snapshots = limits, snapshots
         self._device, self._operators, self._state_bytes = device, operators, state_bytes
         self._memory = TokenMemory(device, limits.capacity)
-        # Where calls find their inputs, as a number; steps of the same share what advances them.
+        # A number for the addresses of the calls' inputs; steps with equal addresses share their advance step.
         self._layouts: dict[tuple[object, ...], int] = {}
         self._steps: dict[tuple[AdvanceShape, int], AdvanceStep] = {}
         self._pools: SnapshotPools | None = None
@@ -119,7 +119,7 @@ class DeferredStates:
         count = int(inputs.deferred.sum())
         if count > self.limits.rows:
             raise EngineError(
-                f"expected at most {self.limits.rows} deferred rows in a step, found {count}: prepare for more of them"
+                f"expected at most {self.limits.rows} deferred rows in a step, found {count}: prepare for more"
             )
         found, self._rows = draft_inputs(inputs, self.limits.tokens, self._pools.slots)
         return found
@@ -137,7 +137,7 @@ class DeferredStates:
         return StoredCalls(self._memory, size.stored, tensors[STORED_TOKENS] if size.chooses else None)
 
     def ran(self, calls: StoredCalls) -> None:
-        """The step of ``inputs`` is on its way, and these are its calls."""
+        """The step of ``inputs`` was launched with these calls."""
         self._calls = calls
         assert self._rows is not None
         rows = padded_rows(len(self._rows.starts), self.limits.rows)

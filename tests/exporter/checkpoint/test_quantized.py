@@ -191,7 +191,7 @@ def group(**changes: Any) -> dict[str, Any]:
             UnsupportedError,
         ),
         (group(weights={"type": "float"}), "found float of 4 bits", UnsupportedError),
-        (group(weights={"strategy": "block"}), "strategy: not supported in format pack-quantized", UnsupportedError),
+        (group(weights={"strategy": "block"}), "strategy: 'block' is not supported in format", UnsupportedError),
         (group(weights={"group_size": 0}), "group_size: expected a positive number", CheckpointError),
         (group(weights={"symmetric": False}), "expected the tensor .*weight_zero_point", CheckpointError),
     ],
@@ -231,10 +231,10 @@ OTHERS: list[tuple[Format, dict[str, Any], str]] = [
     (fp8_blocks(), {"modules_to_not_convert": ["model.layers.8.mlp.gate"]}, "layers.8.mlp.gate'?, which it does not"),
     (modelopt("NVFP4"), {"quant_algo": "INT3"}, "supported is FP8, .*found 'INT3'"),
     (modelopt("NVFP4"), {"quant_algo": "FP8"}, "weight: expected float8e4m3fn, found uint8"),
-    (modelopt("NVFP4"), {"quant_algo": None}, "expected it to say how .*up_proj is quantised"),
-    (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "how .*up_proj is quantised"),
+    (modelopt("NVFP4"), {"quant_algo": None}, "expected an entry for the quantised module .*up_proj"),
+    (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "quantised module .*up_proj"),
     (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION"}, "quantized_layers: expected"),
-    (modelopt("NVFP4"), {"exclude_modules": ["*.mlp.*"]}, "how .*up_proj is quantised"),
+    (modelopt("NVFP4"), {"exclude_modules": ["*.mlp.*"]}, "quantised module .*up_proj"),
     (modelopt("NVFP4"), {"exclude_modules": "lm_head"}, "exclude_modules: expected a list"),
 ]
 

@@ -19,7 +19,7 @@ UNPACK_FILE = "linear_decode/unpack_tiles.cu"
 UNPACK_INPUTS = ("tiles", "factors")
 _BITS: dict[Code, int] = {"int4": 4, "e2m1": 4, "int8": 8, "e4m3": 8}
 _CUDA_CODES: dict[Code, str] = {"int4": "Int4", "e2m1": "E2m1", "int8": "signed char", "e4m3": "E4m3"}
-# The power of two that a number is larger than the one that its bits give in 16 bits (Codes::LOWER in tile.cuh).
+# Log2 of a number over the one that its bits mean in 16 bits (Codes::LOWER in tile.cuh).
 _LOWER: dict[tuple[Code, DType], int] = {
     ("e2m1", DType.BFLOAT16): 126,
     ("e2m1", DType.FLOAT16): 14,
@@ -27,7 +27,7 @@ _LOWER: dict[tuple[Code, DType], int] = {
     ("e4m3", DType.FLOAT16): 8,
 }
 GROUPS = (0, 16, 32, 64, 128)
-# Inputs of a tile, the most of them that give every warp of a block a tile.
+# Inputs of a tile: the largest number that gives every warp of a block a tile.
 _TILE_INPUTS = (256, 128, 64, 32)
 _FULL_BLOCK = 16
 _UNPACK_WARPS = 8
@@ -37,8 +37,8 @@ _UNPACK_WARPS = 8
 class WeightFormat:
     """How weights are stored.
 
-    code: of one weight. dtype: float16 or bfloat16, what it becomes in products. group: inputs of a scale; 0: a row has
-    one factor and no scales. byte_scales: scales are e4m3 (NVFP4), else of dtype.
+    code: type of one weight. dtype: its type in products, float16 or bfloat16. group: inputs that share a scale; 0: one
+    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype.
     """
 
     code: Code
