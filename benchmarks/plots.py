@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-DRAWN = ("prefix_cache", "serving", "serving_torch", "speculation_torch")
+DRAWN = ("prefix_cache", "serving", "serving_torch")
 """Benchmarks with a picture."""
 _CACHES = (("without", "no cache"), ("lru", "LRU"), ("value", "this cache"))
 _LATENCIES = (("first_token", "time to first token, ms"), ("between_tokens", "time between tokens, ms"))
@@ -58,47 +58,14 @@ def plot_latencies(latencies: Mapping[str, Mapping[str, float]], path: Path, har
             axes.legend()
 
 
-def plot_speculation(results: Mapping[str, Any], path: Path, hardware: str) -> None:
-    """Speedup, acceptance rate and chosen number of draft tokens of ``results``, over the drafter's accuracy."""
-    ways = {chance: parts["adaptive"] for chance, parts in sorted(results["acceptance"].items(), key=_number)}
-    chances = [float(chance) for chance in ways]
-    with picture(path, (9.5, 3.6), hardware) as figure:
-        gain, accepted, chosen = figure.subplots(1, 3)
-        gain.plot(chances, [way["ratio"]["median"] for way in ways.values()], "-o")
-        gain.axhline(1, color="grey", linewidth=0.8)
-        gain.annotate("plain decoding", (chances[0], 1), xytext=(0, 4), textcoords="offset points", color="dimgrey")
-        gain.set(ylabel="speedup over plain decoding", ylim=(0, None))
-        accepted.plot(chances, [100 * way["acceptance"] for way in ways.values()], "-o")
-        accepted.set(ylabel="draft tokens accepted, %", ylim=(0, 100))
-        bottoms = [0.0] * len(chances)
-        for count in sorted({int(k) for way in ways.values() for k in way["rows_by_draft_tokens"]}):
-            shares = [_share(way["rows_by_draft_tokens"], count) for way in ways.values()]
-            chosen.bar(chances, shares, 0.1, bottoms, label=f"{count}")
-            bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
-        chosen.set(ylabel="share of steps, %", ylim=(0, 100))
-        chosen.legend(title="draft tokens", loc="center left", bbox_to_anchor=(1.02, 0.5))
-        for axes in (gain, accepted, chosen):
-            axes.set(xlabel="probability that a draft token is right", xticks=chances)
-
-
-def _number(item: tuple[str, Any]) -> float:
-    return float(item[0])
-
-
-def _share(rows: Mapping[str, int], count: int) -> float:
-    return 100 * rows.get(str(count), 0) / sum(rows.values())
-
-
 def draw(document: Mapping[str, Any], path: Path) -> None:
     """Draw the results of the JSON document of a benchmark in DRAWN."""
     name, results = document["benchmark"], document["results"]
     if name == "prefix_cache":
         first = document["settings"]["seeds"][0]
         plot_hits([row for row in results["cost_model"] if row["seed"] == first], path)
-    elif name in ("serving", "serving_torch"):
-        plot_latencies(results["latency_ms"], path, _hardware(results))
     else:
-        plot_speculation(results, path, _hardware(results))
+        plot_latencies(results["latency_ms"], path, _hardware(results))
 
 
 def _hardware(results: Mapping[str, Any]) -> str:

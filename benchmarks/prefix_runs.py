@@ -83,7 +83,7 @@ def compared(trace: Trace, seed: int, states: int, engine: PagedEngine | None = 
 def _replayed(trace: Trace, settings: PrefixCacheSettings, states: int, engine: PagedEngine | None) -> Outcome:
     if engine is None:
         return replay_on_model(trace, settings, states)
-    return replay_on_engine(engine, trace, settings, states)[0]
+    return replay(_loop(engine, trace, settings, states), trace, time.perf_counter, engine.config.vocab_size)
 
 
 def replay_on_model(trace: Trace, settings: PrefixCacheSettings, states: int) -> Outcome:
@@ -101,14 +101,6 @@ def demo_engine(traces: Sequence[Trace], threads: int) -> Iterator[PagedEngine]:
         artifact = exported(DEMO_CHECKPOINT, folder / "paged", **options)
         with closing(OnnxRuntimePagedEngine(artifact, threads=threads)) as engine:
             yield engine
-
-
-def replay_on_engine(
-    engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int
-) -> tuple[Outcome, ServingLoop]:
-    """On the clock of this machine; the loop as it is afterwards."""
-    loop = _loop(engine, trace, settings, states)
-    return replay(loop, trace, time.perf_counter, engine.config.vocab_size), loop
 
 
 def _loop(engine: PagedEngine, trace: Trace, settings: PrefixCacheSettings, states: int) -> ServingLoop:

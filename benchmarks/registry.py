@@ -27,22 +27,16 @@ PEER_GPU = "transformers on the same GPU"
 ENTRIES = {
     "export": Entry("export:run", "time and peak memory of exporting a random 1.7 GB checkpoint", page=True),
     "export_sizes": Entry("export:run_sizes", "the same for sparse checkpoints of 0.6 to 550 B parameters"),
-    "verify": Entry("verify:run", "errors that hybridge verify finds, its time and memory", "transformers"),
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
-    "transformers_host": Entry(
-        "transformers_host:run", "generate() with hybridge.accelerate; --device cuda", "transformers", page=True
-    ),
     "scheduler": Entry("scheduler:run", "host time of a decode step of 64 sequences", page=True),
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
     "serving_torch": Entry("serving:run_torch", "the same for a 2.65 B model on a GPU", "dense engine"),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
-    "torch_engine_experts": Entry("torch_engine:run_experts", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),
     "prefix_cache": Entry("prefix_cache:run", "prompt tokens found in the prefix cache", "offline optimum, LRU"),
-    "prefix_latency": Entry("prefix_latency:run", "time to first token with the prefix cache", "no cache"),
 }
 ON_PAGE = tuple(name for name, entry in ENTRIES.items() if entry.page)
 

@@ -146,16 +146,6 @@ def _overhead(overhead: Mapping[str, float]) -> str:
     return f"{overhead['median']:.0f} ({overhead['p95']:.0f})"
 
 
-def _transformers_host(document: Document) -> dict[str, str]:
-    results = document["results"]
-    names = list(next(iter(results.values()))["token_ms"])
-    rows = [(f"`{name}`", *(spread_cell(result["token_ms"][name]) for result in results.values())) for name in names]
-    return {
-        "transformers_host": table(("ms a token", *results), rows),
-        "host_new_tokens": str(document["settings"]["new"]),
-    }
-
-
 def _serving(document: Document) -> dict[str, str]:
     results, settings = document["results"], document["settings"]
     rows = [(name, spread_cell(spread)) for name, spread in results["tokens_per_second"].items()]
@@ -172,27 +162,6 @@ def _serving(document: Document) -> dict[str, str]:
         "alone": table(("tokens", *ways), cells),
         **{f"serving_{name}": str(settings[key]) for name, key in sizes.items()},
     }
-
-
-def _verify(document: Document) -> str:
-    found = document["results"]
-    return "\n".join(
-        f"- {name}: {checkpoint['verdict'].split(',')[0]} (largest error {_largest(checkpoint)}){_use(checkpoint)}"
-        for name, checkpoint in found.items()
-    )
-
-
-def _largest(checkpoint: Mapping[str, Any]) -> str:
-    errors = checkpoint["largest_errors"].values()
-    return f"{max(max(scenarios.values()) for scenarios in errors):.1e}"
-
-
-def _use(checkpoint: Mapping[str, Any]) -> str:
-    if "peak_bytes" not in checkpoint:
-        return ""
-    ratio = checkpoint["peak_over_float32"]
-    use = f"; {checkpoint['wall_s']:g} s, {checkpoint['peak_bytes'] / 1e9:.2f} GB of memory"
-    return use if ratio is None else f"{use}, {ratio:g} times the weights in float32"
 
 
 def _export_sizes(document: Document) -> str:
@@ -215,12 +184,10 @@ def _export_sizes(document: Document) -> str:
 
 PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
     "cpu_decode": _cpu_decode,
-    "transformers_host": _transformers_host,
     "serving": _serving,
 }
 """For each benchmark of the page, the placeholders of the template that it fills."""
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
-    "verify": _verify,
     "export_sizes": _export_sizes,
 }
 

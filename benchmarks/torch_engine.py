@@ -1,14 +1,10 @@
-"""Tokens per second of the torch engine on a GPU, compared with transformers.
-
-A 2.65 B hybrid model in bfloat16, and a random Qwen3-Next of twelve layers and eight experts.
-"""
+"""Tokens per second of the torch engine on a GPU, compared with transformers: a 2.65 B hybrid model in bfloat16."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +18,6 @@ from benchmarks.runner import Direction, Gate, Report, Target, require
 from hybridge.runtime.engines.torch.engine import TorchEngine
 
 DECODE_TITLE = "decode at batch {}, logits in host memory"
-SPEED_UP_OF_EXPERTS = 3.0
-# Distance of a token's preferences for two experts in its embedding, whose other entries are standard normal.
-PREFERENCE = 4.0
-# Widths of Qwen3-Next-80B-A3B, with twelve of its layers and eight of its experts, of which a token has two.
-QWEN3_NEXT: Mapping[str, Any] = {
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "num_hidden_layers": 12,
-    "intermediate_size": 5120,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
 
 
 @dataclass(frozen=True)
@@ -77,35 +51,6 @@ def run(settings: TorchEngineSettings) -> Report:
     return Report(gates, results, tuple(targets))
 
 
-@dataclass(frozen=True)
-class ExpertsSettings(TorchEngineSettings):
-    """As of the benchmark without experts; the goal is a ratio."""
-
-    new_tokens: int = 64
-    gate_steps: int = 16
-    repeats: int = 3
-    model: Config = field(default_factory=lambda: QWEN3_NEXT)
-
-
-def run_experts(settings: ExpertsSettings) -> Report:
-    """Compare logits with transformers in float32, then measure. The peer runs fla where that is installed.
-
-    Values are compared at every position, so the model is made such that rounding cannot decide between experts. With
-    the initial weights of transformers, routers are indifferent: a model of an eighth of the width, in bfloat16 and in
-    float32 in transformers itself, takes other experts for 57 % of the last layer's tokens, and its logits differ by
-    0.46.
-    """
-    with work_folder(settings.work) as work:
-        if not (work / "checkpoint").exists():
-            write_experts_checkpoint(work / "checkpoint", settings.model, settings.device)
-        gates, results = _compared(work, settings)
-    rates = results["decode_tokens_per_s"][1]
-    ratio = rates["ours_greedy"].median / rates["transformers_greedy"].median
-    title = "decode at batch 1, greedy, against transformers as installed"
-    results["transformers_has_fla"] = find_spec("fla") is not None
-    return Report(gates, results, (Target(title, ratio, "at least", SPEED_UP_OF_EXPERTS, "times"),))
-
-
 def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ...], dict[str, Any]]:
     artifact, checkpoint = prepared(work, settings), work / "checkpoint"
     with closing(TorchEngine(artifact, device=settings.device)) as engine:
@@ -126,39 +71,6 @@ def _targets(
     """Our medians with logits in host memory, of the sizes that have goals."""
     found = {size: measured[size]["ours"].median for size in goals if size in measured}
     return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
-
-
-def write_experts_checkpoint(folder: Path, config: Mapping[str, Any], device: str) -> None:
-    """Save a random qwen3_next model in bfloat16, made on ``device``."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **config), dtype=torch.bfloat16)
-        with torch.no_grad():
-            _make_decisive(model)
-    model.save_pretrained(folder)
-
-
-def _make_decisive(model: Any) -> None:
-    """Encode in a token's embedding which experts it prefers, each layer in its own way, and scale down the layers.
-
-    The logits of experts that follow each other in a token's order are about 1 apart, so that none is negligible.
-    """
-    import torch
-
-    layers, embedding = model.model.layers, model.model.embed_tokens.weight
-    experts = layers[0].mlp.gate.weight.shape[0]
-    ranks = torch.rand(embedding.shape[0], experts).argsort(-1)
-    embedding.normal_()
-    embedding[:, :experts] = PREFERENCE * (ranks - (experts - 1) / 2)
-    for layer in layers:
-        layer.mlp.gate.weight.zero_()
-        layer.mlp.gate.weight[torch.arange(experts), torch.randperm(experts)] = 1 / PREFERENCE
-        for name, parameter in layer.named_parameters():
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
-                parameter *= (2 * len(layers)) ** -0.5
 
 
 def _gates(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> list[Gate]:

@@ -13,5 +13,4 @@ GROUPS = {
     "gated_delta_rule_prefill": "gated_delta_rule:prefill_cases",
     "paged_attention_prefill": "paged_attention:prefill_cases",
     "paged_attention_decode": "paged_attention:decode_cases",
-    "drafts": "drafts:cases",
 }

@@ -18,7 +18,6 @@ def all_documents(error: float = 0.0) -> dict[str, Any]:
         "export": _export_results(),
         "start_up": {layout: {"wall_s": SPREAD, "cpu_s": SPREAD} for layout in ("dense", "paged")},
         "cpu_decode": {name: _decode_result() for name in GOALS},
-        "transformers_host": {"tiny": {"token_ms": {"transformers": SPREAD, "export": SPREAD}}},
         "scheduler": {"host_us": SPREAD, "host_sampled_us": SPREAD},
         "serving": _serving_results(),
     }

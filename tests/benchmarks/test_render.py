@@ -12,6 +12,23 @@ from benchmarks import render
 from benchmarks.render import NO_RUN, main, page
 from tests.benchmarks.documents import all_documents
 
+SPREAD = {"median": 12.34, "min": 12.0, "max": 13.0}
+SIZES = {
+    "machine": {"cores": 2, "other_work": 0.01},
+    "commit": "abc",
+    "results": {
+        "Large": {
+            "constructed": True,
+            "checkpoint_bytes": 1_098_600_000_000,
+            "wall_s": SPREAD,
+            "cpu_s": SPREAD,
+            "peak_rss_bytes": {"median": 8e8, "min": 8e8, "max": 9e8},
+        }
+    },
+    "targets": [{"name": "Large, wall time", "limit": 60}],
+}
+"""A kept run of export_sizes."""
+
 
 def test_every_placeholder_is_filled() -> None:
     text = page(all_documents(), {})
@@ -38,7 +55,7 @@ def test_comparisons_are_one_sentence() -> None:
         {"checks": "", "value": 0, "limit": 0},
     ]
     expected = (
-        "All 7 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
+        "All 6 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
     )
     assert expected in page(documents, {})
 
@@ -80,44 +97,18 @@ def test_the_command_prints_the_page(
 
 
 def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    use = {"wall_s": 9.5, "peak_bytes": 3_500_000_000, "peak_over_float32": 1.47}
-    found = {
-        "verdict": "verified: 2 comparisons",
-        **use,
-        "largest_errors": {"onnxruntime": {"prefill": 1e-7, "decode": 6.54e-7}},
-    }
-    kept, results = tmp_path / "verify.json", tmp_path / "results.json"
-    kept.write_text(json.dumps({"results": {"tiny": found}}), encoding="utf-8")
+    kept, results = tmp_path / "export_sizes.json", tmp_path / "results.json"
+    kept.write_text(json.dumps(SIZES), encoding="utf-8")
     results.write_text(json.dumps({"benchmarks": all_documents()}), encoding="utf-8")
     monkeypatch.setattr(render, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
     text = capsys.readouterr().out
-    use_text = "9.5 s, 3.50 GB of memory, 1.47 times the weights in float32"
-    assert f"- tiny: verified: 2 comparisons (largest error 6.5e-07); {use_text}\n" in text
-    no_run = NO_RUN.format("verify")
+    assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 |" in text
+    no_run = NO_RUN.format("export_sizes")
     assert no_run in page(all_documents(), {}) and no_run not in text
 
 
 def test_targets_are_listed_where_missed_or_without_a_section() -> None:
     text = page(all_documents(), {})
     assert "targets are met" in text and "| `cpu_decode`: " not in text
-
-
-def test_exports_of_real_sizes_are_shown() -> None:
-    spread = {"median": 12.34, "min": 12.0, "max": 13.0}
-    result = {
-        "constructed": True,
-        "checkpoint_bytes": 1_098_600_000_000,
-        "wall_s": spread,
-        "cpu_s": spread,
-        "peak_rss_bytes": {"median": 8e8, "min": 8e8, "max": 9e8},
-    }
-    document = {
-        "machine": {"cores": 2, "other_work": 0.01},
-        "commit": "abc",
-        "results": {"Large": result},
-        "targets": [{"name": "Large, wall time", "limit": 60}],
-    }
-    text = page(all_documents(), {"export_sizes": document})
-    assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 |" in text

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from benchmarks.plots import draw
 from benchmarks.speculation_torch import OracleDrafter, SpeculationTorchSettings
 from hybridge.runtime.speculation import DraftRequest
 from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "speculation_torch.json"
 
 
 def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
@@ -47,11 +43,3 @@ def test_the_oracle_is_right_with_the_given_probability() -> None:
     ]
     assert 0.67 < sum(right) / len(right) < 0.73
     assert oracle.propose([DraftRequest(0, text, 4)])[0].token_ids == ()
-
-
-def test_the_picture_has_every_chance(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the plot extra (matplotlib)")
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for name in ("one.svg", "other.svg"):
-        draw(document, tmp_path / name)
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

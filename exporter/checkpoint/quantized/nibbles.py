@@ -15,12 +15,6 @@ _SIGNS = {4: 0x88, 8: 0x80}
 INTEGERS = {4: DType.INT4, 8: DType.INT8}
 
 
-def signed_from_words(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
-    """ONNX's bytes [rows, columns * bits / 8] of int32 ``words`` [rows, n], whose lowest bits are the first column."""
-    raw = np.ascontiguousarray(words).view(np.uint8)
-    return raw[:, : columns * bits // 8] ^ np.uint8(_SIGNS[bits])
-
-
 def unpacked_words(words: np.ndarray, bits: int) -> np.ndarray:
     """The unsigned numbers uint8 [rows, n * 32 / bits] of int32 ``words`` [rows, n], lowest bits first."""
     raw = np.ascontiguousarray(words).view(np.uint8)
