@@ -26,6 +26,7 @@ from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.plugins.data_types import network_dtype
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, with_replay, with_snapshots
+from hybridge.trt_plugins.rewrites.zero_points import without_zero_points
 from hybridge.trt_plugins.spec import AttributeValue
 from hybridge.trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
 
@@ -75,7 +76,7 @@ def parser_model(
     check_stored_weights(artifact, model, MODEL_FILE)
     check_interface(model, config)
     check_bodies(model)
-    model = native_attention(model)
+    model = without_zero_points(native_attention(model))
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
     graphs = with_replay(model, drafts.tokens) if drafts is not None and drafts.replays else None
     if graphs is not None:
