@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,16 @@ LAYOUTS = (DENSE, PAGED)
 @dataclass(frozen=True)
 class Quantization:
     """How weights are quantised. formats: format to number of weights. bits: average per number over all matrices of
-    the model, quantised or not, with scales."""
+    the model, quantised or not, with scales. inputs: rounding of inputs in the graph to number of products."""
 
     formats: Mapping[str, int]
     bits: float
+    inputs: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object of the fields."""
-        return {"formats": dict(self.formats), "bits": self.bits}
+        rounded = {"inputs": dict(self.inputs)} if self.inputs else {}
+        return {"formats": dict(self.formats), "bits": self.bits, **rounded}
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,11 @@ def _kv_from_json(f: Fields) -> KVLayerConfig:
 
 
 def _quantization_from_json(f: Fields) -> Quantization:
-    formats = f.object("formats")
-    if not all(is_count(count) for count in formats.values()):
-        raise f.fail("formats", "an object of counts")
-    found = Quantization(formats, float(f.number("bits")))
+    formats, inputs = f.object("formats"), f.object("inputs", {})
+    for name, counts in (("formats", formats), ("inputs", inputs)):
+        if not all(is_count(count) for count in counts.values()):
+            raise f.fail(name, "an object of counts")
+    found = Quantization(formats, float(f.number("bits")), inputs)
     f.refuse_unknown()
     return found
 

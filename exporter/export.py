@@ -20,6 +20,7 @@ from hybridge.exporter.checkpoint import Checkpoint
 from hybridge.exporter.checkpoint.background_scan import background_scan
 from hybridge.exporter.checkpoint.checkpoint import TOKENIZER_FILE
 from hybridge.exporter.checkpoint.entries import copy_side_file
+from hybridge.exporter.checkpoint.quantized.joined import joined_weight
 from hybridge.exporter.checkpoint.scan import ScanReport
 from hybridge.exporter.families.mtp import MtpHead
 from hybridge.exporter.options import ExportOptions
@@ -132,12 +133,17 @@ def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folde
     """Place the shards, the converted and the derived tensors; the slot of every graph initializer."""
     progress.start("place weights")
     used = plan.quantized(source)
-    placed = place_shards(shards_to_place(source.shards, used), folder, options.weights)
+    joined = [p for p in plan.all_parameters if p.parts and p.parts[0] in used]
+    inner = {part for p in joined for part in p.parts}
+    quantized = {name: weight for name, weight in used.items() if name not in inner}
+    quantized |= {p.initializer: joined_weight(p.initializer, [used[part] for part in p.parts]) for p in joined}
+    placed = place_shards(shards_to_place(source.shards, quantized), folder, options.weights)
     plain = [source.tensors[name] for name in plan.graph_sources if name not in used]
-    weights, tensors = place_quantized(folder, used.values(), plain, placed, progress.advance)
+    weights, tensors = place_quantized(folder, quantized.values(), plain, placed, progress.advance)
     found: dict[str, TensorSlot | PlacedWeight] = {**tensors, **weights}
     slots = {p.initializer: found[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
-    slots.update({part: found[part] for p in plan.all_parameters for part in p.parts})
+    slots.update({part: found[part] for p in plan.all_parameters for part in p.parts if part not in inner})
+    slots.update({p.initializer: found[p.initializer] for p in joined})
     derived = plan.derived_values(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))

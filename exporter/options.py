@@ -71,6 +71,12 @@ class ExportOptions:
     )
     all_logits: bool = setting(False, "Logits of every token, not only the last.", group=_GRAPH)
     mtp: bool = setting(True, "Leave out the multi-token prediction head (paged).", flag="--no-mtp", group=_GRAPH)
+    rounded_inputs: bool = setting(
+        True,
+        "Leave inputs of products as computed where a quantised checkpoint rounds them.",
+        flag="--no-rounded-inputs",
+        group=_GRAPH,
+    )
     kernels: str = setting(
         REQUIRED,
         "optional: accept sizes that no CUDA kernel supports.",

@@ -20,7 +20,7 @@ from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
-from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
+from hybridge.exporter.families.parameters import EMBEDDING, Parameter, bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
@@ -30,7 +30,10 @@ from hybridge.exporter.trace.interface import runtime_config
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """The decoder, its runtime contract, and the source of every parameter."""
+    """The decoder, its runtime contract, and the source of every parameter.
+
+    rounded: the weights whose products round their inputs.
+    """
 
     decoder: DecoderConfig
     config: RuntimeConfig
@@ -39,6 +42,7 @@ class ExportPlan:
     weight_bytes: int
     notes: tuple[str, ...]
     mtp: MtpHead | None = None
+    rounded: frozenset[str] = frozenset()
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
@@ -56,8 +60,9 @@ class ExportPlan:
         return tuple(dict.fromkeys(source for p in self.all_parameters if not p.derived for source in p.sources))
 
     def quantized(self, source: Checkpoint) -> dict[str, QuantizedTensor]:
-        """The quantised weights of ``source`` that are used, by name."""
-        return {name: source.quantized[name] for name in self.sources if name in source.quantized}
+        """The quantised weights of ``source`` that are used, by name; only products with ``rounded`` round inputs."""
+        used = {name: source.quantized[name] for name in self.sources if name in source.quantized}
+        return {name: w if name in self.rounded else replace(w, inputs=None) for name, w in used.items()}
 
     def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
         """initializer name -> value of every derived tensor."""
@@ -125,7 +130,9 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
-    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, tuple(notes), mtp)
+    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp)
+    rounded = _rounded(source, plan, options, notes)
+    plan = replace(plan, rounded=rounded, notes=tuple(notes))
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
     return source, replace(plan, config=config, weight_bytes=weight_bytes)
@@ -138,7 +145,34 @@ def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
         return None
     matrices = [source.tensors[name] for name in plan.sources if len(source.tensors[name].shape) > 1]
     bits = 8 * sum(slot.nbytes for slot in matrices) / sum(prod(slot.shape) for slot in matrices)
-    return Quantization(dict(sorted(Counter(weight.format for weight in quantized).items())), round(bits, 2))
+    formats = Counter(weight.format for weight in quantized)
+    model = {p.source for p in plan.parameters}
+    inputs = Counter(weight.inputs.name for weight in quantized if weight.inputs and weight.name in model)
+    return Quantization(dict(sorted(formats.items())), round(bits, 2), dict(sorted(inputs.items())))
+
+
+def _rounded(source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes: list[str]) -> frozenset[str]:
+    """The weights whose products round their inputs; ``notes`` name the roundings that the graph leaves out."""
+    asked = {name for name in plan.sources if name in source.quantized and source.quantized[name].inputs}
+    if not asked:
+        return frozenset()
+    if not options.rounded_inputs:
+        notes.append(f"the checkpoint rounds the inputs of {len(asked)} products; the graph does not, as you asked")
+        return frozenset()
+    linear = [p.source for p in plan.all_parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts]
+    rounded = asked & {name for name in linear if name is not None}
+    if left := len(asked) - len(rounded):
+        notes.append(f"the checkpoint rounds the inputs of {left} products of experts: they stay as they are computed")
+    uneven = {name for name in rounded if _has_uneven_groups(source.quantized[name])}
+    if uneven:
+        notes.append(f"the inputs of {len(uneven)} products stay as they are computed: their groups are not whole")
+    return frozenset(rounded - uneven)
+
+
+def _has_uneven_groups(weight: QuantizedTensor) -> bool:
+    """Whether the features of an input are no whole number of the groups that share a scale."""
+    group = None if weight.inputs is None else weight.inputs.group
+    return group is not None and group > 0 and weight.shape[1] % group != 0
 
 
 def _mtp_head(

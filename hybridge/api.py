@@ -32,6 +32,7 @@ def export(
     layout: str = "dense",
     kernels: str = "required",
     mtp: bool = True,
+    rounded_inputs: bool = True,
     max_batch_size: int = 8,
     max_seq_len: int | None = None,
     all_logits: bool = False,
@@ -52,6 +53,7 @@ def export(
     state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
     "fp8_e4m3": 8 bits with a scale per token and head. kernels: "required" refuses sizes of recurrent layers that no
     CUDA kernel supports, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
+    rounded_inputs: round inputs of products where a quantised checkpoint does (int8, fp8, nvfp4), in the graph itself.
     mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
     max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
     every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these

@@ -27,7 +27,7 @@ from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
 # The second one is that of the text model of a model of text and images.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
-LM_HEAD = "lm_head.weight"
+EMBEDDING, LM_HEAD = "embedding.weight", "lm_head.weight"
 # Old checkpoints store tensors that follow from the config; transformers no longer does.
 REDUNDANT = ".rotary_emb.inv_freq"
 # Of the numbers of a quantised matrix.
@@ -115,7 +115,7 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
     hidden, vocab = config.hidden_size, config.vocab_size
     embeddings = [root + s for s in config.embedding_sources]
     embedding = next((s for s in embeddings if s in tensors), embeddings[0])
-    yield Parameter("embedding.weight", embedding, (vocab, hidden), embedding)
+    yield Parameter(EMBEDDING, embedding, (vocab, hidden), embedding)
     for i, layer in enumerate(config.layers):
         for j, block in enumerate(layer.blocks):
             ours, theirs = f"layers.{i}.blocks.{j}", f"{root}layers.{i}"

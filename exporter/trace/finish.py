@@ -14,6 +14,7 @@ from hybridge.artifact.errors import ExportError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.parameters import Parameter
 from hybridge.exporter.ops.mark import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.exporter.trace.input_rounding import RoundedInputs
 from hybridge.exporter.trace.quantized_weights import WeightNodes, edit_inputs, external_tensor, initializer
 from hybridge.exporter.weights.quantized import PlacedWeight
 
@@ -47,6 +48,7 @@ def _reference_weights(
     graph: ir.Graph, parameters: tuple[Parameter, ...], slots: Mapping[str, TensorSlot | PlacedWeight], out: Path
 ) -> None:
     declared = {p.name: p for p in parameters}
+    rounded = RoundedInputs(graph, lambda name, slot: initializer(graph, external_tensor(name, slot, out)))
     traced = dict(graph.initializers)
     missing, extra = sorted(set(declared) - set(traced)), sorted(set(traced) - set(declared))
     if missing or extra:
@@ -60,15 +62,16 @@ def _reference_weights(
         if parameter.parts:
             _join_weights(graph, value, parameter, slots, out)
         else:
-            _reference_weight(graph, value, parameter.initializer, slots[parameter.initializer], out)
+            slot = slots[parameter.initializer]
+            if isinstance(slot, PlacedWeight):
+                _reference_quantized(graph, value, parameter.initializer, slot, out, rounded)
+            else:
+                _reference_weight(graph, value, parameter.initializer, slot, out)
 
 
-def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot | PlacedWeight, out: Path) -> None:
+def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot, out: Path) -> None:
     """Let ``value`` be what ``slot`` holds; where the stored type differs from the compute type, a Cast follows."""
     del graph.initializers[value.name or ""]
-    if isinstance(slot, PlacedWeight):
-        _reference_quantized(graph, value, name, slot, out)
-        return
     tensor = external_tensor(name, slot, out)
     if tensor.dtype == value.dtype:
         value.name, value.const_value = name, tensor
@@ -77,8 +80,12 @@ def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorS
     _replace(graph, value, _cast(value, initializer(graph, tensor), name))
 
 
-def _reference_quantized(graph: ir.Graph, value: ir.Value, name: str, weight: PlacedWeight, out: Path) -> None:
+def _reference_quantized(
+    graph: ir.Graph, value: ir.Value, name: str, weight: PlacedWeight, out: Path, rounded: RoundedInputs
+) -> None:
+    """Let ``value`` be computed from what ``weight`` holds, and round the inputs of its products where that asks."""
     assert value.dtype is not None
+    del graph.initializers[value.name or ""]
     made = WeightNodes(graph, value.dtype, out)
     edited = True
     if weight.order is not None:
@@ -90,6 +97,8 @@ def _reference_quantized(graph: ir.Graph, value: ir.Value, name: str, weight: Pl
             f"{name}: act-order (g_idx) and pre_quant_scale are supported where only products read the weight, found "
             "another reader: take a checkpoint without"
         )
+    if weight.inputs is not None:
+        rounded.apply(value, name, weight.inputs)
     made.matrix(name, weight)
     _replace(graph, value, made.nodes)
 
@@ -101,30 +110,34 @@ def _join_weights(
     del graph.initializers[value.name or ""]
     assert value.dtype is not None
     name, sizes = parameter.initializer, [int(size) for size in value.shape or () if isinstance(size, int)]
-    made = WeightNodes(graph, value.dtype, out)
-    parts = []
-    for part in parameter.parts:
-        slot = slots[part]
-        if not isinstance(slot, PlacedWeight):
-            parts.append(initializer(graph, external_tensor(part, slot, out)))
-        elif slot.order is not None or slot.factors is not None:
-            raise UnsupportedError(f"{part}: act-order (g_idx) and pre_quant_scale of experts are not supported")
-        else:
-            parts.append(made.matrix(part, slot))
-    stored = parts[0].dtype
-    assert stored is not None
-    rows = ir.node("Concat", parts, {"axis": 0})
+    whole = slots.get(name)
+    if isinstance(whole, PlacedWeight):
+        made = WeightNodes(graph, value.dtype, out)
+        rows, nodes = made.matrix(f"{name}.weight", whole), made.nodes
+    else:
+        parts = [initializer(graph, external_tensor(part, _plain(slots[part]), out)) for part in parameter.parts]
+        concat = ir.node("Concat", parts, {"axis": 0})
+        rows, nodes = concat.outputs[0], [concat]
+        rows.name, rows.shape = f"{name}.rows", ir.Shape([sizes[0] * sizes[1], *sizes[2:]])
+        rows.type = ir.TensorType(_dtype(parts[0]))
     shape = ir.node("Constant", [], {"value_ints": sizes})
-    whole = ir.node("Reshape", [rows.outputs[0], shape.outputs[0]])
-    for node, suffix, dtype, dims in (
-        (rows, ".rows", stored, [sizes[0] * sizes[1], *sizes[2:]]),
-        (shape, ".shape", ir.DataType.INT64, [len(sizes)]),
-        (whole, "", stored, sizes),
-    ):
+    stacked = ir.node("Reshape", [rows, shape.outputs[0]])
+    stored = _dtype(rows)
+    for node, suffix, dtype, dims in ((shape, ".shape", ir.DataType.INT64, [len(sizes)]), (stacked, "", stored, sizes)):
         output = node.outputs[0]
         output.name, output.shape, output.type = f"{name}{suffix}", ir.Shape(dims), ir.TensorType(dtype)
-    casts = [] if stored == value.dtype else _cast(value, whole.outputs[0], name)
-    _replace(graph, value, [*made.nodes, rows, shape, whole, *casts])
+    casts = [] if stored == value.dtype else _cast(value, stacked.outputs[0], name)
+    _replace(graph, value, [*nodes, shape, stacked, *casts])
+
+
+def _plain(slot: TensorSlot | PlacedWeight) -> TensorSlot:
+    assert isinstance(slot, TensorSlot)
+    return slot
+
+
+def _dtype(value: ir.Value) -> ir.DataType:
+    assert value.dtype is not None
+    return value.dtype
 
 
 def _cast(value: ir.Value, stored: ir.Value, name: str) -> list[ir.Node]:

@@ -58,8 +58,8 @@ class WeightNodes:
         if weight.global_scale is not None:
             whole = self._initializer(f"{name}_global_scale", weight.global_scale)
             assert whole.dtype is not None
-            shape = weight.scales.shape
-            scales = self._op("DequantizeLinear", f"{name}_scale.wide", shape, whole.dtype, scales, whole)
+            shape, axes = weight.scales.shape, {"axis": 0} if weight.global_scale.shape else {}
+            scales = self._op("DequantizeLinear", f"{name}_scale.wide", shape, whole.dtype, scales, whole, **axes)
         exact = direct or self._dtype in (scales.dtype, ir.DataType.FLOAT)
         return self._cast(scales, self._dtype if exact else ir.DataType.FLOAT, f"{name}_scale.cast")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -13,12 +15,21 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
 from hybridge.artifact.safetensors_header import safetensors_header
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 from hybridge.exporter.weights.placing import QUANTIZED_FILE, WEIGHTS_FOLDER
 
 # A shard whose converted weights exceed this fraction of it is not placed: its other tensors are copied instead.
 _MOST_TWICE = 1 / 8
 _BYTES = DType.UINT8
+
+
+@dataclass(frozen=True)
+class PlacedRounding:
+    """How inputs are rounded; fields as of InputRounding."""
+
+    dtype: DType
+    group: int | None
+    scale: TensorSlot | None
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,7 @@ class PlacedWeight:
     global_scale: TensorSlot | None = None
     order: TensorSlot | None = None
     factors: TensorSlot | None = None
+    inputs: PlacedRounding | None = None
 
 
 def shards_to_place(
@@ -89,6 +101,9 @@ def _placed(
     weight: QuantizedTensor, slot_of: Callable[[QuantizedTensor, str, GraphTensor], TensorSlot]
 ) -> PlacedWeight:
     slots = {suffix: slot_of(weight, suffix, part) for suffix, part in weight.parts.items()}
+    rounding = weight.inputs
+    scale = slots.get("input_scale")
+    inputs = None if rounding is None else PlacedRounding(rounding.dtype, rounding.group, scale)
     return PlacedWeight(
         weight.shape,
         slots["weight"],
@@ -98,6 +113,7 @@ def _placed(
         slots.get("weight_global_scale"),
         slots.get("weight_order"),
         slots.get("pre_quant_scale"),
+        inputs,
     )
 
 
@@ -110,14 +126,23 @@ def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[
         file.write(safetensors_header({name: _stored_form(tensor, sizes[name]) for name, tensor in ordered.items()}))
         for name, tensor in ordered.items():
             count = 0
-            for block in _blocks(tensor):
-                count += file.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+            for piece in tensor.pieces():
+                count += _append(file, np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
             if count != sizes[name]:
                 raise CheckpointError(
                     f"{name}: expected {sizes[name]} bytes, found {count}: fetch the checkpoint again"
                 )
             advance(count)
+        file.truncate(file.tell())
     return dict(read_safetensors(path).tensors)
+
+
+def _append(file: BinaryIO, raw: np.ndarray) -> int:
+    """Write ``raw`` and return its length; of zeros alone the file gets a hole, as a sparse checkpoint has."""
+    if raw.any():
+        return file.write(raw.data)
+    file.seek(len(raw), os.SEEK_CUR)
+    return len(raw)
 
 
 def _stored_form(tensor: GraphTensor, nbytes: int) -> tuple[DType, tuple[int, ...]]:
@@ -127,13 +152,3 @@ def _stored_form(tensor: GraphTensor, nbytes: int) -> tuple[DType, tuple[int, ..
     if tensor.shape and tensor.shape[-1] % 2 == 0:
         return _BYTES, (*tensor.shape[:-1], tensor.shape[-1] // 2)
     return _BYTES, (nbytes,)
-
-
-def _blocks(tensor: GraphTensor) -> Iterator[np.ndarray]:
-    if tensor.blocks is not None:
-        yield from tensor.blocks()
-        return
-    assert tensor.stored is not None
-    raw = replace(tensor.stored, dtype=_BYTES, shape=(tensor.stored.nbytes,)).map()
-    for part in row_ranges(len(raw), 1):
-        yield raw[part]

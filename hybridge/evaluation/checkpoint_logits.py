@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.verification.reference_folder import reference_folder
+from hybridge.verification.rounded_inputs import stored_roundings
 from hybridge.verification.transformers_model import TransformersModel
 
 
@@ -22,6 +23,7 @@ class CheckpointLogits:
         self._opened = ExitStack()
         with ExitStack() as opened:
             self._model = TransformersModel(opened.enter_context(reference_folder(folder)))
+            self._model.round_inputs(stored_roundings(folder))
             self._opened = opened.pop_all()
         self.weight_bytes = sum(slot.nbytes for slot in tensors_of(read_shards(folder, torch_file=True)).values())
         self.name, self.notes = self._model.name, self._model.notes

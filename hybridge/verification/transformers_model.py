@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
+from hybridge.exporter.families.parameters import ROOTS
 from hybridge.requirements import require
 from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
 
@@ -82,6 +83,18 @@ class TransformersModel:
                 "nothing to compare with, correct the checkpoint"
             ) from error
 
+    def round_inputs(self, roundings: Mapping[str, Callable[[Any], Any]]) -> int:
+        """Let the linear layers round their inputs by ``roundings``, of modules of the checkpoint; how many do."""
+        count = 0
+        for name, module in self.model.named_modules():
+            _, layers, rest = name.partition("layers.")
+            names = [f"{root}{layers}{rest}" for root in ROOTS] if layers else [name]
+            rounding = next((roundings[own] for own in names if own in roundings), None)
+            if rounding is not None and isinstance(module, self.torch.nn.Linear):
+                module.register_forward_pre_hook(partial(_rounded_input, rounding))
+                count += 1
+        return count
+
     def arguments(self, length: int, attends: bool) -> dict[str, Any]:
         """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
         if attends or not hasattr(self.model.config, "num_attention_heads"):
@@ -132,6 +145,10 @@ class TransformersModel:
             f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
             f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as in the Mamba2 paper and CUDA kernels",
         )
+
+
+def _rounded_input(rounding: Callable[[Any], Any], _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (rounding(inputs[0]), *inputs[1:])
 
 
 def group_gated_norms(model: Any) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.errors import located
+from hybridge.artifact.errors import CheckpointError, located
 from hybridge.artifact.manifest import check_artifact
 from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
@@ -25,6 +25,7 @@ from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
+from hybridge.verification.rounded_inputs import stored_roundings
 from hybridge.verification.scenarios import FAR_SCENARIOS, Observation, state_items
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
@@ -39,10 +40,11 @@ def verify(
     an error but a report whose ``passed`` is false.
     """
     with reference_folder(checkpoint) as folder:
-        return _verify(folder, artifact, options or VerifyOptions(), progress or NoProgress())
+        return _verify(checkpoint, folder, artifact, options or VerifyOptions(), progress or NoProgress())
 
 
-def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: Progress) -> VerifyReport:
+def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptions, progress: Progress) -> VerifyReport:
+    """``verify`` with ``checkpoint``, the folder that transformers loads in place of ``source``."""
     # Refuse what cannot run before the long work: the reference may take minutes to load.
     check_engine(options.engine)
     require_checkpoint(checkpoint)
@@ -51,7 +53,8 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     layout = layout_steps(config)
     layout.check_engine(options.engine)
     options.check(config.max_seq_len)
-    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales)
+    rounds = config.quantization is not None and bool(config.quantization.inputs)
+    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales, rounds)
     notes: list[str] = []
     engines = _engine_names(options.engine, layout, notes)
     check_artifact(artifact)
@@ -60,7 +63,7 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
         open_checkpoint(checkpoint)
     plan = plan_of(artifact, config, options)
     try:
-        cases = _cases(checkpoint, config, options, plan, progress)
+        cases = _cases(source, checkpoint, config, options, plan, progress)
         # To save memory, the reference is freed before the first engine is opened, and each engine before the next.
         comparisons = [*_compare_windows(engines[0], cases)]
         for name in engines:
@@ -86,9 +89,33 @@ def _verify(checkpoint: Path, artifact: Path, options: VerifyOptions, progress: 
     )
 
 
-def _cases(checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress) -> Cases:
+def _cases(
+    source: Path, checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress
+) -> Cases:
     progress.start("load the reference")
-    return Cases.of(Reference(checkpoint, config), config, options, plan, progress)
+    reference = Reference(checkpoint, config)
+    reference.notes = (*reference.notes, *round_inputs(reference, source, config))
+    return Cases.of(reference, config, options, plan, progress)
+
+
+def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> tuple[str, ...]:
+    """Let ``reference`` round inputs as the artifact with ``config`` does, by the checkpoint ``source``; remarks.
+
+    CheckpointError: the artifact rounds others than the checkpoint asks for.
+    """
+    roundings = stored_roundings(source)
+    expected = sum(config.quantization.inputs.values()) if config.quantization is not None else 0
+    if not expected:
+        if not roundings:
+            return ()
+        return ("the checkpoint rounds inputs of products; neither the artifact nor the reference does",)
+    found = reference.round_inputs(roundings)
+    if found != expected:
+        raise CheckpointError(
+            f"{source}: expected a checkpoint that rounds the inputs of {expected} products, as the artifact does, "
+            f"found {found}: verify with the checkpoint that was exported"
+        )
+    return (f"the inputs of {found} products are rounded as the checkpoint says, in the reference too",)
 
 
 def _run(

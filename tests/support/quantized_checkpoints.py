@@ -286,7 +286,7 @@ def modelopt(algorithm: str, group: int = 16, factors: bool = False) -> Format:
     return Format(pack, {**config, "producer": {"name": "modelopt"}, "kv_cache_quant_algo": "FP8"}, _is_inner)
 
 
-def float4(form: str) -> Format:
+def float4(form: str, inputs: dict[str, Any] | None = None) -> Format:
     """Formats nvfp4-pack-quantized and mxfp4-pack-quantized of compressed-tensors."""
     group = 16 if form.startswith("nv") else 32
 
@@ -298,14 +298,14 @@ def float4(form: str) -> Format:
             whole, scales, codes, _ = _nv(matrix)
             divisor = np.array([1 / whole], np.float32)
             tensors = {"weight_packed": codes, "weight_scale": scales, "weight_global_scale": divisor}
-            tensors["input_global_scale"] = np.ones(1, np.float32)
+            tensors["input_global_scale"] = np.full(1, 600, np.float32)
             wide = np.repeat(scales.astype(np.float32) * (np.float32(1) / divisor[0]), 16, axis=1)
             meant = _e2m1_numbers(codes) * wide
         return {f"{module}.{name}": array for name, array in tensors.items()}, meant
 
     strategy = "tensor_group" if group == 16 else "group"
     weights = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": strategy, "group_size": group}
-    return Format(pack, compressed_tensors(form, weights))
+    return Format(pack, compressed_tensors(form, weights, input_activations=inputs))
 
 
 def _nv(matrix: np.ndarray) -> tuple[np.float32, np.ndarray, np.ndarray, np.ndarray]:

@@ -8,9 +8,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from hybridge.artifact.config import Quantization, read_config
@@ -26,6 +28,7 @@ from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 from hybridge.verification.options import VerifyOptions
+from hybridge.verification.rounded_inputs import FP4, FP8, Rounding
 from hybridge.verification.verifier import verify
 from tests.support.effort import sample
 from tests.support.quantized_checkpoints import (
@@ -44,6 +47,15 @@ from tests.support.tiny_models import EXPERTS
 from tests.support.versions import needs_opset_24
 
 TOLERANCE = 1e-5
+
+
+def inputs(kind: str, strategy: str = "tensor", dynamic: bool | str = True, **more: Any) -> dict[str, Any]:
+    """input_activations of compressed-tensors."""
+    return {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy, "dynamic": dynamic, **more}
+
+
+GROUPS = inputs("float", "group", group_size=16)
+NVFP4_INPUTS = inputs("float", "tensor_group", "local", num_bits=4, group_size=16)
 
 
 @dataclass(frozen=True)
@@ -78,14 +90,20 @@ CASES = {
     ),
     "nvfp4 experts, dense": Case("qwen3_next", float4("nvfp4-pack-quantized"), {**HYBRID, **EXPERT_SIZES}),
     "gptq experts, paged": Case("qwen3_next", gptq(16), {**HYBRID, **EXPERT_SIZES}, {"layout": "paged"}),
-    "fp8 blocks of experts": Case("qwen3_next", fp8_blocks(32, 32), {**HYBRID, **EXPERT_SIZES}),
+    "fp8 blocks of experts": Case("qwen3_next", fp8_blocks(16, 16), {**HYBRID, **EXPERT_SIZES}),
     "modelopt fp8, paged": Case("nemotron_h", modelopt("FP8"), {"hybrid_override_pattern": "M*-"}, {"layout": "paged"}),
     "modelopt nvfp4 with factors": Case("llama", modelopt("NVFP4_AWQ", factors=True), WIDE),
     "int8 with zero points": Case("llama", eight_bits("int", "channel", symmetric=False), LLAMA),
+    "int8, dynamic inputs": Case("llama", eight_bits("int", "channel", inputs=inputs("int", "token")), WIDE),
+    "int8, static inputs": Case("llama", eight_bits("int", "tensor", inputs=inputs("int", dynamic=False)), WIDE),
+    "fp8, dynamic inputs": Case("llama", eight_bits("float", "channel", inputs=inputs("float", "token")), WIDE),
+    "fp8 blocks, inputs by group": Case("llama", eight_bits("float", "block", inputs=GROUPS), WIDE),
+    "nvfp4, rounded inputs": Case("llama", float4("nvfp4-pack-quantized", NVFP4_INPUTS), WIDE),
     "awq": Case("llama", awq(16), WIDE),
     "mxfp4": Case("granitemoehybrid", float4("mxfp4-pack-quantized"), GRANITE),
 }
-ON_PUSH = ("w4 channel, dense", "w4 zero points and act-order, paged", "nvfp4 experts, dense")
+ROUNDED = [name for name in CASES if "inputs" in name or name.startswith(("fp8 blocks", "modelopt"))]
+ON_PUSH = ("w4 channel, dense", "w4 zero points and act-order, paged", "nvfp4, rounded inputs", "int8, dynamic inputs")
 
 
 @pytest.mark.parametrize("name", sample(CASES, ON_PUSH))
@@ -94,11 +112,41 @@ def test_the_artifact_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path
     quantized, meant = save_quantized(tmp_path, case.family, case.form, **case.overrides)
     options = ExportOptions(max_batch_size=3, max_seq_len=96, dtype=DType.FLOAT32, **case.options)
     export_checkpoint(quantized, tmp_path / "out", options)
-    # The reference of the quantised checkpoint, and the numbers that it was made from: both are compared with.
-    for checkpoint, engine in ((meant, "auto"), (quantized, "torch")):
+    # The reference of the quantised checkpoint, and the numbers that it was made from: both are compared with, but
+    # where inputs are rounded, of which the latter know nothing.
+    record = read_config(tmp_path / "out").quantization
+    assert record is not None
+    assert bool(record.inputs) == (name in ROUNDED), record.inputs
+    for checkpoint, engine in ((quantized if record.inputs else meant, "auto"), (quantized, "torch")):
         compared = VerifyOptions(engine=engine, prompt_lengths=(5, 9), decode_steps=2, tolerance=TOLERANCE)
         report = verify(checkpoint, tmp_path / "out", compared)
         assert report.passed, (engine, max(c.error for c in report.comparisons))
+
+
+def test_inputs_stay_as_computed_where_that_is_asked_for(tmp_path: Path) -> None:
+    case = CASES["int8, dynamic inputs"]
+    quantized, meant = save_quantized(tmp_path, case.family, case.form, **case.overrides)
+    options = ExportOptions(max_batch_size=1, max_seq_len=32, dtype=DType.FLOAT32, rounded_inputs=False)
+    report = export_checkpoint(quantized, tmp_path / "out", options)
+    assert "the checkpoint rounds the inputs of 8 products" in " ".join(report.notes)
+    compared = VerifyOptions(engine="onnxruntime", prompt_lengths=(5,), decode_steps=1, tolerance=TOLERANCE)
+    assert verify(meant, tmp_path / "out", compared).passed
+    found = verify(quantized, tmp_path / "out", compared)
+    assert found.passed and "neither the artifact nor the reference does" in " ".join(found.notes)
+
+
+@pytest.mark.parametrize("numbers", [448.0, -448.1, 1e30, 0.0, 17.0, 17.5, 0.4375, 2**-10, 2**-9 * 1.5])
+def test_reference_rounds_to_e4m3(numbers: float) -> None:
+    x = np.array([numbers, -448.0], np.float32)
+    expected = np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(Rounding(FP8, None, 1.0)(torch.from_numpy(x)), expected)
+
+
+def test_reference_rounds_to_e2m1_with_ties_to_even() -> None:
+    x = np.linspace(-6, 6, 16 * 33, dtype=np.float32).reshape(33, 16)
+    x[:, 0] = 6.0
+    expected = x.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    np.testing.assert_array_equal(Rounding(FP4, 16, 1.0)(torch.from_numpy(x)), expected)
 
 
 @pytest.fixture(scope="module")

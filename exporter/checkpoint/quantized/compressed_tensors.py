@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.json_fields import Fields
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.nibbles import unpacked_words
 from hybridge.exporter.checkpoint.quantized.packed_integers import (
     group_order,
@@ -31,7 +32,7 @@ from hybridge.exporter.checkpoint.quantized.scaled import (
 from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import LINEAR, check_names, matches, names_of
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, InputRounding, QuantizedTensor
 
 METHOD = "compressed-tensors"
 PACKED, NVFP4, MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
@@ -41,9 +42,29 @@ _UNUSED = ("quant_method", "quantization_status", "global_compression_ratio", "v
 _CALIBRATION = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
 # Columns that share a scale in the formats of 4-bit floating-point numbers.
 _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
-# Parameters of quantised activations, which are not used.
+_INPUT_TYPES = {("int", 8): DType.INT8, ("float", 8): DType.FLOAT8E4M3FN, ("float", 4): DType.FLOAT4E2M1}
+# Parameters of quantised activations; those that no rounding needs are dropped.
 _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
 _OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
+
+
+@dataclass(frozen=True)
+class Activations:
+    """How the inputs of products are rounded, by the config. group: features that share a scale, where they do."""
+
+    kind: str
+    bits: int
+    strategy: str
+    group: int | None
+    symmetric: bool
+    dynamic: bool
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        kind = "fp" if self.kind == "float" else "int"
+        offsets = "" if self.symmetric else ", with zero points"
+        return f"{kind}{self.bits} ({'dynamic' if self.dynamic else 'static'}, by {self.strategy}{offsets})"
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,7 @@ class Scheme:
     """One entry of config_groups: how the weights of the modules ``targets`` are stored.
 
     kind: "int" or "float". group: columns that share a scale; 0: a whole row; None: the whole tensor.
-    rows: rows that share a scale in blocks of ``rows`` x ``group``. activations: how their inputs are to be rounded.
+    rows: rows that share a scale in blocks of ``rows`` x ``group``. activations: None: inputs are not rounded.
     """
 
     targets: tuple[str, ...]
@@ -61,7 +82,7 @@ class Scheme:
     group: int | None
     symmetric: bool
     rows: int = 1
-    activations: str = ""
+    activations: Activations | None = None
 
     @property
     def name(self) -> str:
@@ -86,8 +107,8 @@ def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) ->
     stored.drop(*_OF_CACHE)
     for module in sorted({*stored.modules("weight_packed"), *stored.modules("weight_scale")}):
         scheme = _scheme_of(module, schemes, ignored)
+        yield _with_inputs(_READERS[scheme.format](module, scheme, stored), module, scheme.activations, stored)
         stored.drop_of(module, *_OF_INPUTS)
-        yield _READERS[scheme.format](module, scheme, stored)
 
 
 def _schemes(fields: Fields) -> tuple[Scheme, ...]:
@@ -108,13 +129,14 @@ def _scheme(where: str, group: object, default: str) -> Scheme:
     if fields.raw("output_activations", None):
         raise UnsupportedError(f"{where}: output_activations: quantised outputs are not supported")
     inputs = fields.object("input_activations", None) if fields.raw("input_activations", None) else None
+    activations = _activations(f"{where}: input_activations", inputs)
     targets = tuple(fields.strings("targets"))
     weights = Fields(fields.object("weights"), f"{where}: weights", CheckpointError)
     fields.refuse_unknown()
-    return _weight_scheme(targets, form, weights, "" if inputs is None else _activations(inputs))
+    return _weight_scheme(targets, form, weights, activations)
 
 
-def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activations: str) -> Scheme:
+def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activations: Activations | None) -> Scheme:
     for name in _CALIBRATION:
         weights.raw(name, None)
     kind, bits, group = weights.string("type", "int"), weights.integer("num_bits"), weights.integer("group_size", None)
@@ -144,11 +166,23 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
     return Scheme(targets, form, kind, bits, own, symmetric, 1, activations)
 
 
-def _activations(inputs: Mapping[str, Any]) -> str:
-    """How inputs are to be rounded, in words."""
-    kind = {"float": "fp"}.get(str(inputs.get("type", "int")), "int")
-    way = "dynamic" if inputs.get("dynamic") else "static"
-    return f"{kind}{inputs.get('num_bits', 8)} ({way}, by {inputs.get('strategy') or 'tensor'})"
+def _activations(where: str, group: Mapping[str, Any] | None) -> Activations | None:
+    if not group:
+        return None
+    fields = Fields(group, where, CheckpointError)
+    for name in (*_CALIBRATION, "block_structure"):
+        fields.raw(name, None)
+    dynamic = fields.raw("dynamic", False)  # "local": each group by a scale of its own, times a stored one of all
+    found = Activations(
+        fields.string("type", "int"),
+        fields.integer("num_bits"),
+        fields.string("strategy", None) or "tensor",
+        fields.integer("group_size", None),
+        fields.boolean("symmetric", True),
+        bool(dynamic),
+    )
+    fields.refuse_unknown()
+    return found
 
 
 def _refuse_extras(fields: Fields) -> None:
@@ -206,8 +240,41 @@ def _packed(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
         tuple(sources),
         zeros,
         order=order_tensor(order),
-        activations=scheme.activations,
     )
+
+
+def _with_inputs(
+    weight: QuantizedTensor, module: str, activations: Activations | None, stored: StoredTensors
+) -> QuantizedTensor:
+    """``weight`` with the rounding of its inputs; one that is not followed is only named."""
+    if activations is None:
+        return weight
+    rounding, slots = _rounding(module, activations, stored)
+    if rounding is None:
+        return replace(weight, unrounded=activations.name)
+    return replace(weight, inputs=rounding, sources=(*weight.sources, *slots))
+
+
+def _rounding(
+    module: str, activations: Activations, stored: StoredTensors
+) -> tuple[InputRounding | None, tuple[TensorSlot, ...]]:
+    """The rounding, and the tensors of the checkpoint that it needs."""
+    dtype = _INPUT_TYPES.get((activations.kind, activations.bits))
+    if dtype is None or not activations.symmetric:
+        return None, ()
+    if dtype is DType.FLOAT4E2M1:
+        if activations.strategy != "tensor_group" or activations.group != _FLOAT_BLOCKS[NVFP4]:
+            return None, ()
+        divisor = stored.take(f"{module}.input_global_scale", DType.FLOAT32)
+        return InputRounding(dtype, activations.group, reciprocal(divisor)), (divisor,)
+    if not activations.dynamic and activations.strategy == "tensor":
+        scale = stored.take(f"{module}.input_scale", *SCALE_TYPES)
+        return InputRounding(dtype, None, one_scale(scale)), (scale,)
+    if activations.dynamic and activations.strategy in ("token", "tensor"):
+        return InputRounding(dtype, 0), ()
+    if activations.dynamic and activations.strategy == "group" and activations.group:
+        return InputRounding(dtype, activations.group), ()
+    return None, ()
 
 
 def _shape(name: str, stored: StoredTensors) -> tuple[int, int]:
@@ -253,7 +320,6 @@ def _plain(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTenso
         block,
         tuple(sources),
         zeros,
-        activations=scheme.activations,
     )
 
 
@@ -285,7 +351,6 @@ def _float4(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
         scheme.group,
         tuple(sources),
         global_scale=whole,
-        activations=scheme.activations,
     )
 
 

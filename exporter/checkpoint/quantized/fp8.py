@@ -10,11 +10,12 @@ from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale
 from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
-from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import InputRounding, QuantizedTensor
 
 _UNUSED = (
     *("quant_method", "scale_fmt", "dequantize", "kv_cache_scheme", "use_deep_gemm", "is_checkpoint_fp8_serialized"),
@@ -38,7 +39,6 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     plain = [*names_of(fields, "modules_to_not_convert"), *names_of(fields, "ignored_layers")]
     fields.refuse_unknown()
     check_names(plain, stored.all_modules, "modules_to_not_convert")
-    activations = f"fp8 ({config.get('activation_scheme', 'dynamic')}, by {'token and block' if block else 'tensor'})"
     suffix = "weight_scale_inv" if block else "weight_scale"
     stored.drop("k_scale", "v_scale")
     for module in stored.modules(suffix):
@@ -48,9 +48,21 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
         weight = stored.take(name, DType.FLOAT8E4M3FN)
         shape = matrix_shape(weight)
         scale = stored.take(f"{module}.{suffix}", *SCALE_TYPES)
-        stored.drop_of(module, "input_scale", "activation_scale")
         scales, columns = block_scales(scale, shape, *block) if block else (one_scale(scale), None)
         form = f"fp8 blocks of {block[0]} x {block[1]}" if block else "fp8"
+        inputs, slots = _inputs(module, config, block, stored)
         yield QuantizedTensor(
-            name, form, shape, as_stored(weight), scales, columns, (weight, scale), activations=activations
+            name, form, shape, as_stored(weight), scales, columns, (weight, scale, *slots), inputs=inputs
         )
+
+
+def _inputs(
+    module: str, config: Mapping[str, Any], block: list[int] | None, stored: StoredTensors
+) -> tuple[InputRounding, tuple[TensorSlot, ...]]:
+    """How the inputs of ``module`` are rounded, and the tensors that it needs."""
+    if config.get("activation_scheme", "dynamic") == "dynamic":
+        stored.drop_of(module, "input_scale", "activation_scale")
+        return InputRounding(DType.FLOAT8E4M3FN, block[1] if block else 0), ()
+    scale = stored.optional(f"{module}.activation_scale", *SCALE_TYPES)
+    scale = scale or stored.take(f"{module}.input_scale", *SCALE_TYPES)
+    return InputRounding(DType.FLOAT8E4M3FN, None, one_scale(scale)), (scale,)

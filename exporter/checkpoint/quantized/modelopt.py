@@ -20,7 +20,7 @@ from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scale
 from hybridge.exporter.checkpoint.quantized.settings import settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, check_groups, matrix_shape
 from hybridge.exporter.checkpoint.quantized.targets import check_names, matches, names_of
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, InputRounding, QuantizedTensor, row_ranges
 
 METHOD = "modelopt"
 _MIXED = "MIXED_PRECISION"
@@ -30,15 +30,17 @@ _UNUSED = (
     *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
 )
 
-# Formats of e2m1 weights, and how their inputs are rounded.
-_FLOAT4_INPUTS = {
-    "NVFP4": "fp4 (static, by 16)",
-    "NVFP4_AWQ": "fp4 (static, by 16)",
-    "W4A16_NVFP4": "",
-    "W4A8_NVFP4_FP8": "fp8 (static, by tensor)",
-    "MXFP4": "",
-    "W4A8_MXFP4_FP8": "fp8 (static, by tensor)",
-}
+# How inputs are rounded: the type, and how many features share a scale (InputRounding.group).
+_INPUTS: Mapping[str, tuple[DType, int | None]] = MappingProxyType(
+    {
+        "FP8": (DType.FLOAT8E4M3FN, None),
+        "FP8_PER_CHANNEL_PER_TOKEN": (DType.FLOAT8E4M3FN, 0),
+        "W8A8_SQ_PER_CHANNEL": (DType.INT8, None),
+        "NVFP4": (DType.FLOAT4E2M1, 16),
+        "NVFP4_AWQ": (DType.FLOAT4E2M1, 16),
+        **dict.fromkeys(("W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8", "W4A8_AWQ"), (DType.FLOAT8E4M3FN, None)),
+    }
+)
 Reader = Callable[[str, str, StoredTensors], QuantizedTensor]
 
 
@@ -66,16 +68,8 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
         reader = _READERS.get(str(own))
         if reader is None:
             raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
+        yield _with_inputs(_with_factors(reader(module, own, stored), module, stored), module, own, stored)
         stored.drop_of(module, "input_scale")
-        yield _with_factors(reader(module, own, stored), module, stored)
-
-
-def _fp8(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    return _scaled(module, algorithm, stored, DType.FLOAT8E4M3FN, "fp8 (static, by tensor)")
-
-
-def _fp8_rows(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    return _scaled(module, algorithm, stored, DType.FLOAT8E4M3FN, "fp8 (dynamic, by token)")
 
 
 def _fp8_blocks(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
@@ -89,13 +83,9 @@ def _fp8_blocks(module: str, algorithm: str, stored: StoredTensors) -> Quantized
     return QuantizedTensor(weight.name, _name(algorithm), shape, as_stored(weight), scales, block, (weight, scale))
 
 
-def _int8(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    return _scaled(module, algorithm, stored, DType.INT8, "" if algorithm == "W8A16" else "int8 (dynamic, by token)")
-
-
-def _scaled(module: str, algorithm: str, stored: StoredTensors, dtype: DType, activations: str) -> QuantizedTensor:
+def _scaled(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
     """8 bits with one scale, or one a row."""
-    weight = stored.take(f"{module}.weight", dtype)
+    weight = stored.take(f"{module}.weight", DType.FLOAT8E4M3FN if algorithm.startswith("FP8") else DType.INT8)
     shape = matrix_shape(weight)
     scale = stored.take(f"{module}.weight_scale", *SCALE_TYPES)
     rows = scale.shape in ((shape[0],), (shape[0], 1)) and shape[0] > 1
@@ -107,7 +97,6 @@ def _scaled(module: str, algorithm: str, stored: StoredTensors, dtype: DType, ac
         as_stored(scale, shape=(shape[0],)) if rows else one_scale(scale),
         None,
         (weight, scale),
-        activations=activations,
     )
 
 
@@ -132,7 +121,6 @@ def _float4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTens
         block,
         (weight, scale, whole) if whole else (weight, scale),
         global_scale=one_scale(whole) if whole else None,
-        activations=_FLOAT4_INPUTS[algorithm],
     )
 
 
@@ -159,7 +147,6 @@ def _int4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor
         as_stored(scale),
         shape[1] // groups,
         (weight, scale),
-        activations="" if algorithm == "W4A16_AWQ" else "fp8 (static, by tensor)",
     )
 
 
@@ -169,19 +156,29 @@ def _with_factors(weight: QuantizedTensor, module: str, stored: StoredTensors) -
     return weight if slot is None else replace(weight, factors=as_stored(slot), sources=(*weight.sources, slot))
 
 
+def _with_inputs(weight: QuantizedTensor, module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
+    """``weight`` with the rounding of its inputs; without the stored scale that it needs, it is only named."""
+    if algorithm not in _INPUTS:
+        return weight
+    dtype, group = _INPUTS[algorithm]
+    rounding = InputRounding(dtype, group)
+    if group == 0:
+        return replace(weight, inputs=rounding)
+    slot = stored.optional(f"{module}.input_scale", *SCALE_TYPES)
+    if slot is None:
+        return replace(weight, unrounded=f"{rounding.name} by an input_scale that is not there")
+    return replace(weight, inputs=replace(rounding, scale=one_scale(slot)), sources=(*weight.sources, slot))
+
+
 def _name(algorithm: str) -> str:
     return f"{METHOD} {algorithm}"
 
 
 _READERS: Mapping[str, Reader] = MappingProxyType(
     {
-        "FP8": _fp8,
-        "FP8_PER_CHANNEL_PER_TOKEN": _fp8_rows,
+        **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W8A16", "W8A8_SQ_PER_CHANNEL"), _scaled),
         "FP8_PB_WO": _fp8_blocks,
-        "W8A16": _int8,
-        "W8A8_SQ_PER_CHANNEL": _int8,
-        **dict.fromkeys(_FLOAT4_INPUTS, _float4),
-        "W4A16_AWQ": _int4,
-        "W4A8_AWQ": _int4,
+        **dict.fromkeys(("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "MXFP4", "W4A8_MXFP4_FP8"), _float4),
+        **dict.fromkeys(("W4A16_AWQ", "W4A8_AWQ"), _int4),
     }
 )

@@ -89,19 +89,27 @@ def logical_tensors(config: Mapping[str, Any] | None, tensors: Mapping[str, Tens
                 raise CheckpointError(f"expected one weight {weight.name}, found it plain and quantised")
             found[weight.name] = weight
     _refuse_packed(stored.left)
-    notes = _notes(found.values(), stored.dropped)
+    notes = _notes(config, found.values(), stored.dropped)
     logical = {name: _slot(weight) for name, weight in found.items()}
     return LogicalTensors(MappingProxyType({**stored.left, **logical}), MappingProxyType(found), notes)
 
 
-def _notes(weights: Iterable[QuantizedTensor], dropped: Iterable[str]) -> tuple[str, ...]:
-    activations = Counter(weight.activations for weight in weights if weight.activations)
+def _notes(
+    config: Mapping[str, Any] | None, weights: Iterable[QuantizedTensor], dropped: Iterable[str]
+) -> tuple[str, ...]:
+    unrounded = Counter(weight.unrounded for weight in weights if weight.unrounded)
     notes = [
-        f"the checkpoint asks for the inputs of {count} products rounded to {way}: they stay as they are computed"
-        for way, count in activations.items()
+        f"the checkpoint asks for the inputs of {count} products rounded to {way}, which is not supported: they stay "
+        "as they are computed"
+        for way, count in unrounded.items()
     ]
-    if any(name.endswith((".k_scale", ".v_scale")) for name in dropped):
-        notes.append("k_scale and v_scale are not used: `kv_dtype='fp8_e4m3'` computes a scale for each token and head")
+    scheme = config and (config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo"))
+    if scheme or any(name.endswith((".k_scale", ".v_scale")) for name in dropped):
+        kind = scheme if isinstance(scheme, str) else "8 bits"
+        notes.append(
+            f"the checkpoint asks for keys and values in {kind}: they have the compute type, or with "
+            "`kv_dtype='fp8_e4m3'` 8 bits and a scale for each token and head; its k_scale and v_scale are not used"
+        )
     return tuple(notes)
 
 

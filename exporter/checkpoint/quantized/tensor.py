@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from hybridge.artifact.safetensors_file import TensorSlot
 
 # Bytes of a converted tensor that are computed at once.
 _BLOCK_BYTES = 1 << 22
+_KINDS: Mapping[DType, str] = MappingProxyType({DType.INT8: "int8", DType.FLOAT8E4M3FN: "fp8", DType.FLOAT4E2M1: "fp4"})
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,36 @@ class GraphTensor:
     stored: TensorSlot | None = None
     blocks: Callable[[], Iterator[np.ndarray]] | None = None
 
+    def pieces(self) -> Iterator[np.ndarray]:
+        """Arrays whose bytes follow each other in the tensor, of a few megabytes each."""
+        if self.blocks is not None:
+            yield from self.blocks()
+            return
+        assert self.stored is not None
+        raw = replace(self.stored, dtype=DType.UINT8, shape=(self.stored.nbytes,)).map()
+        for part in row_ranges(len(raw), 1):
+            yield raw[part]
+
+
+@dataclass(frozen=True)
+class InputRounding:
+    """The inputs x [..., columns] of a product become numbers of type ``dtype`` times scales.
+
+    group: how many features of a token share a scale, which is computed from the largest of them; 0: all of a token.
+    None: ``scale`` is that of all tokens.
+    scale: float [] or None; of FLOAT4E2M1 it is what the scales of groups, which are e4m3 numbers, are multiplied with.
+    """
+
+    dtype: DType
+    group: int | None
+    scale: GraphTensor | None = None
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        way = "static" if self.group is None else f"dynamic, by {self.group or 'token'}"
+        return f"{_KINDS[self.dtype]} ({way})"
+
 
 @dataclass(frozen=True)
 class QuantizedTensor:
@@ -38,7 +70,8 @@ class QuantizedTensor:
     global_scale: float32 [], with which ``scales`` are multiplied.
     order: int64 [columns]; column k of ``values`` belongs to the input's feature order[k]. None: to feature k.
     factors: [columns], with which the input's features are multiplied first.
-    activations: how the checkpoint asks for inputs to be rounded, in words; "" where it does not.
+    inputs: how inputs are rounded; None: not at all.
+    unrounded: how the checkpoint asks for them to be rounded where that is not followed, in words.
     format: its name for reports. sources: the tensors of the checkpoint that it is made of.
     """
 
@@ -53,7 +86,8 @@ class QuantizedTensor:
     global_scale: GraphTensor | None = None
     order: GraphTensor | None = None
     factors: GraphTensor | None = None
-    activations: str = ""
+    inputs: InputRounding | None = None
+    unrounded: str = ""
 
     @property
     def parts(self) -> dict[str, GraphTensor]:
@@ -65,6 +99,7 @@ class QuantizedTensor:
             "weight_global_scale": self.global_scale,
             "weight_order": self.order,
             "pre_quant_scale": self.factors,
+            "input_scale": None if self.inputs is None else self.inputs.scale,
         }
         return {suffix: tensor for suffix, tensor in named.items() if tensor is not None}
 

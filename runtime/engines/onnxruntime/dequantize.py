@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -21,19 +21,29 @@ Read = Callable[[StoredTensor], np.ndarray]
 
 def dequantized(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
     """float32 [rows, columns] of ``matrix``."""
-    rows, columns = matrix.shape
+    return next(dequantized_parts(matrix, matrix.shape[0], read))
+
+
+def dequantized_parts(matrix: QuantizedMatrix, rows: int, read: Read) -> Iterator[np.ndarray]:
+    """float32 [rows, columns] of each ``rows`` rows of ``matrix``, one after another."""
+    total, columns = matrix.shape
     values, scales = _rows(matrix.values, read), _scales(matrix, read)
-    zeros = None if matrix.zero_points is None else _floats(read(matrix.zero_points), matrix.zero_points)
-    result = np.empty((rows, columns), np.float32)
+    zeros = None
+    if matrix.zero_points is not None:
+        zeros = _floats(read(matrix.zero_points), matrix.zero_points).reshape(scales.shape)
     step = max(1, _NUMBERS // columns)
-    for start in range(0, rows, step):
-        part = slice(start, start + step)
-        numbers = _numbers(values[part], matrix.values.dtype).reshape(-1, scales.shape[1], columns // scales.shape[1])
-        own = scales[part] if len(scales) > 1 else scales
-        if zeros is not None:
-            numbers = numbers - zeros.reshape(scales.shape)[part, :, None]
-        np.multiply(numbers, own[..., None], out=result[part].reshape(numbers.shape))
-    return result
+    for first in range(0, total, rows):
+        result = np.empty((rows, columns), np.float32)
+        for start in range(0, rows, step):
+            stop = min(rows, start + step)
+            part = slice(first + start, first + stop)
+            numbers = _numbers(values[part], matrix.values.dtype)
+            numbers = numbers.reshape(-1, scales.shape[1], columns // scales.shape[1])
+            if zeros is not None:
+                numbers = numbers - (zeros[part] if len(zeros) > 1 else zeros)[..., None]
+            own = scales[part] if len(scales) > 1 else scales
+            np.multiply(numbers, own[..., None], out=result[start:stop].reshape(numbers.shape))
+        yield result
 
 
 def blocks_of(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
@@ -74,7 +84,8 @@ def _scales(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
     tensor = matrix.scales
     scales = _floats(read(tensor), tensor).reshape(tensor.shape)
     if matrix.global_scale is not None:
-        scales = scales * _floats(read(matrix.global_scale), matrix.global_scale)
+        whole = _floats(read(matrix.global_scale), matrix.global_scale)
+        scales = scales * (whole.reshape(-1, 1) if matrix.global_scale.shape else whole)
     return scales.reshape(len(scales), -1) if scales.ndim else scales.reshape(1, 1)
 
 

@@ -33,6 +33,8 @@ def join_weights(model: ir.Model) -> None:
     """Replace every Concat and Reshape of whole weights in the main graph by one initializer of the same name."""
     graph = model.graph
     for node in list(graph):
+        if node.op_type == "Reshape" and quantized_matrix(node.inputs[0]) is not None:
+            _stack_rows(graph, node)
         if node.op_type != "Concat" or node.domain or not all(_is_weight(value) for value in node.inputs):
             continue
         whole = next((user for user, _ in node.outputs[0].uses()), None)
@@ -50,6 +52,19 @@ def join_weights(model: ir.Model) -> None:
         for value in parts:
             if not value.uses():
                 del graph.initializers[str(value.name)]
+
+
+def _stack_rows(graph: ir.Graph, reshape: ir.Node) -> None:
+    """Let the result of ``reshape``, [experts, rows, columns] of a quantised matrix of all rows, be an initializer."""
+    rows, result = reshape.inputs[0], reshape.outputs[0]
+    shape = tuple(size for size in (() if result.shape is None else result.shape.dims) if isinstance(size, int))
+    assert rows is not None and rows.dtype is not None and len(shape) == 3 and result.name is not None
+    name, result.name = result.name, None
+    joined = add_joined(graph, name, JoinedWeight((part_of(rows),), shape), rows.dtype)
+    ir.convenience.replace_all_uses_with(result, joined)
+    graph.remove(reshape, safe=True)
+    if not rows.uses():
+        del graph.initializers[str(rows.name)]
 
 
 def add_joined(graph: ir.Graph, name: str, joined: JoinedWeight, dtype: ir.DataType) -> ir.Value:

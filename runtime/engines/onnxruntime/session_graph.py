@@ -36,7 +36,7 @@ def stored_tensor(tensor: ir.ExternalTensor) -> StoredTensor:
 class QuantizedMatrix:
     """A matrix [rows, columns] of numbers of few bits: (values - zero_points) * scales * global_scale.
 
-    scales: [rows, groups], [rows] or []; zero_points as these.
+    scales: [rows, groups], [rows] or []; zero_points as these. global_scale: [rows] or [].
     """
 
     values: StoredTensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
     block_zero_points,
     blocks_of,
     dequantized,
+    dequantized_parts,
 )
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
@@ -132,7 +133,7 @@ def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
         # Offsets are not always multiples of the element size; kernels expect aligned data.
         return array if array.flags.aligned else array.copy()
     _, rows, columns = weight.joined
-    stored = (_numbers(part, read) for part in weight.parts)
+    stored = (numbers for part in weight.parts for numbers in _matrices(part, rows, read))
     matrices = (matrix for numbers in stored for matrix in numbers.reshape(-1, numbers.shape[-2], columns))
     whole = np.empty(weight.joined, np.float32)
     if not weight.interleaved:
@@ -157,6 +158,14 @@ def _numbers(part: Part, read: Read) -> np.ndarray:
     if isinstance(part, QuantizedMatrix):
         return dequantized(part, read)
     return read(part).view(part.dtype.numpy).reshape(part.shape)
+
+
+def _matrices(part: Part, rows: int, read: Read) -> Iterator[np.ndarray]:
+    """The numbers of a part; of a quantised matrix of several experts, ``rows`` each, one expert's after another."""
+    if not isinstance(part, QuantizedMatrix) or part.shape[0] <= rows:
+        yield _numbers(part, read)
+        return
+    yield from dequantized_parts(part, rows, read)
 
 
 def _is_mapped(array: np.ndarray) -> bool:

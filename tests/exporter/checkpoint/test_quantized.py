@@ -261,4 +261,23 @@ def test_modelopt_s_own_file_says_how_weights_are_quantised(tmp_path: Path) -> N
     checkpoint = open_checkpoint(folder)
     np.testing.assert_array_equal(meaning(checkpoint.quantized[f"{MODULE}.weight"]), meant)
     notes = " ".join(checkpoint.notes)
-    assert "inputs of 1 products rounded to fp4" in notes and "k_scale and v_scale are not used" in notes
+    assert "keys and values in FP8" in notes and "k_scale and v_scale are not used" in notes
+    inputs = checkpoint.quantized[f"{MODULE}.weight"].inputs
+    assert inputs is not None and inputs.name == "fp4 (dynamic, by 16)"
+
+
+def test_rounding_of_inputs_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    asymmetric = {**DYNAMIC, "type": "int", "symmetric": False}
+    form = formats.eight_bits("int", "channel", inputs=asymmetric)
+    tensors, _ = form.pack(MODULE, matrix(7, 20))
+    checkpoint = open_checkpoint(written(tmp_path / "c", tensors, form.config))
+    assert "rounded to int8 (dynamic, by token, with zero points), which is not supported" in " ".join(checkpoint.notes)
+
+
+def test_a_rounding_without_its_scale_is_refused(tmp_path: Path) -> None:
+    form = formats.eight_bits(
+        "int", "tensor", inputs={**DYNAMIC, "type": "int", "dynamic": False, "strategy": "tensor"}
+    )
+    tensors, _ = form.pack(MODULE, matrix(7, 20))
+    del tensors[f"{MODULE}.input_scale"]
+    refused(written(tmp_path / "c", tensors, form.config), "expected the tensor .*up_proj.input_scale, found none")

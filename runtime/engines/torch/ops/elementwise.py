@@ -46,6 +46,13 @@ def _cast_like(context: NodeContext) -> Run:
     return lambda x, like: x.to(like.dtype)
 
 
+def _reduce_max(context: NodeContext) -> Run:
+    context.attributes.expect("keepdims", 1)
+    context.attributes.expect("noop_with_empty_axes", 0)
+    axes = context.ints(1)
+    return lambda x: x.amax(axes, keepdim=True)
+
+
 def _gelu(context: NodeContext) -> Run:
     return gelu_tanh if context.attributes.take("approximate", "none") == "tanh" else gelu
 
@@ -63,18 +70,23 @@ def _constant(context: NodeContext) -> Run:
 
 FUSED_ROWS: dict[str, Builder] = {"Silu": _plain(F.silu)}
 ROWS: dict[str, Builder] = {
+    "Abs": _plain(torch.abs),
     "Add": _plain(torch.add),
     "Cast": _cast,
     "CastLike": _cast_like,
+    "Clip": _plain(torch.clamp),
     "Constant": _constant,
     "Cos": _plain(torch.cos),
     "Div": _plain(torch.div),
     "Equal": _plain(torch.eq),
     "Gelu": _gelu,
     "Greater": _plain(torch.gt),
+    "Less": _plain(torch.lt),
     "Max": _folded(torch.maximum),
     "Mul": _plain(torch.mul),
+    "ReduceMax": _reduce_max,
     "Relu": _plain(torch.relu),
+    "Round": _plain(torch.round),
     "Sigmoid": _plain(torch.sigmoid),
     "Sin": _plain(torch.sin),
     "Softplus": _plain(F.softplus),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.torch.fusion.quantized import WEIGHT_TILES, taken_form
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
 
 
@@ -31,6 +33,20 @@ def _dequantize_linear(context: NodeContext) -> Run:
         if offsets is not None:
             numbers = numbers - offsets
         return numbers.mul_(wide).reshape(values.shape).to(scales.dtype)
+
+    return run
+
+
+def _quantize_linear(context: NodeContext) -> Run:
+    """Without zero points, with one scale. To even numbers at ties; what exceeds the largest number becomes that."""
+    dtype = torch_from_dtype(DType.from_onnx(int(context.attributes.take("output_dtype"))))
+    context.attributes.expect("axis", 1)
+    context.attributes.expect("saturate", 1)
+    top = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+
+    def run(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        numbers = x.float() / scale.float()
+        return (numbers if dtype.is_floating_point else numbers.round()).clamp(top.min, top.max).to(dtype)
 
     return run
 
@@ -59,5 +75,5 @@ def _weight_tiles(context: NodeContext) -> Run:
     return run
 
 
-ROWS: dict[str, Builder] = {"DequantizeLinear": _dequantize_linear}
+ROWS: dict[str, Builder] = {"DequantizeLinear": _dequantize_linear, "QuantizeLinear": _quantize_linear}
 FUSED_ROWS: dict[str, Builder] = {WEIGHT_TILES: _weight_tiles}

@@ -1,0 +1,86 @@
+"""The quantised matrices of all experts of a layer as one, so that the graph has a few nodes for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+
+
+def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """The weight ``name`` [all rows, columns]: ``weights``, of equal columns, one after another.
+
+    Where each has a scale, or scale of scales, for all of its numbers, the result has one for each row.
+    CheckpointError: they are not quantised alike. UnsupportedError: their columns are in an order of their own.
+    """
+    first, columns = weights[0], weights[0].shape[1]
+    forms = {(w.values.dtype, w.scales.dtype, w.block, w.global_scale is None, w.shape[1]) for w in weights}
+    if len(forms) > 1:
+        raise CheckpointError(f"{first.name}: expected one way of quantising for all experts of a layer, found several")
+    if any(w.order is not None or w.factors is not None for w in weights):
+        raise UnsupportedError(f"{first.name}: act-order (g_idx) and pre_quant_scale of experts are not supported")
+    rows = sum(w.shape[0] for w in weights)
+    groups = (rows,) if first.block is None else (rows, columns // first.block)
+    return QuantizedTensor(
+        name,
+        first.format,
+        (rows, columns),
+        GraphTensor(first.values.dtype, (rows, columns), blocks=_in_turn([w.values for w in weights])),
+        _scales([w.scales for w in weights], weights, groups),
+        first.block,
+        tuple(source for w in weights for source in w.sources),
+        _zero_points(weights, groups),
+        _global_scale(weights, rows),
+    )
+
+
+def _scales(scales: Sequence[GraphTensor], weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor:
+    """The scales of all; of one that has one for all its numbers, it is repeated for each row."""
+    parts = [
+        tensor if tensor.shape else _repeated(tensor, weight.shape[0])
+        for tensor, weight in zip(scales, weights, strict=True)
+    ]
+    return GraphTensor(parts[0].dtype, shape, blocks=_in_turn(parts))
+
+
+def _zero_points(weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor | None:
+    """Those of all; zeros for a weight that has none, None where no weight has any."""
+    if all(w.zero_points is None for w in weights):
+        return None
+    parts = []
+    for weight in weights:
+        own = weight.shape[0] if len(shape) == 1 else weight.shape[0] * shape[1]
+        zeros = GraphTensor(weight.values.dtype, (own,), blocks=_zeros(weight.values.dtype.nbytes(own)))
+        points = weight.zero_points or zeros
+        parts.append(points if points.shape else _repeated(points, weight.shape[0]))
+    if parts[0].dtype is DType.INT4 and any(np.prod(part.shape) % 2 for part in parts):
+        raise UnsupportedError(f"{weights[0].name}: an odd number of zero points of 4 bits is not supported")
+    return GraphTensor(parts[0].dtype, shape, blocks=_in_turn(parts))
+
+
+def _global_scale(weights: Sequence[QuantizedTensor], rows: int) -> GraphTensor | None:
+    """One for each row."""
+    parts = [_repeated(w.global_scale, w.shape[0]) for w in weights if w.global_scale is not None]
+    return GraphTensor(parts[0].dtype, (rows,), blocks=_in_turn(parts)) if parts else None
+
+
+def _zeros(nbytes: int) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: iter([np.zeros(nbytes, np.uint8)])
+
+
+def _repeated(tensor: GraphTensor, count: int) -> GraphTensor:
+    """A number of 8 bits or more, ``count`` times."""
+
+    def blocks() -> Iterator[np.ndarray]:
+        (number,) = tensor.pieces()
+        yield np.tile(np.ascontiguousarray(number).reshape(-1).view(np.uint8), count)
+
+    return GraphTensor(tensor.dtype, (count,), blocks=blocks)
+
+
+def _in_turn(tensors: Sequence[GraphTensor]) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: (piece for tensor in tensors for piece in tensor.pieces())

@@ -1,0 +1,171 @@
+"""How a quantised checkpoint rounds the inputs of products, by each format's own formula, for the reference.
+
+As ``dequantized`` this shares nothing with the exporter's readers but the names of files and tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
+from hybridge.exporter.checkpoint.entries import read_json
+from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, without_quantization
+from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = Mapping[str, TensorSlot]
+INT8, FP8, FP4 = "int8", "fp8", "fp4"
+# Midpoints of the sizes of e2m1 numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
+_E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Rounds x [..., features] float32. kind: INT8, FP8 or FP4.
+
+    group: features that share a scale that is computed of them; 0: those of a token; None: ``scale`` is the only one.
+    factors: [features], with which x is multiplied before that, and the weights of the reference afterwards.
+    """
+
+    kind: str
+    group: int | None
+    scale: float = 1.0
+    factors: np.ndarray | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The rounded inputs, in the shape of ``x``."""
+        import torch
+
+        factors = None if self.factors is None else torch.from_numpy(self.factors)
+        wide = x if factors is None else x * factors
+        groups = wide.unflatten(-1, (-1, self.group)) if self.group else wide
+        largest = groups.abs().amax(-1, keepdim=True)
+        if self.kind == FP4:
+            scales = _e4m3(largest / 6 / self.scale) * self.scale
+        elif self.group is None:
+            scales = torch.tensor(self.scale)
+        else:
+            scales = largest / (127 if self.kind == INT8 else 448)
+        numbers = torch.where(scales > 0, groups / torch.where(scales > 0, scales, 1), 0)
+        rounded = (_NUMBERS[self.kind](numbers) * scales).reshape(x.shape)
+        return rounded if factors is None else rounded / factors
+
+
+def _int8(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.round().clamp(-128, 127)
+
+
+def _e4m3(numbers: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return numbers.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+def _e2m1(numbers: torch.Tensor) -> torch.Tensor:
+    """To the nearest e2m1 number, at ties to the one whose mantissa is even."""
+    import torch
+
+    sizes, codes = numbers.abs(), torch.zeros_like(numbers, dtype=torch.long)
+    for code, middle in enumerate(_E2M1_MIDDLES):
+        codes += sizes > middle if code % 2 == 0 else sizes >= middle
+    return torch.tensor(_E2M1_SIZES)[codes] * numbers.sign()
+
+
+_NUMBERS = {INT8: _int8, FP8: _e4m3, FP4: _e2m1}
+
+
+def stored_roundings(checkpoint: Path) -> dict[str, Rounding]:
+    """How the checkpoint folder ``checkpoint`` rounds inputs, by module; CheckpointError: it cannot be read."""
+    config = read_json(checkpoint, CONFIG_FILE)
+    if config is None:
+        return {}
+    _, quantization = without_quantization(config, read_json(checkpoint, MODELOPT_FILE))
+    return {} if quantization is None else rounded_inputs(quantization, tensors_of(read_shards(checkpoint)))
+
+
+def rounded_inputs(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Rounding]:
+    """Module to the rounding of its inputs, by the quantization_config ``config``; none where that is not simulated."""
+    method = _METHODS.get(config["quant_method"])
+    return {} if method is None else {name: found for name, found in method(config, tensors) if found is not None}
+
+
+def _compressed_tensors(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
+    groups = config["config_groups"].values()
+    for module in _quantized(tensors, "weight_packed", "weight_scale"):
+        named = (group for group in groups if any(_is_meant(module, target) for target in group["targets"]))
+        group = next(named, None) or next((group for group in groups if "Linear" in group["targets"]), None)
+        yield module, None if group is None else _of_scheme(module, group.get("input_activations") or {}, tensors)
+
+
+def _is_meant(module: str, target: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target[3:], module) is not None
+    return fnmatchcase(module, target) if "*" in target else module == target
+
+
+_KINDS = {("int", 8): INT8, ("float", 8): FP8, ("float", 4): FP4}
+
+
+def _of_scheme(module: str, inputs: Mapping[str, Any], tensors: Tensors) -> Rounding | None:
+    """The rounding that input_activations asks for."""
+    kind = _KINDS.get((inputs.get("type", "int"), inputs.get("num_bits", 0)))
+    strategy = inputs.get("strategy") or "tensor"
+    if kind is None or not inputs.get("symmetric", True):
+        return None
+    if kind == FP4:
+        if strategy != "tensor_group" or inputs.get("group_size") != 16:
+            return None
+        return Rounding(FP4, 16, 1 / _number(tensors[f"{module}.input_global_scale"]))
+    if not inputs.get("dynamic"):
+        return Rounding(kind, None, _number(tensors[f"{module}.input_scale"])) if strategy == "tensor" else None
+    sizes = {"token": 0, "tensor": 0, "group": inputs.get("group_size")}
+    return Rounding(kind, sizes[strategy]) if sizes.get(strategy) is not None else None
+
+
+def _fp8(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
+    block = config.get("weight_block_size")
+    for module in _quantized(tensors, "weight_scale_inv" if block else "weight_scale"):
+        columns = tensors[f"{module}.weight"].shape[1]
+        if config.get("activation_scheme", "dynamic") == "dynamic":
+            yield module, Rounding(FP8, block[1] if block else 0) if not block or columns % block[1] == 0 else None
+        else:
+            scale = tensors.get(f"{module}.activation_scale", tensors.get(f"{module}.input_scale"))
+            yield module, None if scale is None else Rounding(FP8, None, _number(scale))
+
+
+def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
+    for module in _quantized(tensors, "weight_scale"):
+        algorithm = config["quant_algo"]
+        if algorithm == "MIXED_PRECISION":
+            algorithm = config["quantized_layers"][module]["quant_algo"]
+        kind = {"NVFP4": FP4, "NVFP4_AWQ": FP4, "W8A8_SQ_PER_CHANNEL": INT8, "FP8": FP8}.get(algorithm)
+        kind = FP8 if algorithm.startswith("W4A8") else kind
+        stored, factors = tensors.get(f"{module}.input_scale"), tensors.get(f"{module}.pre_quant_scale")
+        own = None if factors is None else factors.map().astype(np.float32)
+        if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            yield module, Rounding(FP8, 0, factors=own)
+        elif kind is not None and stored is not None:
+            yield module, Rounding(kind, 16 if kind == FP4 else None, _number(stored), own)
+
+
+def _quantized(tensors: Tensors, *suffixes: str) -> list[str]:
+    """The modules that have a tensor of one of these names."""
+    return sorted({name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in suffixes})
+
+
+def _number(slot: TensorSlot) -> float:
+    return float(slot.map().astype(np.float32).reshape(()))
+
+
+_METHODS = {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt}
