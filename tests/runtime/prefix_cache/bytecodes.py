@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+Count = Callable[..., object]
 
 
 def bytecodes(work: Callable[..., object], *arguments: object) -> int:
@@ -16,19 +19,48 @@ def bytecodes(work: Callable[..., object], *arguments: object) -> int:
     """
     count = 0
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def instruction(*_: Any) -> None:
         nonlocal count
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        count += event == "opcode"
-        return trace
+        count += 1
 
-    before, collects = sys.gettrace(), gc.isenabled()
+    collects = gc.isenabled()
     gc.disable()
-    sys.settrace(trace)
     try:
-        work(*arguments)
+        with _monitored(instruction) if sys.version_info >= (3, 12) else _traced(instruction):
+            work(*arguments)
     finally:
-        sys.settrace(before)
         if collects:
             gc.enable()
     return count
+
+
+@contextmanager
+def _traced(instruction: Count) -> Iterator[None]:
+    """Up to Python 3.11: calls ``instruction`` for each opcode."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            instruction()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@contextmanager
+def _monitored(instruction: Count) -> Iterator[None]:
+    """Since Python 3.12, where a trace function misses the opcodes of a function's first call."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+    monitoring.use_tool_id(monitoring.PROFILER_ID, "bytecodes")
+    monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, instruction)
+    monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION)
+    try:
+        yield
+    finally:
+        monitoring.set_events(monitoring.PROFILER_ID, 0)
+        monitoring.free_tool_id(monitoring.PROFILER_ID)
