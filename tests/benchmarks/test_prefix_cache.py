@@ -27,6 +27,7 @@ SMALL = PrefixCacheBenchmark(
 )
 
 
+@pytest.mark.slow
 def test_it_measures() -> None:
     results = correct("prefix_cache", SMALL)["results"]
     assert len(results["cost_model"]) == 4 and len(results["cpu"]) == 1

@@ -30,6 +30,8 @@ def exported_once(arguments: tuple[str, ...]) -> ProcessUse:
     return ProcessUse(2.0, 1.0, 10**8, "")
 
 
+# On push test_cpu_decode runs a benchmark from end to end, gates and document included.
+@pytest.mark.slow
 def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
 

@@ -15,6 +15,7 @@ from tests.benchmarks.shapes import TINY
 LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
 
 
+@pytest.mark.slow
 def test_it_serves_in_four_ways() -> None:
     settings = ServingBenchmarkSettings(
         requests=3, batch=2, prompt=5, new_tokens=3, loads=(0.5,), alone=(70,), repeats=1
@@ -27,6 +28,7 @@ def test_it_serves_in_four_ways() -> None:
     assert set(document["results"]["latency_ms"]["0.5"]) == LATENCIES
 
 
+@pytest.mark.slow
 def test_a_small_model_is_served_by_torch(tmp_path: Path) -> None:
     settings = TorchServingSettings(
         device="cpu",

@@ -1,9 +1,12 @@
 """The benchmark of speculation measures what it says, on few tokens."""
 
+import pytest
+
 from benchmarks.speculation import SpeculationBenchmarkSettings
 from tests.benchmarks.measured import correct
 
 
+@pytest.mark.slow
 def test_the_report_has_both_texts_and_the_counts() -> None:
     settings = SpeculationBenchmarkSettings(2, passage=6, prompt=18, batches=(3,), new_tokens=12, threads=1, repeats=1)
     document = correct("speculation", settings)

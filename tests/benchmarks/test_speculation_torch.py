@@ -14,6 +14,7 @@ from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
 
+@pytest.mark.slow
 def test_it_measures_what_the_targets_name(tmp_path: Path) -> None:
     settings = SpeculationTorchSettings(
         device="cpu", work=str(tmp_path), tokens=2, acceptances=(0.7, 0.5), prompt_tokens=9,

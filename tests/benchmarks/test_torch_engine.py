@@ -29,6 +29,7 @@ SETTINGS = TorchEngineSettings(
 )
 
 
+@pytest.mark.slow
 def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
     document = correct("torch_engine", replace(SETTINGS, work=str(tmp_path)))
     assert len(document["gates"]) == 2

@@ -17,9 +17,8 @@ RUN = ("--prompt", "one two three one two three one two", "--max-new-tokens", "1
 def test_the_text_is_that_of_plain_decoding(capfd: Capture, paged: Path) -> None:
     plain = hybridge(capfd, "run", paged, *RUN)
     assert plain.code == 0 and "speculation" not in plain.document
-    snapshots = ("--draft-tokens", "9", "--speculative-mode", "snapshot")
-    mixed = ("--draft-tokens", "2", "--speculative-mode", "causal_conv1d=snapshot, update_ssm_state=replay")
-    for options in (("--draft", "ngram"), snapshots, mixed, ("--draft", paged)):
+    modes = ("--speculative-mode", "causal_conv1d=snapshot, update_ssm_state=replay")
+    for options in (("--draft", "ngram", "--draft-tokens", "2", *modes), ("--draft", paged)):
         shown = hybridge(capfd, "run", paged, *RUN, *options)
         assert shown.code == 0, shown.err
         assert shown.document["token_ids"] == plain.document["token_ids"]

@@ -11,7 +11,11 @@ from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import EFFORT
 from tests.support.export_cases import CASES, ExportCase
+
+# On push the two that differ most; test_passes and test_engine have all of one model.
+FORMS = tuple(GraphForm) if EFFORT != "push" else (GraphForm.ONE_TOKEN, GraphForm.PADDED)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -20,7 +24,7 @@ def test_every_exported_layer_gets_its_fast_form_in_place(case: ExportCase, arti
     config = exported.config
     if GATED_DELTA_NET in config.layer_types and not installed_kernels().recurrent_ops:
         pytest.skip("needs an ONNX Runtime with LinearAttention")
-    for form in GraphForm:
+    for form in FORMS:
         graph = rewrite(read_model(exported.folder), config, form, installed_kernels())
         nodes = [node.op_type for node in graph.model.graph]
         assert nodes.count("GroupQueryAttention") == len(config.kv_layers)

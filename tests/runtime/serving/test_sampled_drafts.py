@@ -18,9 +18,9 @@ from tests.runtime.speculation.processed import processed
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_logits
 from tests.support.artifacts import ArtifactCache
-from tests.support.effort import sample
+from tests.support.effort import examples, sample
 
-VOCAB, MOST, NEW, RUNS = 5, 3, 3, 2_500
+VOCAB, MOST, NEW, RUNS = 5, 3, 3, examples(5_000)
 
 
 def drawing(layers: list[str], vocab: int = VOCAB, rows: int = 12) -> ModelDrafter:

@@ -1,4 +1,4 @@
-"""Drawn tokens have the model's own distribution through the whole serving loop, whatever drafts propose."""
+"""Sampled tokens have the model's own distribution through the whole serving loop, whatever drafts propose."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.runtime.serving.joint_draws import check_samples
 from tests.runtime.serving.toy_loop import toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config
+from tests.support.effort import examples
 
-VOCAB, MOST, NEW, RUNS = 5, 3, 2, 1_200
+VOCAB, MOST, NEW, RUNS = 5, 3, 2, examples(2_400)
 PARAMS = {
     "temperature": {"temperature": 0.9},
     "top": {"temperature": 1.3, "top_k": 4, "top_p": 0.9},
@@ -63,12 +64,18 @@ def drafter(kind: str) -> Drawing | NgramDrafter | ModelDrafter:
 @pytest.mark.parametrize(
     ("kind", "filters", "adaptive"),
     [
-        # Drawn with the same filters below, or like them, and repetition's penalty among the edits.
+        # On push with the same filters below or in test_sampled_drafts, or similar ones.
         *(
             pytest.param("draws", filters, adaptive, marks=pytest.mark.slow)
-            for filters, adaptive in (("temperature", False), ("penalty", False), ("min_p", False), ("penalty", True))
+            for filters, adaptive in (
+                ("temperature", False),
+                ("top", False),
+                ("penalty", False),
+                ("min_p", False),
+                ("penalty", True),
+            )
         ),
-        *(("draws", filters, False) for filters in ("top", "edits")),
+        ("draws", "edits", False),
         ("draws", "temperature", True),
         ("ngram", "edits", False),
         ("model", "top", False),
