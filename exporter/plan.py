@@ -153,15 +153,15 @@ def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
 
 def _rounded(source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes: list[str]) -> frozenset[str]:
     """The weights whose products round their inputs; ``notes`` name the roundings that the graph leaves out."""
-    asked = {name for name in plan.sources if name in source.quantized and source.quantized[name].inputs}
-    if not asked:
+    rounding = {name for name in plan.sources if name in source.quantized and source.quantized[name].inputs}
+    if not rounding:
         return frozenset()
     if not options.rounded_inputs:
-        notes.append(f"the checkpoint rounds the inputs of {len(asked)} products; the graph does not, as you asked")
+        notes.append(f"the checkpoint rounds the inputs of {len(rounding)} products; the graph does not, as requested")
         return frozenset()
     linear = [p.source for p in plan.all_parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts]
-    rounded = asked & {name for name in linear if name is not None}
-    if left := len(asked) - len(rounded):
+    rounded = rounding & {name for name in linear if name is not None}
+    if left := len(rounding) - len(rounded):
         notes.append(f"the checkpoint rounds the inputs of {left} products of experts: they stay as they are computed")
     uneven = {name for name in rounded if _has_uneven_groups(source.quantized[name])}
     if uneven:

@@ -177,11 +177,6 @@ def serving(run: Run, limit: float) -> dict[str, Any]:
     return _one_benchmark(run, limit, "serving_torch", *where)
 
 
-def torch_engine_experts(run: Run, limit: float) -> dict[str, Any]:
-    """The torch engine on a model with experts."""
-    return _one_benchmark(run, limit, "torch_engine_experts")
-
-
 def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
     outcomes = run_all([_benchmark(run, name, "time", *options)], limit)
     return {"status": _status(outcomes), "processes": _described(outcomes)}
@@ -211,7 +206,6 @@ STAGES: dict[str, Stage] = {
     "kernel-results": Stage(150.0, kernel_results),
     "kernels": Stage(420.0, kernels),
     "torch-engine": Stage(360.0, torch_engine),
-    "torch-engine-experts": Stage(240.0, torch_engine_experts),
     "serving": Stage(240.0, serving),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
