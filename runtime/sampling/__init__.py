@@ -3,8 +3,9 @@
 from hybridge.runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import DraftToken
-from hybridge.runtime.sampling.rows import DrawError, SampledToken, sample_rows
+from hybridge.runtime.sampling.rows import DrawError, sample_rows
 from hybridge.runtime.sampling.sampler import Sampler, best_token, best_tokens
+from hybridge.runtime.sampling.token_draw import SampledToken, TokenDraw
 
 __all__ = [
     "DraftToken",
@@ -13,6 +14,7 @@ __all__ = [
     "SampledToken",
     "Sampler",
     "SamplingParams",
+    "TokenDraw",
     "TokenLogprobs",
     "best_token",
     "best_tokens",

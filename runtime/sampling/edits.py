@@ -18,7 +18,7 @@ from hybridge.artifact.errors import RequestError, described
 class LogitEdits:
     """Changes to the logits of one row. All ids are int64 and unique in their array.
 
-    allowed     the only tokens that can be sampled, None for all
+    allowed     uint32 [ceil(vocab / 32)]: bit t % 32 of word t // 32 says whether token t can be sampled; None for all
     forbidden   tokens that cannot be sampled
     biased      tokens with the ``bias`` float32 that is added
     seen        tokens of prompt and answer, to which ``repetition`` applies: positive / it, negative * it
@@ -48,8 +48,7 @@ def edited_rows(
     scores = logits.copy()
     for row, edit in enumerate(edits):
         if edit.allowed is not None:
-            scores[row] = -np.inf
-            scores[row, edit.allowed] = logits[row, edit.allowed]
+            scores[row][~bits_of(edit.allowed, scores.shape[1])] = -np.inf
     rows, ids = _rows_and_ids([edit.forbidden for edit in edits])
     scores[rows, ids] = -np.inf
     rows, ids = _rows_and_ids([edit.biased for edit in edits])
@@ -63,6 +62,18 @@ def edited_rows(
     penalties = np.array([(edit.frequency, edit.presence) for edit in edits], np.float32)[rows]
     scores[rows, ids] -= penalties[:, 0] * np.concatenate([edit.counts for edit in edits]) + penalties[:, 1]
     return scores
+
+
+def mask_of(tokens: np.ndarray, vocab: int) -> np.ndarray:
+    """``LogitEdits.allowed`` that allows ``tokens`` [n] int64; those from ``vocab`` on count for nothing."""
+    bits = np.zeros(-(-vocab // 32) * 32, bool)
+    bits[tokens[tokens < vocab]] = True
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def bits_of(mask: np.ndarray, vocab: int) -> np.ndarray:
+    """Whether each token [vocab] is allowed by ``mask``."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little").view(bool)
 
 
 def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hybridge.runtime.sampling.weights import share_of, whole_weights
+
 # Weights that a search for the largest ones looks at first.
 FIRST_HEAD = 64
 
@@ -23,27 +25,30 @@ def top_k_ids(scores: np.ndarray, k: int) -> np.ndarray:
 def top_p_positions(weights: np.ndarray, top_p: float) -> np.ndarray:
     """Positions (ascending) of the fewest largest ``weights`` [n] whose sum reaches top_p of the whole.
 
-    Sorts a growing head of the weights, so that a peaked distribution over a large vocabulary stays cheap.
+    Sorts a growing head of the weights, so that a peaked distribution over a large vocabulary stays cheap. Sums are
+    those of ``whole_weights``.
     """
-    threshold = top_p * weights.sum(dtype=np.float64)
+    whole = whole_weights(weights)
+    share = share_of(int(whole.sum()), top_p)
     size = FIRST_HEAD
     while True:
         head = _largest(weights, size)
-        cumulative = np.cumsum(weights[head], dtype=np.float64)
-        if size >= weights.size or cumulative[-1] >= threshold:
+        running = np.cumsum(whole[head])
+        if size >= weights.size or running[-1] >= share:
             break
         size *= 8
-    count = int(np.searchsorted(cumulative, threshold, side="left")) + 1
-    return np.sort(head[:count])
+    return np.sort(head[: int(np.searchsorted(running, share)) + 1])
 
 
 def min_p_positions(weights: np.ndarray, min_p: float) -> np.ndarray:
     """Positions of the ``weights`` [n] that are at least min_p times the largest."""
-    return np.flatnonzero(weights >= min_p * weights.max())
+    return np.flatnonzero(weights >= np.float32(min_p) * weights.max())
 
 
 def _largest(weights: np.ndarray, size: int) -> np.ndarray:
     """Positions of the ``size`` largest weights, largest first, the lower position first among equals."""
-    n = weights.size
-    head = np.arange(n) if size >= n else np.sort(np.argpartition(weights, n - size)[n - size :])
-    return head[np.argsort(-weights[head], kind="stable")]
+    if size >= weights.size:
+        return np.argsort(-weights, kind="stable")
+    least = np.partition(weights, weights.size - size)[weights.size - size]
+    above, equal = np.flatnonzero(weights > least), np.flatnonzero(weights == least)
+    return np.concatenate((above[np.argsort(-weights[above], kind="stable")], equal[: size - above.size]))

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hybridge.runtime.sampling.edits import LogitEdits
+from hybridge.runtime.sampling.edits import LogitEdits, mask_of
 from hybridge.runtime.sampling.params import SamplingParams
 
 
@@ -29,7 +29,8 @@ class AnswerHistory:
         # Insertion-ordered set of token ids, needed where the penalty of repetition needs it.
         self._seen = dict.fromkeys(prompt) if params.repetition_penalty != 1 else None
         self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
-        self._allowed = None if params.allowed_token_ids is None else _shared_ids(params.allowed_token_ids)
+        # Made with the first edits, which tell the vocabulary.
+        self._allowed: np.ndarray | None = None
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []
         self._never = [word[0] for word in bad_words if len(word) == 1]
@@ -51,6 +52,8 @@ class AnswerHistory:
         """The edits of the logits [vocab] after these tokens."""
         params, counts = self._params, self._counts or {}
         forbidden = dict.fromkeys(self._forbidden())
+        if self._allowed is None and params.allowed_token_ids is not None:
+            self._allowed = _shared_mask(params.allowed_token_ids, vocab)
         return LogitEdits(
             allowed=self._allowed,
             forbidden=_ids(token for token in forbidden if token < vocab),
@@ -77,9 +80,9 @@ class AnswerHistory:
 
 
 @lru_cache(maxsize=4)
-def _shared_ids(tokens: tuple[int, ...]) -> np.ndarray:
+def _shared_mask(tokens: tuple[int, ...], vocab: int) -> np.ndarray:
     """All answers to one prompt begin in one step, with as many ids as the vocabulary has."""
-    return _ids(tokens)
+    return mask_of(_ids(tokens), vocab)
 
 
 def _ids(tokens: Iterable[int]) -> np.ndarray:

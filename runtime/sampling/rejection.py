@@ -33,12 +33,13 @@ class DraftToken:
 
 
 def accepted_or_resampled(
-    ids: np.ndarray | None, weights: np.ndarray, draft_token: DraftToken, random: np.random.Generator
+    ids: np.ndarray | None, weights: np.ndarray, draft_token: DraftToken, uniform: float
 ) -> tuple[int, np.ndarray]:
     """(Position of the draft token, weights) if it is accepted, else (-1, the weights to sample another token from).
 
-    The target has ``weights`` [n], unnormalised, at the ascending token ids ``ids`` (None: all tokens). RequestError
-    when the probabilities of the draft token are negative or not finite.
+    The target has ``weights`` [n], unnormalised, at the ascending token ids ``ids`` (None: all tokens); the weights
+    returned are float32 and at most 1. ``uniform``: a random number in [0, 1). RequestError when the probabilities of
+    the draft token are negative or not finite.
     """
     assert draft_token.probabilities is not None
     target = weights.astype(np.float64)
@@ -53,8 +54,9 @@ def accepted_or_resampled(
     drafted /= whole
     position = draft_token.token if ids is None else int(np.searchsorted(ids, draft_token.token))
     possible = position < target.size and (ids is None or int(ids[position]) == draft_token.token)
-    if possible and random.random() * drafted[draft_token.token] < target[position]:
+    if possible and uniform * drafted[draft_token.token] < target[position]:
         return position, weights
     rest = np.maximum(target - (drafted if ids is None else drafted[ids]), 0)
     # Two distributions that differ by rounding alone leave nothing.
-    return -1, rest if rest.any() else target
+    left = rest if rest.any() else target
+    return -1, (left / left.max()).astype(np.float32)

@@ -128,6 +128,7 @@ class SamplingGroup(Group):
 
     def _take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
         answer = self._answers[sequence]
+        answer.sampler.record(sampled[0])
         answer.take(sampled)
         return [self._chosen(sequence, answer)]
 

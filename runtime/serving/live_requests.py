@@ -231,7 +231,7 @@ class LiveRequests:
 
 def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, SampledToken | DrawError]:
     """Sampled tokens from ``rows`` [n, vocab] of logits, by index."""
-    drawing = {place: one.sampler for place, one in enumerate(drawings) if one is not None}
+    drawing = {place: one.sampler.draw(rows.shape[1]) for place, one in enumerate(drawings) if one is not None}
     logits = rows if len(drawing) == len(rows) else rows[list(drawing)]
     return dict(zip(drawing, sample_rows(list(drawing.values()), logits), strict=True))
 

@@ -159,7 +159,7 @@ def raise_unprintable() -> None:
 def test_a_bad_processor_is_an_error_of_its_request(processor: Any, words: str) -> None:
     samplers = [Sampler(SamplingParams(logits_processors=processor)), *(Sampler(SamplingParams()) for _ in range(4))]
     logits = logits_of(5, 2)
-    bad, *others = sample_rows(samplers, logits)
+    bad, *others = sample_rows([sampler.draw(VOCAB) for sampler in samplers], logits)
     assert isinstance(bad, RequestError)
     with pytest.raises(RequestError, match=words):
         raise bad
@@ -172,7 +172,7 @@ def test_no_token_left_and_non_finite_logits_are_different_errors() -> None:
         Sampler(params, bad_words=[(4,)]).sample(logits_of(1, 0)[0])
     spoilt = logits_of(1, 0)[0]
     spoilt[3] = np.nan  # not allowed, so that an edit hides it
-    rows = sample_rows([Sampler(params) for _ in range(5)], np.stack([spoilt] * 5))
+    rows = sample_rows([Sampler(params).draw(VOCAB)] * 5, np.stack([spoilt] * 5))
     assert all(isinstance(row, EngineError) for row in rows)
 
 
@@ -197,4 +197,7 @@ def test_rows_sampled_together_are_sampled_as_alone(rows: list) -> None:
     alone, together = ([Sampler(each, (1, 2)) for each in params] for _ in range(2))
     for shift in range(4):
         moved = np.roll(logits, shift, axis=1)
-        assert sample_rows(together, moved) == [s.sample(row) for s, row in zip(alone, moved, strict=True)]
+        found = sample_rows([sampler.draw(130) for sampler in together], moved)
+        assert found == [s.sample(row) for s, row in zip(alone, moved, strict=True)]
+        for sampler, (token, _) in zip(together, found, strict=True):  # type: ignore[misc]
+            sampler.record(token)

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.sampling.edits import edited_rows
 from hybridge.runtime.sampling.history import AnswerHistory
-from hybridge.runtime.sampling.sampler import surviving_tokens
+from hybridge.runtime.sampling.token_draw import surviving_tokens
 from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
 torch = pytest.importorskip("torch", reason="transformers' processors need torch")
 process = transformers.generation.logits_process
 
-# Ours are float32 exponentials, the oracle's float64: smaller probabilities count as zero.
-UNDERFLOW = 1e-30
+# Weights below exp(-28) of the largest count as zero: smaller probabilities are not compared.
+UNDERFLOW = 1e-12
 
 
 def oracle_probabilities(logits: np.ndarray, seen: list[int], params: SamplingParams) -> np.ndarray:

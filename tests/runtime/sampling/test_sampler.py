@@ -6,7 +6,9 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.logprobs import token_logprobs
-from hybridge.runtime.sampling.sampler import block_size, draw, surviving_tokens
+from hybridge.runtime.sampling.random_words import RandomWords
+from hybridge.runtime.sampling.token_draw import block_size, draw, surviving_tokens
+from hybridge.runtime.sampling.weights import exponentials, whole_weights
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 
@@ -47,16 +49,43 @@ def test_samples_follow_the_distribution(vocab: int, params: SamplingParams) -> 
     assert chi_square_fits(counts, expected)
 
 
-def test_no_draw_falls_on_a_weight_of_zero_where_blocks_meet() -> None:
-    """Sums of a block in two orders differ: a draw at its end may pass all of its weights."""
-    size = block_size(4096)
-    for seed in range(20):
-        weights = np.exp(8 * np.random.default_rng(seed).standard_normal(4096)).astype(np.float32)
-        weights[::size] = weights[size - 1 :: size] = 0
-        ends = np.cumsum(np.add.reduceat(weights, np.arange(0, 4096, size), dtype=np.float64))
-        for end in ends[:-1] / ends[-1]:
-            for uniform in (np.nextafter(end, 0), end, np.nextafter(end, 1)):
-                assert weights[draw(weights, float(uniform))] > 0
+@pytest.mark.parametrize("count", [1, 63, 65, 1000, 4096])
+def test_each_whole_number_below_the_sum_draws_the_token_that_it_falls_on(count: int) -> None:
+    rng, size = np.random.default_rng(count), block_size(count)
+    weights = np.exp(-9 * rng.random(count)).astype(np.float32)
+    weights[size - 1 :: size] = 0
+    weights[0] = 1
+    running = np.cumsum([round(float(weight) * 2**40) for weight in weights])
+    for edge in running[:: max(1, count // 50)].tolist():
+        for target in (edge - 1, edge):
+            if 0 <= target < running[-1]:
+                # The least word whose share of the sum is the target.
+                word = -(-(target << 64) // int(running[-1]))
+                assert draw(weights, word) == int((running <= target).sum())
+
+
+def test_exponentials_are_those_of_float64() -> None:
+    """The whole range, and what the last place of float32 means there."""
+    x = -np.linspace(0, 27.9, 300_001).astype(np.float32)
+    found = exponentials(x, np.float32(0), np.float32(1))
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2.5e-7)
+    assert found[0] == 1 and whole_weights(found[:1]).tolist() == [1 << 40]
+    gone = np.array([-28.01, -1e30, -np.inf], np.float32)
+    assert not exponentials(gone, np.float32(0), np.float32(1)).any()
+    assert not exponentials(gone, np.float32(3e38), np.float32(1e6)).any()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 + 5, 2**128 - 1])
+def test_random_words_are_philox_of_seed_and_position(seed: int) -> None:
+    """The published algorithm (Philox4x64-10), written out; positions may come in any order."""
+    words, mask = RandomWords(seed), 2**64 - 1
+    for position in (0, 1, 63, 64, 200, 3, 10**12):
+        c, key = [position + 1, 0, 0, 0], [seed & mask, seed >> 64]
+        for _ in range(10):
+            low, high = c[0] * 0xD2E7470EE14C6C93, c[2] * 0xCA5A826395121157
+            c = [(high >> 64) ^ c[1] ^ key[0], high & mask, (low >> 64) ^ c[3] ^ key[1], low & mask]
+            key = [(key[0] + 0x9E3779B97F4A7C15) & mask, (key[1] + 0xBB67AE8584CAA73B) & mask]
+        assert [words.at(position, word) for word in range(3)] == c[:3]
 
 
 def test_a_seed_repeats_and_another_differs() -> None:

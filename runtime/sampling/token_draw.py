@@ -1,0 +1,136 @@
+"""How one token is chosen from its logits, and the choice for one row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling.edits import LogitEdits, edited_rows
+from hybridge.runtime.sampling.filters import min_p_positions, top_k_ids, top_p_positions
+from hybridge.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
+from hybridge.runtime.sampling.params import SamplingParams
+from hybridge.runtime.sampling.random_words import RandomWords
+from hybridge.runtime.sampling.rejection import DraftToken, accepted_or_resampled
+from hybridge.runtime.sampling.weights import exponentials, scale_of, target_of, whole_weights
+
+SampledToken = tuple[int, TokenLogprobs | None]
+# Up to this many tokens are summed as one block; above, sampling first chooses a block and then a token in it.
+FEW = 64
+# Words of a position, by their use.
+DRAW, ACCEPT, GUESS = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class TokenDraw:
+    """How a token is chosen from its logits. Nothing else decides, so that every engine chooses the same.
+
+    params: temperature and filters, and whether log-probabilities are wanted. words: its random numbers, None where the
+    most likely token is taken. position: tokens of the answer before it. edits: changes of the logits, None: none.
+    process: functions of the caller on rows [1, vocab], after the bias; None: none.
+    """
+
+    params: SamplingParams
+    words: RandomWords | None
+    position: int
+    edits: LogitEdits | None = None
+    process: Callable[[np.ndarray], np.ndarray] | None = None
+
+    @property
+    def filters(self) -> tuple[int, float, float]:
+        """(top_k, top_p, min_p)."""
+        return self.params.top_k, self.params.top_p, self.params.min_p
+
+    def scores(self, logits: np.ndarray) -> np.ndarray:
+        """``logits`` [vocab] after all edits. EngineError: they are not finite; RequestError: ``process`` failed."""
+        if self.edits is None:
+            return logits
+        best_of(logits)
+        return edited_rows(logits[None], [self.edits], self.process)[0]
+
+    def chosen(self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None) -> SampledToken:
+        """The token, from ``logits`` [vocab] float32 and these after the edits, and its log-probabilities if wanted.
+
+        Errors and ``draft_token`` as in ``Sampler.sample``.
+        """
+        best = best_of(scores, self.edits is not None)
+        return self.described(logits, best if self.words is None else self._drawn(scores, scores[best], draft_token))
+
+    def described(self, logits: np.ndarray, token: int) -> SampledToken:
+        """``token``, chosen after ``logits`` [vocab], and its log-probabilities if wanted."""
+        count = self.params.logprobs
+        return token, None if count is None else token_logprobs(logits, token, count)
+
+    def _drawn(self, scores: np.ndarray, peak: np.float32, draft_token: DraftToken | None) -> int:
+        assert self.words is not None
+        ids, weights = surviving_tokens(scores, peak, self.params)
+        position = -1
+        if draft_token is not None and draft_token.probabilities is not None:
+            uniform = self.words.uniform(self.position, ACCEPT)
+            position, weights = accepted_or_resampled(ids, weights, draft_token, uniform)
+        if position < 0:
+            position = draw(weights, self.words.at(self.position, DRAW))
+        return position if ids is None else int(ids[position])
+
+
+def surviving_tokens(
+    scores: np.ndarray, peak: float | np.float32, params: SamplingParams
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Token ids (None: all) that survive the filters, and their unnormalised probabilities after temperature.
+
+    ``scores`` [vocab] are the logits after ``edited_rows`` and ``peak`` their maximum.
+    """
+    ids = top_k_ids(scores, params.top_k) if 0 < params.top_k < scores.size else None
+    weights = exponentials(scores if ids is None else scores[ids], np.float32(peak), scale_of(params.temperature))
+    if params.top_p < 1:
+        ids, weights = _select(ids, weights, top_p_positions(weights, params.top_p))
+    if params.min_p > 0:
+        ids, weights = _select(ids, weights, min_p_positions(weights, params.min_p))
+    return ids, weights
+
+
+def _select(ids: np.ndarray | None, weights: np.ndarray, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return (selected if ids is None else ids[selected]), weights[selected]
+
+
+def best_of(scores: np.ndarray, edited: bool = False) -> int:
+    """The most likely token. ``edited``: non-finite scores come from the request's own edits, not from the engine.
+
+    EngineError, RequestError where edited, when no score is finite or one is NaN or infinite.
+    """
+    best = int(scores.argmax())
+    # argmax returns the first NaN if there is one, so checking one value is enough.
+    if not math.isfinite(scores.item(best)):
+        if edited:
+            raise RequestError(
+                f"expected a token that can be sampled, found none (the largest logit is {scores[best]}): allow more "
+                "by allowed_token_ids, bad_words, min_tokens and logits_processors"
+            )
+        raise EngineError(
+            f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
+        )
+    return best
+
+
+def block_size(count: int) -> int:
+    """Block size for sampling from ``count`` tokens."""
+    return count if count <= FEW else 32 if count <= 1024 else 1024
+
+
+def draw(weights: np.ndarray, word: int) -> int:
+    """The position in ``weights`` [n] float32, at most 1 each, that random ``word`` (64 bits) draws."""
+    whole = whole_weights(weights)
+    size = block_size(whole.size)
+    if size == whole.size:
+        running = np.cumsum(whole)
+        return int(np.searchsorted(running, target_of(word, int(running[-1])), side="right"))
+    starts = np.arange(0, whole.size, size)
+    blocks = np.cumsum(np.add.reduceat(whole, starts))
+    target = target_of(word, int(blocks[-1]))
+    block = int(np.searchsorted(blocks, target, side="right"))
+    before = int(blocks[block - 1]) if block else 0
+    inside = np.cumsum(whole[starts[block] : starts[block] + size])
+    return int(starts[block]) + int(np.searchsorted(inside, target - before, side="right"))
