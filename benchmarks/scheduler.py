@@ -5,7 +5,7 @@ A batch whose rows all sample, each with a temperature and a seed of its own, is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
@@ -20,7 +20,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.sampling import NO_SAMPLING, Sampler, SamplingParams, TokenSampling
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
 
@@ -87,7 +87,7 @@ class CountingEngine(ModelFreeEngine):
     def runs_ahead(self) -> bool:
         return True
 
-    def launch(self, inputs: PackedInputs) -> CountingResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> CountingResult:
         best = inputs.positions[inputs.logits_indices] % self.config.vocab_size
         return CountingResult(best, self.logits[: best.size])
 

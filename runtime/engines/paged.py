@@ -23,6 +23,7 @@ from hybridge.runtime.engines.packed_rows import EXACT
 from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +145,12 @@ class PagedEngine(ABC):
         write to are undefined; all others are as they were.
         """
 
-    def launch(self, inputs: PackedInputs) -> StepResult:
-        """Like ``step``, but where a device works by itself, this need not wait for it: the result does."""
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
+        """Like ``step``, but where a device works by itself, this need not wait for it: the result does.
+
+        samplings: how the tokens after some of ``logits_indices`` are chosen, by index there; the others are the most
+        likely. An engine that can chooses them in the step, for others ``StepResult.sampled`` does it on the host.
+        """
         return ArrayResult(self.step(inputs))
 
     @property

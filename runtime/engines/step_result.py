@@ -1,13 +1,13 @@
-"""Results of a paged engine's step: the most likely token of each row, and logits of rows on request."""
+"""Results of a paged engine's step: the chosen tokens, and logits of rows on request."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridge.runtime.sampling import best_token, best_tokens
+from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_token, best_tokens, sample_rows
 
 
 class StepResult(ABC):
@@ -24,6 +24,16 @@ class StepResult(ABC):
     @abstractmethod
     def best_tokens(self) -> list[int | None]:
         """The most likely token after each of the step's logits_indices; None where its logits are not finite."""
+
+    def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        """The token that each of ``samplings`` chooses after its index in logits_indices, or the error of that row.
+
+        They are among those that the step was given, by ascending index. This samples on the host; a result of an
+        engine that has chosen in the step has these tokens, which are the same.
+        """
+        if not samplings:
+            return {}
+        return dict(zip(samplings, sample_rows(list(samplings.values()), self.rows(list(samplings))), strict=True))
 
     @abstractmethod
     def logits(self, index: int) -> np.ndarray:

@@ -5,17 +5,18 @@ from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import DraftToken
 from hybridge.runtime.sampling.rows import DrawError, sample_rows
 from hybridge.runtime.sampling.sampler import Sampler, best_token, best_tokens
-from hybridge.runtime.sampling.token_draw import SampledToken, TokenDraw
+from hybridge.runtime.sampling.token_sampling import NO_SAMPLING, SampledToken, TokenSampling
 
 __all__ = [
+    "NO_SAMPLING",
     "DraftToken",
     "DrawError",
     "PromptLogprobs",
     "SampledToken",
     "Sampler",
     "SamplingParams",
-    "TokenDraw",
     "TokenLogprobs",
+    "TokenSampling",
     "best_token",
     "best_tokens",
     "sample_rows",

@@ -10,7 +10,7 @@ import numpy as np
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.sampling.edits import edited_rows
 from hybridge.runtime.sampling.filters import FIRST_HEAD
-from hybridge.runtime.sampling.token_draw import DRAW, SampledToken, TokenDraw, block_size
+from hybridge.runtime.sampling.token_sampling import DRAW, SampledToken, TokenSampling, block_size
 from hybridge.runtime.sampling.weights import exponentials, scale_of, share_of, target_of, whole_weights
 
 DrawError = EngineError | RequestError
@@ -18,18 +18,18 @@ DrawError = EngineError | RequestError
 _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
 
-def sample_rows(draws: Sequence[TokenDraw], logits: np.ndarray) -> list[SampledToken | DrawError]:
-    """The token of each of ``draws`` from its row of ``logits`` [n, vocab] float32, or the error of this row.
+def sample_rows(samplings: Sequence[TokenSampling], logits: np.ndarray) -> list[SampledToken | DrawError]:
+    """The token of each of ``samplings`` from its row of ``logits`` [n, vocab] float32, or the error of this row.
 
     Logits are edited together, and rows of equal top_k, top_p and min_p are sampled together, whatever their
     temperatures and seeds; those with functions of the caller, and those of large vocabularies, one by one.
     """
-    scores, edited = _edited(draws, logits)
-    tokens = [-1] * len(draws)
+    scores, edited = _edited(samplings, logits)
+    tokens = [-1] * len(samplings)
     at_once = _MOST_NUMBERS // logits.shape[1]
     alike: dict[tuple[int, float, float], list[int]] = {}
     if at_once >= _LEAST_ROWS:
-        for place, how in enumerate(draws):
+        for place, how in enumerate(samplings):
             if how.words is not None and edited[place]:
                 alike.setdefault(how.filters, []).append(place)
     for filters, positions in alike.items():
@@ -38,18 +38,18 @@ def sample_rows(draws: Sequence[TokenDraw], logits: np.ndarray) -> list[SampledT
             if len(some) >= _LEAST_ROWS:
                 neighbours = some[-1] - some[0] < len(some)
                 rows = scores[some[0] : some[-1] + 1] if neighbours else scores[some]
-                for place, token in zip(some, _tokens([draws[p] for p in some], rows, *filters), strict=True):
+                for place, token in zip(some, _tokens([samplings[p] for p in some], rows, *filters), strict=True):
                     tokens[place] = token
     return [
         how.described(logits[p], token) if token >= 0 else _alone(how, logits[p], scores[p] if edited[p] else None)
-        for p, (how, token) in enumerate(zip(draws, tokens, strict=True))
+        for p, (how, token) in enumerate(zip(samplings, tokens, strict=True))
     ]
 
 
-def _edited(draws: Sequence[TokenDraw], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
+def _edited(samplings: Sequence[TokenSampling], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
     """``logits`` after the edits of each row, and by row whether these were made; other rows are sampled alone."""
-    done = [how.process is None for how in draws]
-    edits = {place: how.edits for place, how in enumerate(draws) if done[place] and how.edits is not None}
+    done = [how.process is None for how in samplings]
+    edits = {place: how.edits for place, how in enumerate(samplings) if done[place] and how.edits is not None}
     if not edits:
         return logits, done
     # Where the logits themselves are not finite, an edit might hide it.
@@ -62,7 +62,7 @@ def _edited(draws: Sequence[TokenDraw], logits: np.ndarray) -> tuple[np.ndarray,
     return scores, done
 
 
-def _alone(how: TokenDraw, logits: np.ndarray, scores: np.ndarray | None) -> SampledToken | DrawError:
+def _alone(how: TokenSampling, logits: np.ndarray, scores: np.ndarray | None) -> SampledToken | DrawError:
     """``scores``: the logits after all edits, None where these are still to be made."""
     try:
         return how.chosen(logits, how.scores(logits) if scores is None else scores)
@@ -70,7 +70,9 @@ def _alone(how: TokenDraw, logits: np.ndarray, scores: np.ndarray | None) -> Sam
         return error
 
 
-def _tokens(draws: Sequence[TokenDraw], scores: np.ndarray, top_k: int, top_p: float, min_p: float) -> list[int]:
+def _tokens(
+    samplings: Sequence[TokenSampling], scores: np.ndarray, top_k: int, top_p: float, min_p: float
+) -> list[int]:
     """The token of each row of ``scores`` [m, vocab]; -1 where it must be sampled alone."""
     peaks, ids = scores.max(1), None
     fit = np.isfinite(peaks)
@@ -84,7 +86,7 @@ def _tokens(draws: Sequence[TokenDraw], scores: np.ndarray, top_k: int, top_p: f
     if not fit.all():
         # Unused, but finite.
         scores, peaks = np.where(fit[:, None], scores, 0), np.where(fit, peaks, 0)
-    scales = np.array([scale_of(how.params.temperature) for how in draws], np.float32)
+    scales = np.array([scale_of(how.params.temperature) for how in samplings], np.float32)
     weights = exponentials(scores, peaks[:, None], scales[:, None])
     whole = whole_weights(weights)
     if top_p < 1:
@@ -94,7 +96,7 @@ def _tokens(draws: Sequence[TokenDraw], scores: np.ndarray, top_k: int, top_p: f
     if min_p > 0:
         # The largest weight survives top_p.
         whole[weights < np.float32(min_p) * weights.max(1, keepdims=True)] = 0
-    words = [how.words.at(how.position, DRAW) if how.words is not None else 0 for how in draws]
+    words = [how.words.at(how.position, DRAW) if how.words is not None else 0 for how in samplings]
     positions = _positions(whole, words)
     tokens = positions if ids is None else np.take_along_axis(ids, positions[:, None], 1)[:, 0]
     tokens[~fit] = -1

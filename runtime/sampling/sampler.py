@@ -13,7 +13,7 @@ from hybridge.runtime.sampling.history import AnswerHistory
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.random_words import RandomWords
 from hybridge.runtime.sampling.rejection import DraftToken
-from hybridge.runtime.sampling.token_draw import GUESS, SampledToken, TokenDraw, best_of, draw, surviving_tokens
+from hybridge.runtime.sampling.token_sampling import DRAFT, SampledToken, TokenSampling, best_of, draw, surviving_tokens
 
 
 class Sampler:
@@ -40,19 +40,19 @@ class Sampler:
         self._words = None if params.greedy else RandomWords(seed)
         self._history = AnswerHistory(params, prompt, stop_ids, bad_words) if params.edits_logits else None
         # Tokens of the answer, and draft tokens drawn after them.
-        self._position = self._guessed = 0
+        self._position = self._drafted = 0
 
     @property
     def is_random(self) -> bool:
         """Whether tokens are sampled; otherwise the most likely one is taken."""
         return self._words is not None
 
-    def draw(self, vocab: int) -> TokenDraw:
+    def draw(self, vocab: int) -> TokenSampling:
         """How the next token is chosen from logits [vocab]; ``record`` then takes it."""
         if self._history is None:
-            return TokenDraw(self._params, self._words, self._position)
+            return TokenSampling(self._params, self._words, self._position)
         process = self._processed if self._params.logits_processors else None
-        return TokenDraw(self._params, self._words, self._position, self._history.edits(vocab), process)
+        return TokenSampling(self._params, self._words, self._position, self._history.edits(vocab), process)
 
     def sample_draft_token(self, logits: np.ndarray) -> DraftToken:
         """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
@@ -63,8 +63,8 @@ class Sampler:
         """
         assert self._words is not None, "a greedy sampler draws nothing"
         ids, weights = surviving_tokens(logits, logits[best_of(logits)], self._params)
-        position = draw(weights, self._words.at(self._position + self._guessed, GUESS))
-        self._guessed += 1
+        position = draw(weights, self._words.at(self._position + self._drafted, DRAFT))
+        self._drafted += 1
         if ids is None:
             return DraftToken(position, weights)
         probabilities = np.zeros(logits.size, weights.dtype)
@@ -91,7 +91,7 @@ class Sampler:
     def record(self, token: int) -> None:
         """``token`` is the next one."""
         self._position += 1
-        self._guessed = 0
+        self._drafted = 0
         if self._history is not None:
             self._history.add(token)
 

@@ -11,6 +11,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
 from hybridge.runtime.serving.packing import packed_inputs
 from hybridge.runtime.serving.step_packer import StepPacker
@@ -28,10 +29,11 @@ class StepExecutor:
         self._engine, self._manager, self._scheduler, self._runner = engine, manager, scheduler, runner
         self._packer = StepPacker(scheduler.sequences, manager, engine)
 
-    def launch(self, plan: StepPlan) -> StepResult | None:
+    def launch(self, plan: StepPlan, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult | None:
         """The result for the rows that sample, in their order (and padding after them); None without rows.
 
-        Whatever the engine raises passes through; then nothing is known of the memory that the plan names.
+        samplings: as in ``PagedEngine.launch``. Whatever the engine raises passes through; then nothing is known of the
+        memory that the plan names.
         """
         engine = self._engine
         if not plan.repeats:
@@ -41,11 +43,11 @@ class StepExecutor:
                 return None
         runner = self._runner
         if runner is None:
-            result = engine.launch(self._packer.pack(plan))
+            result = engine.launch(self._packer.pack(plan), samplings)
         else:
             # Arrays of its own: a runner may look at them after the step.
             inputs = packed_inputs(plan, self._scheduler.sequences, self._manager, engine)
-            result = runner.launch(engine, inputs, plan.rows)
+            result = runner.launch(engine, inputs, plan.rows, samplings)
         if not plan.taken_slots:
             return result
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,13 +17,6 @@ from hybridge.runtime.text import Tokenizer
 
 # Makes a piece of a token that has been chosen, once, before the next one is.
 MakePiece = Callable[[], Piece]
-
-
-class Drawing(NamedTuple):
-    """A sampler for the next token of a sequence, used with others in one call, and what takes the result."""
-
-    sampler: Sampler
-    take: Callable[[SampledToken], list[MakePiece]]
 
 
 @dataclass(frozen=True)
@@ -56,14 +47,18 @@ class Group(ABC):
         """Maximum number of draft tokens of a sequence in a step; None: no limit."""
         return 0
 
-    def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
-        """How the next token of ``sequence`` is sampled; None where ``accept`` has to choose."""
+    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
+        """What says how the next token of ``sequence`` is sampled, for ``take``; None where ``accept`` chooses it."""
         return None
 
     def draw(self, sequence: ScheduledSequence) -> Draw | None:
         """How to sample draft tokens for ``sequence``; None for the most likely ones."""
-        drawing = self.drawing(sequence)
-        return drawing.sampler.sample_draft_token if drawing is not None and drawing.sampler.is_random else None
+        sampler = self.sampler(sequence)
+        return sampler.sample_draft_token if sampler is not None and sampler.is_random else None
+
+    def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
+        """Go on from the token that was chosen as the ``sampler`` of ``sequence`` says; what makes the pieces of it."""
+        raise AssertionError("a group without samplers was given a sampled token")
 
     def read_prompt(self, logits: np.ndarray) -> None:
         """Logits [n, vocab] after the next n tokens of the prompt, except its last; EngineError: not finite."""
@@ -121,12 +116,10 @@ class SamplingGroup(Group):
         assert self._prompt_logprobs is not None
         self._prompt_logprobs.add(logits)
 
-    def drawing(self, sequence: ScheduledSequence) -> Drawing | None:
-        if self._unforked:
-            return None
-        return Drawing(self._answers[sequence].sampler, partial(self._take, sequence))
+    def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
+        return None if self._unforked else self._answers[sequence].sampler
 
-    def _take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
+    def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
         answer = self._answers[sequence]
         answer.sampler.record(sampled[0])
         answer.take(sampled)

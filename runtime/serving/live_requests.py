@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import DrawError, SampledToken, sample_rows
+from hybridge.runtime.sampling import DrawError, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.serving.beam import BeamGroup
 from hybridge.runtime.serving.draft_outcome import NO_LOGITS
-from hybridge.runtime.serving.group import Drawing, Group, GroupContext, MakePiece, SamplingGroup
+from hybridge.runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.text import Tokenizer
 
@@ -74,10 +72,24 @@ class LiveRequests:
         known = self._request_of
         return list(dict.fromkeys(known[sequence] for sequence in sequences if sequence in known))
 
+    def samplers(self, sampling: Iterable[tuple[ScheduledSequence, int]]) -> dict[int, Sampler]:
+        """By index, those of ``sampling`` that say how the token after logits of this index is chosen in a step."""
+        found = {}
+        for sequence, index in sampling:
+            known = self.of(sequence)
+            if known is not None and not known[1].takes_best and (sampler := known[1].sampler(sequence)) is not None:
+                found[index] = sampler
+        return found
+
     def accept(
-        self, sampling: Iterable[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
+        self,
+        sampling: Iterable[tuple[ScheduledSequence, int]],
+        result: StepResult,
+        best: Sequence[int | None],
+        samplings: Mapping[int, TokenSampling],
     ) -> None:
-        """Let each sequence choose its token, from the logits of its index, or end its request with an error."""
+        """Give each sequence the token that the step chose after the logits of its index, or let it choose one from
+        them; or end its request with an error. samplings: those of the step."""
         request_of, groups = self._request_of, self._groups
         others: list[tuple[ScheduledSequence, int]] = []
         for sequence, index in sampling:
@@ -97,7 +109,7 @@ class LiveRequests:
             if group.finished:
                 del groups[id_]
         if others:
-            self._accept_logits(others, result, best)
+            self._accept_sampled(others, result, best, samplings)
 
     def read_prompts(self, plan: StepPlan, result: StepResult) -> None:
         """Give each request the logits of its prompt that it asks for, or end it with an error."""
@@ -112,34 +124,33 @@ class LiveRequests:
             except Exception as error:
                 self._broken(id_, error)
 
-    def _accept_logits(
-        self, sampling: Sequence[tuple[ScheduledSequence, int]], result: StepResult, best: Sequence[int | None]
+    def _accept_sampled(
+        self,
+        sampling: Sequence[tuple[ScheduledSequence, int]],
+        result: StepResult,
+        best: Sequence[int | None],
+        samplings: Mapping[int, TokenSampling],
     ) -> None:
-        """``accept`` for sequences whose token needs logits, which are read and sampled from together."""
-        members = [self._groups[self._request_of[sequence]] for sequence, _ in sampling]
+        """``accept`` for sequences whose token is sampled, or needs logits, which are read together."""
         try:
-            rows = result.rows([index for _, index in sampling])
-        except EngineError as error:
-            self.end_with(self.ids_of(sequence for sequence, _ in sampling), error)
-            return
-        drawings = [group.drawing(sequence) for group, (sequence, _) in zip(members, sampling, strict=True)]
-        try:
-            sampled = _draw_together(drawings, rows)
+            sampled = result.sampled({index: samplings[index] for _, index in sampling if index in samplings})
+            others = [index for _, index in sampling if index not in samplings]
+            logits = dict(zip(others, result.rows(others), strict=True)) if others else {}
         except Exception as error:
             self.end_with(self.ids_of(sequence for sequence, _ in sampling), choice_error(error))
             return
-        for place, (group, (sequence, index)) in enumerate(zip(members, sampling, strict=True)):
+        for sequence, index in sampling:
             id_ = self._request_of.get(sequence)
             if id_ is None:
                 continue  # it ended with another of its sequences
-            drawing = drawings[place]
+            group = self._groups[id_]
             try:
-                if drawing is None:
-                    chosen = group.accept(sequence, rows[place], best[index])
-                elif isinstance(token := sampled[place], (EngineError, RequestError)):
+                if index in logits:
+                    chosen = group.accept(sequence, logits[index], best[index])
+                elif isinstance(token := sampled[index], (EngineError, RequestError)):
                     raise token
                 else:
-                    chosen = drawing.take(token)
+                    chosen = group.take(sequence, token)
                 self._unmade.append((id_, chosen))
             except Exception as error:
                 self._broken(id_, error)
@@ -227,13 +238,6 @@ class LiveRequests:
     def _forget(self, sequence: ScheduledSequence) -> None:
         self._request_of.pop(sequence, None)
         self._forget_sequence(sequence.id)
-
-
-def _draw_together(drawings: Sequence[Drawing | None], rows: np.ndarray) -> dict[int, SampledToken | DrawError]:
-    """Sampled tokens from ``rows`` [n, vocab] of logits, by index."""
-    drawing = {place: one.sampler.draw(rows.shape[1]) for place, one in enumerate(drawings) if one is not None}
-    logits = rows if len(drawing) == len(rows) else rows[list(drawing)]
-    return dict(zip(drawing, sample_rows(list(drawing.values()), logits), strict=True))
 
 
 def engine_error(error: BaseException, what: str) -> EngineError:

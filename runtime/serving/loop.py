@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.sampling import Sampler
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
 from hybridge.runtime.serving.draft_check import DraftCheck
@@ -55,8 +56,10 @@ class ServingLoop:
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
-        # The sequences that get a token from the step planned last.
+        # The sequences that get a token from the step planned last, and the samplers of some, by index of their logits.
         self._sampling: list[ScheduledSequence] = []
+        self._samplers: Mapping[int, Sampler] = {}
+        self._vocab = engine.config.vocab_size
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
 
@@ -126,7 +129,7 @@ class ServingLoop:
             return
         plan, result, is_plain = in_flight.plan, in_flight.result, in_flight.plan.is_plain
         accepted = NONE_ACCEPTED
-        chosen = zip(in_flight.sampling, count(), strict=False) if is_plain else _sampled(plan, in_flight.sampling)
+        chosen = _sampled(plan, in_flight.sampling)
         try:
             best = in_flight.best_tokens()
             if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
@@ -144,7 +147,7 @@ class ServingLoop:
             if result is not None:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
-                self._requests.accept(chosen, result, best)
+                self._requests.accept(chosen, result, best, in_flight.samplings)
         except BaseException as error:
             self._end_committed(plan, error)
         in_flight.end()
@@ -170,11 +173,13 @@ class ServingLoop:
             if not plan.repeats:
                 sequences = self.scheduler.sequences
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
-            result = self._executor.launch(plan)
+                self._samplers = self._requests.samplers(_sampled(plan, self._sampling))
+            samplings = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
+            result = self._executor.launch(plan, samplings)
         except BaseException as error:
             self._fail(plan, error)
             return
-        self._in_flight = StepInFlight(plan, self._sampling, result, began)
+        self._in_flight = StepInFlight(plan, self._sampling, result, samplings, began)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.
@@ -205,9 +210,12 @@ class ServingLoop:
 
 
 def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
-    """The sequences that get a token each, with the index of their logits; no row of the plan has draft tokens."""
+    """The sequences that get one token each, with the index of their logits; rows with draft tokens get several."""
+    if plan.is_plain:
+        return zip(sampling, count(), strict=False)
     starts = zip(plan.rows, plan.logits_starts(), strict=True)
-    return zip(sampling, [begin + row.prompt_logits for row, begin in starts if row.samples], strict=True)
+    rows = zip(sampling, [place for place in starts if place[0].samples], strict=True)
+    return [(sequence, begin + row.prompt_logits) for sequence, (row, begin) in rows if not row.draft_tokens]
 
 
 def _noop(*sequences: int) -> None:

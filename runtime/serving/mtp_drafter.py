@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from hybridge.runtime.engines.hidden_rows import NOWHERE
 from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import PlannedRow
 from hybridge.runtime.serving.draft_caches import DraftCaches
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
@@ -44,10 +45,16 @@ class MtpDrafter:
         # An error of the head during a step of the model, raised by the next ``propose``.
         self._failure: Exception | None = None
 
-    def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
+    def launch(
+        self,
+        engine: PagedEngine,
+        inputs: PackedInputs,
+        rows: Sequence[PlannedRow],
+        samplings: Mapping[int, TokenSampling] = NO_SAMPLING,
+    ) -> StepResult:
         """Run a step of the model, whose first rows are ``rows``."""
         self._save_hidden(rows)
-        result = engine.launch(inputs)
+        result = engine.launch(inputs, samplings)
         bounds, ids = inputs.query_start_loc.tolist(), inputs.input_ids
         for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
             place = self._hidden.first + begin

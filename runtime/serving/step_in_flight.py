@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 
 
@@ -25,13 +26,18 @@ class StepTimes:
 class StepInFlight:
     """``sampling``: the sequences that get a token each, in the order of ``result``, which is None without rows.
 
-    began: time.perf_counter before the step was planned.
+    samplings: as in ``PagedEngine.launch``. began: time.perf_counter before the step was planned.
     """
 
     def __init__(
-        self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult | None, began: float
+        self,
+        plan: StepPlan,
+        sampling: Sequence[ScheduledSequence],
+        result: StepResult | None,
+        samplings: Mapping[int, TokenSampling],
+        began: float,
     ) -> None:
-        self.plan, self.sampling, self.result = plan, sampling, result
+        self.plan, self.sampling, self.result, self.samplings = plan, sampling, result, samplings
         self._launched = self._arrived = time.perf_counter()
         self._host, self._device = self._launched - began, 0.0
         self._ended = self._launched

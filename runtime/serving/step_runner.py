@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import PlannedRow
 
 
@@ -14,8 +15,14 @@ from hybridge.runtime.scheduler import PlannedRow
 class StepRunner(Protocol):
     """Runs the steps of an engine, to see more of them than their result."""
 
-    def launch(self, engine: PagedEngine, inputs: PackedInputs, rows: Sequence[PlannedRow]) -> StepResult:
-        """As ``engine.launch(inputs)``. The first rows of ``inputs`` are ``rows``, any others are padding.
+    def launch(
+        self,
+        engine: PagedEngine,
+        inputs: PackedInputs,
+        rows: Sequence[PlannedRow],
+        samplings: Mapping[int, TokenSampling] = NO_SAMPLING,
+    ) -> StepResult:
+        """As ``engine.launch(inputs, samplings)``. The first rows of ``inputs`` are ``rows``, any others are padding.
 
         Errors outside of the engine's own step end no request: ``Drafter.propose`` raises them at its next call.
         """

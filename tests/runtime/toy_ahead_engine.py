@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 
 
@@ -55,7 +56,7 @@ class AheadToyEngine(ToyPagedEngine):
     def runs_ahead(self) -> bool:
         return True
 
-    def launch(self, inputs: PackedInputs) -> StepResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         assert self.pending is None, "a step is launched while another one runs"
         self.pending = LateResult(self, inputs)
         return self.pending

@@ -27,6 +27,7 @@ _SCALARS: dict[str, type] = {
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
+    "double": ctypes.c_double,
 }
 _STRUCT = re.compile(r"^struct\s+(\w+)\s*\{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 _FIELD = re.compile(r"^\s*(?:const\s+)?(\w+)\s*(\*?)\s*(?:__restrict__\s+)?(\w+)\s*;\s*(?://.*)?$")

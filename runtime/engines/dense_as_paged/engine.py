@@ -23,6 +23,7 @@ from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from hybridge.runtime.engines.step_result import RowsResult, StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 # Steps of the same rows after which it pays to move them together.
 _STEADY_STEPS = 4
@@ -129,7 +130,7 @@ class DenseAsPaged(PagedEngine):
             return np.zeros((0, self.config.vocab_size), np.float32)
         return result.rows(range(requested))
 
-    def launch(self, inputs: PackedInputs) -> StepResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         decoding = self._decoding
         if decoding is not None and decoding.inputs is inputs:
             return self._decode(decoding, decoding.ids.tolist(), decoding.lengths.tolist())

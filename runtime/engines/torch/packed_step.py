@@ -76,7 +76,7 @@ class PackedStep:
         if self._deferred is not None and self._calls is not None:
             self._deferred.ran(self._calls)
         assert self._logits is not None
-        return TorchStepResult(self._device, self._best, self._logits, slice(0, len(inputs.logits_indices)))
+        return TorchStepResult(self._device, self._best.numpy(), self._logits, slice(0, len(inputs.logits_indices)))
 
     def _work(self) -> None:
         self._buffers.upload()

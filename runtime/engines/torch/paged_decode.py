@@ -8,6 +8,7 @@ import torch
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
@@ -38,14 +39,24 @@ def padded_blocks(blocks: int, block_size: int) -> int:
 class PagedDecodeStep:
     """The step of ``rows`` rows that see ``blocks`` blocks; padding rows touch nothing."""
 
-    def __init__(self, device: TorchDevice, program: StepProgram, pools: TorchPools, rows: int, blocks: int) -> None:
-        self._device, self._program = device, program
+    def __init__(
+        self,
+        device: TorchDevice,
+        program: StepProgram,
+        pools: TorchPools,
+        rows: int,
+        blocks: int,
+        chooser: DeviceSampling | None = None,
+    ) -> None:
+        """``chooser``: what chooses tokens in the step; None: the most likely ones are all that it finds."""
+        self._device, self._program, self._chooser = device, program, chooser
         self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows), extra=program.extra)
         arrays = self._buffers.arrays
         arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
         all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, rows, 1)
         self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows}
-        self._best = device.pinned(rows, dtype=torch.int64)
+        self._pinned = device.pinned(rows, dtype=torch.int64)
+        self._best = self._pinned.numpy() if chooser is None else chooser.best
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
@@ -57,13 +68,16 @@ class PagedDecodeStep:
         assert self._logits is not None
         indices = inputs.logits_indices
         requested = slice(0, len(indices)) if len(indices) == len(inputs.seq_lens) else indices.tolist()
-        return TorchStepResult(self._device, self._best, self._logits, requested)
+        return TorchStepResult(self._device, self._best, self._logits, requested, self._chooser)
 
     def _work(self) -> None:
         self._buffers.upload()
         found = self._program.run(self._feeds)
         self._logits = found[LOGITS]
-        self._best.copy_(best_in(found), non_blocking=True)
+        if self._chooser is None:
+            self._pinned.copy_(best_in(found), non_blocking=True)
+        else:
+            self._chooser.enqueue(self._logits)
 
 
 _FIXED = frozenset({QUERY_START_LOC, LOGITS_INDICES})

@@ -32,6 +32,7 @@ from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.weights import WeightStore
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 # Tokens of a block in the trial step that finds the sizes of stored inputs.
 _TRIED_BLOCK = 16
@@ -61,7 +62,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         self._rows: TorchRows | None = None
         self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
-        self._steps = PagedSteps(self._device, self.limits, self._memory)
+        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
         self._program(Phase.DECODE)
@@ -96,6 +97,11 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def decode_steps(self) -> Mapping[tuple[int, int], PagedDecodeStep]:
         """The steps that have been prepared on a GPU, by rows and blocks."""
         return self._steps.decode
+
+    @property
+    def sampling_steps(self) -> Mapping[tuple[int, int, bool], PagedDecodeStep]:
+        """Those that choose tokens, by rows, blocks and whether likely tokens are listed."""
+        return self._steps.sampling
 
     @property
     def draft_steps(self) -> Mapping[StepShape, PackedStep]:
@@ -153,14 +159,14 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def step(self, inputs: PackedInputs) -> np.ndarray:
         return self.launch(inputs).all_logits()
 
-    def launch(self, inputs: PackedInputs) -> TorchStepResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> TorchStepResult:
         self._check(inputs)
         # The memory of the previous step is reused.
         self._device.synchronize()
         inputs = self._deferring(inputs)
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
-        return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs))
+        return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs), samplings)
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)

@@ -11,6 +11,8 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
+from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
 
 # Among what a program gives: the most likely tokens, of one that has needed them itself.
 BEST = "best"
@@ -31,13 +33,28 @@ class TorchStepResult(StepResult):
     """The result of an enqueued step.
 
     best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
-    wanted: which of the n are requested.
+    requested: which of the n are requested. chooser: what chose tokens in the step, None: nothing.
     """
 
     def __init__(
-        self, device: TorchDevice, best: torch.Tensor, logits: torch.Tensor, requested: Sequence[int] | slice
+        self,
+        device: TorchDevice,
+        best: np.ndarray,
+        logits: torch.Tensor,
+        requested: Sequence[int] | slice,
+        chooser: DeviceSampling | None = None,
     ) -> None:
         self._device, self._best, self._logits, self._requested = device, best, logits, requested
+        self._chooser = chooser
+
+    @property
+    def device_logits(self) -> torch.Tensor:
+        """Logits [n, vocab] on the device."""
+        return self._logits
+
+    def choosing(self, chooser: DeviceSampling) -> TorchStepResult:
+        """The same with ``chooser``, which has been enqueued since."""
+        return TorchStepResult(self._device, self._best, self._logits, self._requested, chooser)
 
     @property
     def is_ready(self) -> bool:
@@ -45,8 +62,18 @@ class TorchStepResult(StepResult):
 
     def best_tokens(self) -> list[int | None]:
         self._device.synchronize()
-        found: list[int] = self._best.numpy()[self._requested].tolist()
+        found: list[int] = self._best[self._requested].tolist()
         return [token if token >= 0 else None for token in found] if found and min(found) < 0 else list(found)
+
+    def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        found: dict[int, SampledToken | DrawError] = {}
+        if self._chooser is not None:
+            self._device.synchronize()
+            rows = range(len(self._best)) if isinstance(self._requested, slice) else self._requested
+            chosen = self._chooser.sampled({rows[index]: draw for index, draw in samplings.items()})
+            found = {index: chosen[rows[index]] for index in samplings if rows[index] in chosen}
+        # The others, errors among them.
+        return {**found, **super().sampled({index: samplings[index] for index in samplings if index not in found})}
 
     def logits(self, index: int) -> np.ndarray:
         row = index if isinstance(self._requested, slice) else self._requested[index]

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
 from hybridge.runtime.engines.paged import PackedInputs, StepLimits
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
@@ -22,6 +24,7 @@ from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import draft_shape, own_shape, padded_shape
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 # Shapes of mixed steps that stay prepared, those that came last.
 MOST_MIXED = 128
@@ -32,24 +35,36 @@ class PagedSteps:
     """Steps over one set of pools; what is prepared for a shape is made with its first step.
 
     decode      one token a row, by rows and blocks
+    sampling    the same with tokens that are chosen in the step, by rows, blocks and whether likely tokens are listed
     drafts      rows with draft tokens, by shape
     mixed       rows of any length, by shape, the latest last
     """
 
-    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory) -> None:
+    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int) -> None:
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
+        self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
+        self._vocab = vocab
+        # By rows of logits, and whether likely tokens are listed.
+        self._choosers: dict[tuple[int, bool], DeviceSampling] = {}
 
     def launch(
-        self, inputs: PackedInputs, pools: TorchPools, programs: Programs, deferred: DeferredStates | None
+        self,
+        inputs: PackedInputs,
+        pools: TorchPools,
+        programs: Programs,
+        deferred: DeferredStates | None,
+        samplings: Mapping[int, TokenSampling] = NO_SAMPLING,
     ) -> TorchStepResult:
         """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves unchanged, if any."""
         rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
         drafts = _drafts(inputs)
         if len(inputs.input_ids) == rows and not drafts:
             key = padded_rows(rows, self._limits.max_rows), padded_blocks(inputs.block_table.shape[1], block_size)
+            if samplings and (chooser := self._chooser(key[0], samplings)) is not None:
+                return self._sampling_step(inputs, pools, programs, key, samplings, chooser)
             decode = self.decode.get(key)
             if decode is None:
                 decode = self.decode[key] = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *key)
@@ -68,7 +83,8 @@ class PagedSteps:
             step = self._made(inputs, shape, pools, programs, deferred)
         self.mixed[shape] = step
         with self._memory.of_step(len(inputs.input_ids)):
-            return step.launch(inputs, split)
+            result = step.launch(inputs, split)
+        return self._choosing(result, samplings) if samplings else result
 
     def run(
         self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, deferred: DeferredStates | None
@@ -92,13 +108,56 @@ class PagedSteps:
             best = best_in(found)
             host = device.pinned(*best.shape, dtype=best.dtype)
             host.copy_(best, non_blocking=True)
-        return TorchStepResult(device, host, found[LOGITS], slice(0, len(inputs.logits_indices))), found
+        return TorchStepResult(device, host.numpy(), found[LOGITS], slice(0, len(inputs.logits_indices))), found
 
     def forget(self) -> None:
         """Give up what has been prepared."""
         self.decode.clear()
+        self.sampling.clear()
+        self._choosers.clear()
         self.drafts.clear()
         self.mixed.clear()
+
+    def _sampling_step(
+        self,
+        inputs: PackedInputs,
+        pools: TorchPools,
+        programs: Programs,
+        size: tuple[int, int],
+        samplings: Mapping[int, TokenSampling],
+        chooser: DeviceSampling,
+    ) -> TorchStepResult:
+        """A step of ``size`` (rows and blocks), with one token a row, that chooses tokens."""
+        key = *size, chooser.lists
+        step = self.sampling.get(key)
+        if step is None:
+            step = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *size, chooser)
+            self.sampling[key] = step
+        indices = inputs.logits_indices
+        chooser.fill({int(indices[index]): draw for index, draw in samplings.items()})
+        return step.launch(inputs)
+
+    def _choosing(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
+        """``result`` of a mixed step, whose first logits are those requested, with tokens chosen after it."""
+        chooser = self._chooser(len(result.device_logits), samplings)
+        if chooser is None:
+            return result
+        chooser.fill(samplings)
+        with self._device.active():
+            chooser.enqueue(result.device_logits)
+        return result.choosing(chooser)
+
+    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> DeviceSampling | None:
+        """What chooses ``samplings`` in steps of ``rows`` rows of logits; None where the host has to."""
+        lists = any(draw.params.logprobs is not None for draw in samplings.values())
+        found = self._choosers.get((rows, lists))
+        if found is None:
+            try:
+                found = DeviceSampling(self._device, rows, self._vocab, lists)
+            except UnsupportedError:
+                return None
+            self._choosers[rows, lists] = found
+        return found
 
     def _made(
         self,

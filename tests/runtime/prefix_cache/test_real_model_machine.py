@@ -125,12 +125,12 @@ class Machine(RuleBasedStateMachine):
         engine = self.engine
         launch = engine.launch
 
-        def failing(inputs):
+        def failing(inputs, samplings):
             if not before:
-                launch(inputs)
+                launch(inputs, samplings)
             raise EngineError("told to fail")
 
-        engine.launch = failing  # type: ignore[method-assign]
+        engine.launch = failing  # type: ignore[assignment, method-assign]
         try:
             assert all(output.error is not None for output in self.loop.step())
         finally:

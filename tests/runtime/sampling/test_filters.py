@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.sampling.edits import edited_rows
 from hybridge.runtime.sampling.history import AnswerHistory
-from hybridge.runtime.sampling.token_draw import surviving_tokens
+from hybridge.runtime.sampling.token_sampling import surviving_tokens
 from tests.support.effort import examples
 
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")

@@ -5,7 +5,7 @@ import pytest
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.sampling import DraftToken, Sampler, SamplingParams
-from hybridge.runtime.sampling.token_draw import surviving_tokens
+from hybridge.runtime.sampling.token_sampling import surviving_tokens
 from tests.runtime.sampling.chi_square import chi_square_fits
 
 VOCAB = 13

@@ -7,7 +7,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.logprobs import token_logprobs
 from hybridge.runtime.sampling.random_words import RandomWords
-from hybridge.runtime.sampling.token_draw import block_size, draw, surviving_tokens
+from hybridge.runtime.sampling.token_sampling import block_size, draw, surviving_tokens
 from hybridge.runtime.sampling.weights import exponentials, whole_weights
 from tests.runtime.sampling.chi_square import chi_square_fits
 

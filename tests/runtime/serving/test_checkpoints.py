@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.serving.test_prefix_cache import line
@@ -46,9 +47,9 @@ class WatchedEngine(AheadToyEngine):
         super().__init__(paged_config(HYBRID, MAX_SEQ), max_tokens=70, max_rows=16)
         self.calls: list[str] = []
 
-    def launch(self, inputs: PackedInputs) -> StepResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         self.calls.append("launch")
-        return Watched(self, super().launch(inputs))
+        return Watched(self, super().launch(inputs, samplings))
 
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.calls.append("copy")

@@ -171,7 +171,7 @@ def test_an_interruption_leaves_the_previous_output(monkeypatch):
     loop.step()
     launch = engine.launch
 
-    def interrupted(inputs):
+    def interrupted(inputs, samplings):
         monkeypatch.setattr(engine, "launch", launch)
         raise KeyboardInterrupt
 

@@ -14,7 +14,7 @@ from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.llm import LLM
-from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.sampling import NO_SAMPLING, SamplingParams
 from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft_inputs
 from hybridge.runtime.serving.hidden_state_cache import HiddenStateCache
 from hybridge.runtime.serving.mtp_drafter import MtpDrafter
@@ -43,9 +43,9 @@ class Watched(MtpDrafter):
         self.seen: dict[int, dict[int, np.ndarray]] = {}
         self.origins: dict[int, int] = {}
 
-    def launch(self, engine, inputs, rows):  # type: ignore[no-untyped-def]
+    def launch(self, engine, inputs, rows, samplings=NO_SAMPLING):  # type: ignore[no-untyped-def]
         self._watch({sequence: self._states.of(sequence).certain for sequence in self._states})
-        return super().launch(engine, inputs, rows)
+        return super().launch(engine, inputs, rows, samplings)
 
     def propose(self, requests):  # type: ignore[no-untyped-def]
         self._watch({each.sequence: len(each.tokens) - 1 for each in requests})

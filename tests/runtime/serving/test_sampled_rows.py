@@ -43,7 +43,7 @@ def loop_and_engine(monkeypatch):
     loop, engine = toy_loop(max_rows=16)
     monkeypatch.setattr(OneRead, "reads", 0)
     monkeypatch.setattr(OneRead, "fails", False)
-    monkeypatch.setattr(engine, "launch", lambda inputs: OneRead(engine.step(inputs)))
+    monkeypatch.setattr(engine, "launch", lambda inputs, samplings: OneRead(engine.step(inputs)))
     return loop, engine
 
 
@@ -62,7 +62,8 @@ def test_a_mixed_batch_is_read_once_and_sampled_as_each_row_alone(loop_and_engin
             tokens.append(sampler.sample(toy_logits(engine.config, tokens))[0])
         assert list(found[id_, 0]) == tokens[2:]
     assert list(found[greedy, 0]) == toy_greedy(engine.config, [7], 9) and (best, 0) in found
-    assert OneRead.reads == loop.steps == 9
+    # Once for the sampled ones, and once for the beams, which last 4 steps.
+    assert OneRead.reads == loop.steps + 4 == 13
 
 
 def test_greedy_rows_read_no_logits(loop_and_engine) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from tests.runtime.toy_ahead_engine import AheadToyEngine, LateResult
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 
@@ -24,9 +25,9 @@ class TroubledEngine(ToyPagedEngine):
     troubles = 0
     pending: LateResult | None = None
 
-    def launch(self, inputs: PackedInputs) -> StepResult:
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         self._break("launch")
-        return super().launch(inputs)
+        return super().launch(inputs, samplings)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         if self.breaks is not None and self.breaks[0] == "step":

@@ -10,10 +10,11 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 
 from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.equal_rows import EqualRows
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.generation import Request
-from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.sampling import Sampler, SamplingParams, sample_rows
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
@@ -143,6 +144,40 @@ def test_longer_contexts_are_recorded_once_a_bucket(artifacts: ArtifactCache) ->
         )
     assert sorted(engine.decode_steps) == [(2, 16), (2, 32), (2, 64)]
     assert all(step.repeated.is_replayed for step in engine.decode_steps.values())
+
+
+def test_tokens_chosen_in_a_step_are_those_of_its_logits(artifacts: ArtifactCache) -> None:
+    """Prompts, then decoding: directly, recorded and replayed, with rows that ask for nothing and padding rows."""
+    engine = TorchPagedEngine(exported(artifacts).folder, device="cuda")
+    vocab, rows = engine.config.vocab_size, 5
+    pools = EqualRows(engine, rows, 60, BLOCK)
+    params = [
+        SamplingParams(temperature=0.8, top_k=9, top_p=0.9, seed=3),
+        SamplingParams(temperature=1.0, seed=4, repetition_penalty=1.3, allowed_token_ids=range(1, vocab, 2)),
+        SamplingParams(temperature=1.2, seed=5, logits_processors=lambda tokens, logits: -logits),
+        SamplingParams(frequency_penalty=1.0, logprobs=3),
+    ]
+    samplers = [Sampler(each, (1, 2)) for each in params]
+    ids, past = np.random.default_rng(0).integers(0, vocab, (rows, 7)), 0
+    for _ in range(6):
+        samplings = {1 + row: sampler.draw(vocab) for row, sampler in enumerate(samplers)}
+        result = engine.launch(pools.inputs(ids, past), samplings)
+        best, found, logits = result.best_tokens(), result.sampled(samplings), result.rows(range(rows))
+        past += ids.shape[1]
+        ids = np.full((rows, 1), best[0])
+        assert best[0] == logits[0].argmax()
+        expected = sample_rows(list(samplings.values()), logits[1:])
+        for index, on_host, sampler in zip(samplings, expected, samplers, strict=True):
+            on_device = found[index]
+            assert not isinstance(on_host, Exception) and not isinstance(on_device, Exception)
+            token, logprobs = on_device
+            assert token == on_host[0]
+            if logprobs is not None and on_host[1] is not None:
+                assert [each for each, _ in logprobs.top] == [each for each, _ in on_host[1].top]
+                np.testing.assert_allclose(logprobs.logprob, on_host[1].logprob, atol=1e-5)
+            sampler.record(token)
+            ids[index] = token
+    assert all(step.repeated.is_replayed for step in engine.sampling_steps.values()) and engine.sampling_steps
 
 
 def test_forty_requests_get_the_tokens_each_gets_alone(artifacts: ArtifactCache) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,15 +22,14 @@ SampledToken = tuple[int, TokenLogprobs | None]
 # Up to this many tokens are summed as one block; above, sampling first chooses a block and then a token in it.
 FEW = 64
 # Words of a position, by their use.
-DRAW, ACCEPT, GUESS = 0, 1, 2
+DRAW, ACCEPT, DRAFT = 0, 1, 2
 
 
-@dataclass(frozen=True, eq=False)
-class TokenDraw:
+class TokenSampling(NamedTuple):
     """How a token is chosen from its logits. Nothing else decides, so that every engine chooses the same.
 
-    params: temperature and filters, and whether log-probabilities are wanted. words: its random numbers, None where the
-    most likely token is taken. position: tokens of the answer before it. edits: changes of the logits, None: none.
+    params: temperature and filters, and whether log-probabilities are requested. words: its random numbers, None where
+    the most likely token is taken. position: tokens of the answer before it. edits: changes of the logits, None: none.
     process: functions of the caller on rows [1, vocab], after the bias; None: none.
     """
 
@@ -52,19 +52,19 @@ class TokenDraw:
         return edited_rows(logits[None], [self.edits], self.process)[0]
 
     def chosen(self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None) -> SampledToken:
-        """The token, from ``logits`` [vocab] float32 and these after the edits, and its log-probabilities if wanted.
+        """The token, from ``logits`` [vocab] float32 and these after the edits, and its log-probabilities if requested.
 
         Errors and ``draft_token`` as in ``Sampler.sample``.
         """
         best = best_of(scores, self.edits is not None)
-        return self.described(logits, best if self.words is None else self._drawn(scores, scores[best], draft_token))
+        return self.described(logits, best if self.words is None else self._sampled(scores, scores[best], draft_token))
 
     def described(self, logits: np.ndarray, token: int) -> SampledToken:
-        """``token``, chosen after ``logits`` [vocab], and its log-probabilities if wanted."""
+        """``token``, chosen after ``logits`` [vocab], and its log-probabilities if requested."""
         count = self.params.logprobs
         return token, None if count is None else token_logprobs(logits, token, count)
 
-    def _drawn(self, scores: np.ndarray, peak: np.float32, draft_token: DraftToken | None) -> int:
+    def _sampled(self, scores: np.ndarray, peak: np.float32, draft_token: DraftToken | None) -> int:
         assert self.words is not None
         ids, weights = surviving_tokens(scores, peak, self.params)
         position = -1
@@ -74,6 +74,9 @@ class TokenDraw:
         if position < 0:
             position = draw(weights, self.words.at(self.position, DRAW))
         return position if ids is None else int(ids[position])
+
+
+NO_SAMPLING: Mapping[int, TokenSampling] = MappingProxyType({})
 
 
 def surviving_tokens(

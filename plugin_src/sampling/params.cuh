@@ -1,0 +1,76 @@
+// Choice of a token from each row of logits: what is asked for, what is found, and where it is kept in between.
+//
+// score_slices edits the logits and finds the peak of each row, weigh_slices sums the weights and gathers the tokens
+// that can survive the filters, choose_token applies the filters exactly and draws. All sums are of whole numbers, so
+// that no order of summing changes a token: the result is that of hybridge.runtime.sampling.
+#pragma once
+
+#include "common/integers.cuh"
+
+// What is asked of one row of logits. 64 bytes, as the engine writes them.
+struct Settings {
+    uint64_t key_low;   // of Philox
+    uint64_t key_high;
+    uint64_t position;  // tokens of the answer before this one
+    double top_p;       // 1: off
+    float scale;        // 1 / temperature
+    float min_p;        // 0: off
+    int kind;           // IDLE, BEST, SAMPLED or LISTED
+    int row;            // of the logits
+    int top_k;          // 0: off; LISTED: tokens in the list
+    int edits_begin;    // this row's part of the edits
+    int edits_end;
+    int masked;         // whether its mask says which tokens are allowed
+};
+
+// A change of one logit: (logit + bias), times or by `factor` where it is below 0 or not, minus `minus`.
+struct Edit {
+    int token;
+    float bias;
+    float factor;
+    float minus;
+};
+
+// What is found. token and best, the most likely one: -1 where the logits, or these after the edits, are not finite.
+// LISTED: `listed` tokens are in the list, -1 where the list is short. The sum of exp(logit - peak) over the row is
+// total / 2^40.
+struct Sampled {
+    uint64_t total;
+    int token;
+    int best;
+    int listed;
+    float logit;  // of the token, before the edits
+    float peak;
+    int padding;
+};
+
+// Between the kernels: of one row.
+struct RowState {
+    float peak;   // the largest score
+    int best;     // its first token; -1: not finite
+    float bound;  // every token that can survive the filters has at least this score
+    int padding;
+};
+
+// Rows of `vocab` logits in `slices` of `slice` tokens.
+struct Sampling {
+    const float* logits;       // [rows, vocab]
+    const Settings* settings;  // [problems]
+    const Edit* edits;         // ascending tokens in each row's part
+    const uint32_t* masks;     // [rows, ceil(vocab / 32)]
+    float* scores;             // [rows, vocab]: the logits after the edits, of rows that have any
+    float* peaks;              // [problems, slices, THREADS]: the largest score of each thread
+    uint64_t* totals;          // [problems, slices]
+    RowState* states;          // [problems]
+    int* slice_best;           // [problems, slices, 2]: score (its bits) and token of the best of a slice
+    int* counts;               // [problems]: candidates, of which the list holds MOST_CANDIDATES
+    float* candidate_scores;
+    int* candidate_tokens;
+    int* arrived;              // [problems], zero: slices that have been scored
+    Sampled* sampled;          // [problems]
+    int* listed_tokens;        // [problems, MOST_LISTED]
+    float* listed_logits;
+    int vocab;
+    int slices;
+    int slice;
+};

@@ -1,0 +1,78 @@
+// Unnormalised probabilities as whole numbers, bit for bit those of hybridge.runtime.sampling.weights, and Philox.
+//
+// The intrinsics keep the compiler from contracting a product and a sum into one rounding.
+#pragma once
+
+#include "sampling/params.cuh"
+
+constexpr int IDLE = 0, BEST = 1, SAMPLED = 2, LISTED = 3;
+constexpr int MOST_CANDIDATES = 2048, MOST_LISTED = 64;
+constexpr int NOT_FINITE = -1;
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000u); }
+
+// exp((score - peak) * scale): 0 below exp(-28), 1 at the peak.
+__device__ __forceinline__ float exponential(float score, float peak, float scale) {
+    float x = __fmul_rn(__fsub_rn(score, peak), scale);
+    const bool dead = x < -28.0f;
+    x = fmaxf(x, -28.0f);
+    const float power = rintf(__fmul_rn(x, 1.44269504088896341f));
+    x = __fsub_rn(x, __fmul_rn(power, 0.693359375f));
+    x = __fsub_rn(x, __fmul_rn(power, -2.12194440e-4f));
+    float series = __fadd_rn(__fmul_rn(x, 1.9875691500e-4f), 1.3981999507e-3f);
+    series = __fadd_rn(__fmul_rn(series, x), 8.3334519073e-3f);
+    series = __fadd_rn(__fmul_rn(series, x), 4.1665795894e-2f);
+    series = __fadd_rn(__fmul_rn(series, x), 1.6666665459e-1f);
+    series = __fadd_rn(__fmul_rn(series, x), 5.0000001201e-1f);
+    series = __fmul_rn(series, __fmul_rn(x, x));
+    x = __fadd_rn(__fadd_rn(x, series), 1.0f);
+    return dead ? 0.0f : __fmul_rn(x, __int_as_float((static_cast<int>(power) + 127) << 23));
+}
+
+// A weight from 0 to 1 as a whole number, of which 1 is 2^40.
+__device__ __forceinline__ uint64_t whole_weight(float weight) {
+    return __float2ull_rn(__fmul_rn(weight, 1099511627776.0f));
+}
+
+// The least sum of weights that counts as `top_p` of `total`.
+__device__ __forceinline__ uint64_t share_of(uint64_t total, double top_p) {
+    const uint64_t share = static_cast<uint64_t>(ceil(__dmul_rn(top_p, __ull2double_rn(total))));
+    return min(max(share, uint64_t(1)), total);
+}
+
+// Bits that order scores as the numbers do; the two zeros are equal.
+__device__ __forceinline__ unsigned ordered(float score) {
+    const unsigned bits = __float_as_uint(__fadd_rn(score, 0.0f));
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float score_of(unsigned key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Word 0 of Philox4x64-10 (Salmon et al. 2011) at counter position + 1.
+__device__ __forceinline__ uint64_t random_word(const Settings& settings) {
+    uint64_t c0 = settings.position + 1, c1 = 0, c2 = 0, c3 = 0, k0 = settings.key_low, k1 = settings.key_high;
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint64_t high0 = __umul64hi(c0, 0xD2E7470EE14C6C93ull), low0 = c0 * 0xD2E7470EE14C6C93ull;
+        const uint64_t high2 = __umul64hi(c2, 0xCA5A826395121157ull), low2 = c2 * 0xCA5A826395121157ull;
+        c0 = high2 ^ c1 ^ k0;
+        c1 = low2;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B97F4A7C15ull;
+        k1 += 0xBB67AE8584CAA73Bull;
+    }
+    return c0;
+}
+
+// The scores of a row: its logits, or what its edits made of them.
+__device__ __forceinline__ const float* scores_of(const Sampling& params, const Settings& settings) {
+    const bool edited = settings.masked || settings.edits_begin < settings.edits_end;
+    return (edited ? params.scores : params.logits) + static_cast<int64_t>(settings.row) * params.vocab;
+}
+
+// Whether the filters of a row leave out tokens in the order of their scores.
+__device__ __forceinline__ bool has_order(const Settings& settings) {
+    return settings.kind == LISTED || (settings.kind == SAMPLED && (settings.top_k > 0 || settings.top_p < 1.0));
+}

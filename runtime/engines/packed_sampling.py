@@ -1,0 +1,126 @@
+"""How the tokens of a step are chosen, in arrays that the CUDA kernels of ``sampling`` read, and what these find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hybridge.runtime.sampling import SampledToken, TokenLogprobs, TokenSampling
+from hybridge.runtime.sampling.edits import LogitEdits
+from hybridge.runtime.sampling.weights import MOST_WEIGHT, scale_of
+from hybridge.trt_plugins.kernels.fused.sampling import BEST, LISTED, MOST_LISTED, SAMPLED, edit_type
+
+_WORD = (1 << 64) - 1
+
+
+class PackedSampling:
+    """Settings of the rows of a step, and after them, where it ``lists``, those of the lists of likely tokens.
+
+    settings [problems] and edits [n] of the kernels' types and masks [rows, ceil(vocab / 32)] uint32: memory of the
+    caller, which ``fill`` writes to. ``edited``, ``masked``: edits in use, and the rows whose masks have changed.
+    """
+
+    def __init__(self, settings: np.ndarray, edits: np.ndarray, masks: np.ndarray, vocab: int, lists: bool) -> None:
+        self._settings, self._edits, self._masks, self._vocab = settings, edits, masks, vocab
+        self._rows = len(settings) // 2 if lists else len(settings)
+        self._lists = lists
+        self.edited, self.masked = 0, list[int]()
+        # What was last written to each mask: the same array holds the same bits.
+        self._known: list[np.ndarray | None] = [None] * self._rows
+        # What was last filled in, and whether equal settings need no new ones.
+        self._filled: object = None
+        self._repeats, self._chosen = False, frozenset[int]()
+
+    def fill(self, samplings: Mapping[int, TokenSampling]) -> frozenset[int]:
+        """The rows that the kernels choose for, of those of ``samplings``; each other row gets its most likely token.
+
+        A row with functions of the caller, or with more edits than there is room for, is left to the host.
+        """
+        table, self.edited, self.masked = self._settings, 0, []
+        chosen_by = [(how.params, how.words, how.edits) for how in samplings.values()]
+        if self._repeats and self._filled == (list(samplings), chosen_by):
+            # Only the position of a row is another one.
+            table["position"][list(samplings)] = [how.position for how in samplings.values()]
+            return self._chosen
+        self._filled, self._repeats = (list(samplings), chosen_by), all(how.edits is None for how in samplings.values())
+        table[...] = 0
+        table["row"] = np.arange(len(table)) % self._rows
+        table["kind"][: self._rows] = BEST
+        chosen = [row for row, how in samplings.items() if how.process is None and self._edit(row, how.edits)]
+        for row in chosen:
+            how = samplings[row]
+            if how.words is not None:
+                self._sample(table[row], how)
+            if how.params.logprobs is not None and self._lists:
+                listed = table[self._rows + row]
+                listed["kind"], listed["scale"], listed["top_p"] = LISTED, 1, 1
+                listed["top_k"] = min(max(1, how.params.logprobs), MOST_LISTED, self._vocab)
+        self._chosen = frozenset(chosen)
+        return self._chosen
+
+    def sampled(
+        self, samplings: Mapping[int, TokenSampling], results: np.ndarray, tokens: np.ndarray, logits: np.ndarray
+    ) -> dict[int, SampledToken]:
+        """What the kernels found, by row of ``samplings``, which ``fill`` said they choose for.
+
+        A row whose logits are not finite, or that allows no token, is left out: the host finds the error. results
+        [problems]: of the kernels' type; tokens, logits [problems, MOST_LISTED]: the lists.
+        """
+        found: dict[int, SampledToken] = {}
+        every: list[int] = results["token"].tolist()
+        for row, how in samplings.items():
+            token, count = every[row], how.params.logprobs
+            if token < 0:
+                continue
+            if count is None:
+                found[row] = token, None
+                continue
+            place = self._rows + row
+            of_list = results[place]
+            if not self._lists or of_list["listed"] < min(count, self._vocab):
+                continue
+            normaliser = float(of_list["peak"]) + float(np.log(float(of_list["total"]) / MOST_WEIGHT))
+            listed = min(count, self._vocab)
+            top = zip(tokens[place, :listed].tolist(), (logits[place, :listed] - normaliser).tolist(), strict=True)
+            found[row] = token, TokenLogprobs(token, float(results["logit"][row]) - normaliser, tuple(top))
+        return found
+
+    def _sample(self, setting: np.void, how: TokenSampling) -> None:
+        assert how.words is not None
+        params, key = how.params, how.words.key
+        setting["kind"], setting["scale"], setting["position"] = SAMPLED, scale_of(params.temperature), how.position
+        setting["key_low"], setting["key_high"] = key & _WORD, key >> 64
+        setting["top_p"], setting["min_p"] = params.top_p, params.min_p
+        setting["top_k"] = params.top_k if params.top_k < self._vocab else 0
+
+    def _edit(self, row: int, edits: LogitEdits | None) -> bool:
+        """Write the edits of a row; False where there is no room for them."""
+        if edits is None:
+            return True
+        merged = merged_edits(edits)
+        begin, end = self.edited, self.edited + len(merged)
+        if end > len(self._edits):
+            return False
+        self._edits[begin:end], self.edited = merged, end
+        setting = self._settings[row]
+        setting["edits_begin"], setting["edits_end"] = begin, end
+        if edits.allowed is not None:
+            setting["masked"] = 1
+            if self._known[row] is not edits.allowed:
+                self._masks[row], self._known[row] = edits.allowed, edits.allowed
+                self.masked.append(row)
+        return True
+
+
+def merged_edits(edits: LogitEdits) -> np.ndarray:
+    """``edits`` [n] by ascending token, all changes of a token in one, of the kernels' type."""
+    tokens = np.unique(np.concatenate((edits.forbidden, edits.biased, edits.seen, edits.answered)))
+    found = np.zeros(len(tokens), edit_type())
+    found["token"], found["factor"] = tokens, 1
+    found["bias"][np.searchsorted(tokens, edits.biased)] = edits.bias
+    found["bias"][np.searchsorted(tokens, edits.forbidden)] = -np.inf
+    found["factor"][np.searchsorted(tokens, edits.seen)] = edits.repetition
+    minus = np.float32(edits.frequency) * edits.counts + np.float32(edits.presence)
+    found["minus"][np.searchsorted(tokens, edits.answered)] = minus
+    return found

@@ -1,0 +1,132 @@
+"""``sampling``: a token for each row of logits, by the settings that device memory holds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
+
+SCORE, WEIGH, CHOOSE = (f"sampling/{name}.cu" for name in ("score_slices", "weigh_slices", "choose_token"))
+# The same as in plugin_src/sampling/weights.cuh.
+IDLE, BEST, SAMPLED, LISTED = range(4)
+LIST_TOKENS, MOST_LISTED = 2048, 64
+# Inputs and outputs of a launch in this order.
+INPUTS = ("logits", "settings", "edits", "masks")
+OUTPUTS = ("sampled", "listed_tokens", "listed_logits")
+_THREADS, _CHOOSE_THREADS = 256, 1024
+_MOST_SLICES, _MOST_SLICE, _LEAST_SLICE = 32, 16384, 2048
+_ALIGNMENT = 256
+# The grid has a row for each problem.
+_MOST_ROWS = 32767
+# Blocks of a multiprocessor at a time.
+_BLOCKS = 5
+_OVERLAP_SINCE = (9, 0)
+
+
+@dataclass(frozen=True)
+class SamplingProblem:
+    """A token from each row of logits [rows, vocab] float32 and, where it ``lists``, the most likely tokens of some.
+
+    A problem is a token, or after all of these a list. Inputs: the logits, ``settings_type`` [problems], ``edit_type``
+    [edits] and masks [rows, ceil(vocab / 32)] uint32, of which only the parts that settings name are read. Outputs:
+    ``result_type`` [problems], and of lists the tokens int32 and logits float32 [problems, MOST_LISTED], the most
+    likely first. A list has no edits. Addresses are multiples of 16 bytes.
+    """
+
+    rows: int
+    vocab: int
+    lists: bool = False
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.rows <= _MOST_ROWS and 1 <= self.vocab <= _MOST_SLICES * _MOST_SLICE):
+            raise UnsupportedError(
+                f"sampling: expected 1 to {_MOST_ROWS} rows of at most {_MOST_SLICES * _MOST_SLICE} tokens, found "
+                f"{self.rows} of {self.vocab}; sample on the host"
+            )
+
+    @property
+    def problems(self) -> int:
+        """Tokens and lists."""
+        return 2 * self.rows if self.lists else self.rows
+
+
+@cache
+def settings_type() -> np.dtype:
+    """The settings of a problem, as in plugin_src/sampling/params.cuh."""
+    return np.dtype(struct_type(SCORE, "Settings"))
+
+
+@cache
+def edit_type() -> np.dtype:
+    """A change of one logit."""
+    return np.dtype(struct_type(SCORE, "Edit"))
+
+
+@cache
+def result_type() -> np.dtype:
+    """The result of a problem."""
+    return np.dtype(struct_type(SCORE, "Sampled"))
+
+
+def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
+    """The launches that run ``problem``."""
+    slices, slice_tokens = _slices(problem, device.multiprocessors)
+    params = struct_type(SCORE, "Sampling")()
+    params.vocab, params.slices, params.slice = problem.vocab, slices, slice_tokens
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS)}
+    pointers |= {name: PointerSource(Memory.OUTPUT, index) for index, name in enumerate(OUTPUTS)}
+    pointers["arrived"] = PointerSource(Memory.COUNTERS)
+    rows, end = problem.problems, 0
+    sizes = {
+        "scores": 4 * problem.rows * problem.vocab,
+        "peaks": 4 * rows * slices * _THREADS,
+        "totals": 8 * rows * slices,
+        "states": 16 * rows,
+        "slice_best": 8 * rows * slices,
+        "counts": 4 * rows,
+        "candidate_scores": 4 * rows * LIST_TOKENS,
+        "candidate_tokens": 4 * rows * LIST_TOKENS,
+    }
+    for name, nbytes in sizes.items():
+        pointers[name] = PointerSource(Memory.WORKSPACE, offset=end)
+        end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    overlap = device.capability >= _OVERLAP_SINCE
+    score, weigh, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
+    grid, block = (slices, rows, 1), (_THREADS, 1, 1)
+    launches = (
+        KernelLaunch(score, grid, block, params, pointers, overlap=overlap),
+        KernelLaunch(weigh, grid, block, params, pointers, overlap=overlap),
+        KernelLaunch(choose, (rows, 1, 1), (_CHOOSE_THREADS, 1, 1), params, pointers, overlap=overlap),
+    )
+    return CallPlan(launches, end, "sampling", 4 * rows)
+
+
+def sources() -> Iterator[KernelSource]:
+    """The three kernels, of rows that are aligned to 16 bytes and of others."""
+    for vector in (1, 4):
+        yield from _kernels(vector)
+
+
+def _kernels(vector: int) -> tuple[KernelSource, KernelSource, KernelSource]:
+    """The three kernels in their order; ``vector``: tokens of an access."""
+    sizes = {"THREADS": _THREADS, "VECTOR": vector}
+    return (
+        KernelSource.of(SCORE, "score_slices", {**sizes, "MOST_SLICE": _MOST_SLICE, "MOST_SLICES": _MOST_SLICES}),
+        KernelSource.of(WEIGH, "weigh_slices", sizes),
+        KernelSource.of(CHOOSE, "choose_token", {"THREADS": _CHOOSE_THREADS}),
+    )
+
+
+def _slices(problem: SamplingProblem, multiprocessors: int) -> tuple[int, int]:
+    """Slices of a row and the tokens of each: as many as keep every multiprocessor busy once."""
+    tokens = problem.problems * problem.vocab // (multiprocessors * _BLOCKS)
+    tokens = max(tokens, _LEAST_SLICE, -(-problem.vocab // _MOST_SLICES))
+    tokens = min(-(-tokens // 1024) * 1024, _MOST_SLICE)
+    return -(-problem.vocab // tokens), tokens
