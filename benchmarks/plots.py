@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-DRAWN = ("prefix_cache", "serving", "serving_torch")
+PLOTTED = ("prefix_cache", "serving", "serving_torch")
 """Benchmarks with a picture."""
 _CACHES = (("without", "no cache"), ("lru", "LRU"), ("value", "this cache"))
 _LATENCIES = (("first_token", "time to first token, ms"), ("between_tokens", "time between tokens, ms"))
@@ -59,7 +59,7 @@ def plot_latencies(latencies: Mapping[str, Mapping[str, float]], path: Path, har
 
 
 def draw(document: Mapping[str, Any], path: Path) -> None:
-    """Draw the results of the JSON document of a benchmark in DRAWN."""
+    """Draw the results of the JSON document of a benchmark in PLOTTED."""
     name, results = document["benchmark"], document["results"]
     if name == "prefix_cache":
         first = document["settings"]["seeds"][0]

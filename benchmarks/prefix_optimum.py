@@ -2,7 +2,7 @@
 
 Dynamic programming over the states in the cache after each request. A request resumes at the deepest cached state
 within its prompt (the last token is always computed) and can store states at any positions that it computed. KV costs
-nothing and requests come one after the other, so no cache with as many states can do better.
+nothing and requests arrive in sequence, so no cache with as many states can do better.
 
 Only positions where a later prompt can resume count. While all of them fit, storing all is best. Otherwise one is
 evicted: of several at the same depth, none of which extends another, the one whose next use is last (Belady: exchanging

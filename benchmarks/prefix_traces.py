@@ -15,7 +15,7 @@ Conversation = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Trace:
-    """``order`` names the conversation of each request, in the order of arrival; ``at_a_time`` are under way together.
+    """``order`` names the conversation of each request, in the order of arrival; ``at_a_time`` run together.
 
     new_tokens: of each answer.
     """

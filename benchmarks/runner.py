@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from benchmarks.machine import OtherWork, machine_json
-from benchmarks.plots import DRAWN, draw
+from benchmarks.plots import PLOTTED, draw
 from hybridge.artifact.errors import HybridgeError
 
 # Above this share of the processor time, other processes disturb the numbers.
@@ -138,8 +138,8 @@ class Benchmark:
         parser = self._parser(description)
         options = vars(parser.parse_args(argv))
         as_json, plot, kept, commit = (options.pop(name) for name in ("json", "plot", "kept", "commit"))
-        if plot is not None and self.name not in DRAWN:
-            parser.error(f"--plot: expected a benchmark with a picture ({', '.join(DRAWN)}), found {self.name}")
+        if plot is not None and self.name not in PLOTTED:
+            parser.error(f"--plot: expected a benchmark with a picture ({', '.join(PLOTTED)}), found {self.name}")
         names = {each.name for each in fields(self.settings)}
         if options["repeats"] is not None and options["repeats"] < 1:
             parser.error(f"--repeats: expected at least 1, found {options['repeats']}")

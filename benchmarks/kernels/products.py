@@ -42,7 +42,7 @@ EXPERTS_SHAPES = (("8 experts", 8, 2, 2048, 512), ("128 experts", 128, 8, 2048, 
 
 
 def linear_cases() -> Iterator[KernelCase]:
-    """Each shape, and all products of one decode step one after the other, for 1 and 8 rows."""
+    """Each shape, and all products of one decode step in order, for 1 and 8 rows."""
     whole = tuple(shape[1:] for shape in LINEAR_SHAPES)
     for rows in (1, 8):
         for name, outputs, inputs, _ in LINEAR_SHAPES:

@@ -1,4 +1,4 @@
-"""Endless training batches; every epoch cuts and shuffles the text anew."""
+"""Endless training batches; every epoch cuts and shuffles the text again."""
 
 from __future__ import annotations
 
