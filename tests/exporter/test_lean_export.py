@@ -123,6 +123,7 @@ def test_an_operator_outside_the_table_is_translated_by_torch() -> None:
     np.testing.assert_allclose(found, (torch.cumsum(X, -1) * Y).numpy(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_export_loads_no_library_of_translations(tmp_path: Path) -> None:
     """In a separate process, where nothing of torch.onnx was imported before."""
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3_next", num_hidden_layers=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from hybridge.runtime.engines.paged_factory import PAGED_ENGINES, create_paged_e
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.effort import sample
 
 TOLERANCE = 5e-5
 # What each sequence is fed, step by step; rows of one and of many tokens, with and without a past, share steps.
@@ -49,7 +51,7 @@ class Case:
         self.expected: list[ReferenceRun] = [reference.run(tokens) for tokens in self.tokens]
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+@pytest.fixture(scope="module")
 def case(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Iterator[Case]:
     yield Case(artifacts.get(request.param, "float32", layout="paged", max_batch_size=6))
 
@@ -58,7 +60,19 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
     return create_paged_engine(exported.folder, name)
 
 
-@pytest.mark.parametrize("name", PAGED_ENGINES)
+# On push ONNX Runtime runs every family, the other engines one with each kind of layer.
+EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
+CASES = sample(
+    product(sorted(FAMILIES), PAGED_ENGINES),
+    on_push=[
+        (family, name)
+        for family, name in product(FAMILIES, PAGED_ENGINES)
+        if name == "onnxruntime" or family in EVERY_ENGINE
+    ],
+)
+
+
+@pytest.mark.parametrize(("case", "name"), CASES, indirect=["case"], scope="module")
 def test_mixed_rows_equal_transformers(case: Case, name: str) -> None:
     check_mixed_rows(case, name, block_size=4)
 
