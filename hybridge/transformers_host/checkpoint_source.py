@@ -15,6 +15,7 @@ from hybridge.artifact.limits import JSON_BYTES
 from hybridge.artifact.temporary_folder import PARTIAL, temporary_folder
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.shards import tensors_of
 from hybridge.exporter.families.parameters import ROOTS
 
 # Elements that are compared and hashed of each tensor: evenly spaced blocks.
@@ -45,7 +46,7 @@ def fingerprint(checkpoint: Path) -> str:
     CheckpointError when the folder is not a complete checkpoint.
     """
     digest = hashlib.sha256(read_inside(checkpoint, "config.json", JSON_BYTES, CheckpointError))
-    for name, slot in sorted(open_checkpoint(checkpoint).tensors.items()):
+    for name, slot in sorted(tensors_of(open_checkpoint(checkpoint).shards).items()):
         digest.update(f"{name} {slot.dtype.value} {slot.shape}".encode())
         flat = slot.map().reshape(-1)
         digest.update(flat[_sample(flat.size)].tobytes())
@@ -69,11 +70,13 @@ def _folder_of(model: Any) -> Path | None:
 
 
 def _holds(folder: Path, model: Any) -> bool:
-    """Whether ``folder`` is a checkpoint with the weights of ``model``."""
+    """Whether ``folder`` is a checkpoint with the weights of ``model``; those that are quantised are not compared."""
     try:
-        stored = {_plain(name): slot for name, slot in open_checkpoint(folder).tensors.items()}
+        checkpoint = open_checkpoint(folder)
     except HybridgeError:
         return False
+    plain = checkpoint.tensors.keys() - checkpoint.quantized.keys()
+    stored = {_plain(name): checkpoint.tensors[name] for name in plain}
     compared = 0
     for name, tensor in model.state_dict().items():
         slot = stored.get(_plain(name))

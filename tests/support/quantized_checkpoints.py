@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.support.mtp_checkpoints import save_with_mtp_head
 from tests.support.tiny_models import save_tiny_model
 
 Arrays = dict[str, np.ndarray]
@@ -85,10 +86,14 @@ class Format:
 
 
 def save_quantized(
-    folder: Path, model_type: str, form: Format, dtype: str = "bfloat16", **overrides: Any
+    folder: Path, model_type: str, form: Format, dtype: str = "bfloat16", mtp: bool = False, **overrides: Any
 ) -> tuple[Path, Path]:
-    """Two checkpoints in ``folder``: one in ``form``, and a plain one with the float32 numbers that it means."""
-    plain = save_tiny_model(folder / "plain", model_type, dtype=dtype, **overrides)
+    """Two checkpoints in ``folder``: one in ``form``, and a plain one with the float32 numbers that it means.
+
+    mtp: with a multi-token prediction head.
+    """
+    save = save_with_mtp_head if mtp else save_tiny_model
+    plain = save(folder / "plain", model_type, dtype=dtype, **overrides)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
     stored: Arrays = {}
     meant: Arrays = {}
