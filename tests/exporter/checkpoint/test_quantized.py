@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.quantized.joined import joined_weight
+from hybridge.exporter.checkpoint.quantized.scale_check import check_scales
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.verification.dequantized import meant_weights
@@ -22,6 +25,7 @@ from tests.support.quantized_checkpoints import Arrays, Format, fp8_blocks, gptq
 
 DYNAMIC = {"dynamic": True, "num_bits": 8, "type": "float", "strategy": "token"}
 MODULE = "model.layers.0.mlp.up_proj"
+INT8_ROWS = formats.eight_bits("int", "channel", symmetric=False)
 FORMATS: dict[str, tuple[Format, tuple[int, int]]] = {
     "w4 groups of 16": (pack_quantized(16), (7, 48)),
     "w4 groups of 128, one block": (pack_quantized(128), (1, 128)),
@@ -81,7 +85,7 @@ def meaning(weight: QuantizedTensor) -> np.ndarray:
     columns = weight.shape[1]
     values, scales = bytes_of(weight.values), bytes_of(weight.scales)
     if weight.global_scale is not None:
-        scales = scales * bytes_of(weight.global_scale)
+        scales = scales * bytes_of(weight.global_scale).reshape((-1, 1) if weight.global_scale.shape else ())
     zeros = np.zeros_like(scales) if weight.zero_points is None else bytes_of(weight.zero_points)
 
     def spread(items: np.ndarray) -> np.ndarray:
@@ -121,6 +125,60 @@ def test_weights_mean_what_the_format_says(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(meaning(weight), meant)
     reference = meant_weights(form.config, tensors_of(read_shards(tmp_path / "c")))
     np.testing.assert_array_equal(next(iter(reference)).floats(), meant)
+
+
+EXPERTS = {
+    "w4 zero points in some": (gptq(16), gptq(16, symmetric=False)),
+    "awq": (formats.awq(16), formats.awq(16)),
+    "fp8, a scale for each": (modelopt("FP8"), modelopt("FP8")),
+    "int8, a scale and a zero point for each row": (INT8_ROWS, INT8_ROWS),
+    "nvfp4, a scale of scales for each": (modelopt("NVFP4"), modelopt("NVFP4")),
+    "fp8 blocks": (fp8_blocks(), fp8_blocks()),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_become_one_matrix(name: str, tmp_path: Path) -> None:
+    tensors: Arrays = {}
+    names = [f"{MODULE}s.{expert}" for expert in range(3)]
+    for index, module in enumerate(names):
+        tensors |= EXPERTS[name][index % 2].pack(module, (index + 1) * matrix(16, 256))[0]
+    checkpoint = open_checkpoint(written(tmp_path / "c", tensors, EXPERTS[name][0].config))
+    weights = [checkpoint.quantized[f"{module}.weight"] for module in names]
+    found = joined_weight("experts.up", weights)
+    assert found.shape == (48, 256)
+    np.testing.assert_array_equal(meaning(found), np.concatenate([meaning(weight) for weight in weights]))
+
+
+def test_experts_that_are_quantised_in_several_ways(tmp_path: Path) -> None:
+    tensors = gptq(16).pack("a", matrix(16, 64))[0] | gptq(16).pack("b", matrix(16, 128))[0]
+    found = open_checkpoint(written(tmp_path / "c", tensors, gptq(16).config)).quantized
+    with pytest.raises(CheckpointError, match="one way of quantising for all experts of a layer, found several"):
+        joined_weight("experts.up", list(found.values()))
+
+
+BAD_SCALES: list[tuple[Format, str, Any, str]] = [
+    (modelopt("NVFP4"), "weight_scale", 0x7F, "holds nan"),
+    (modelopt("NVFP4"), "weight_scale", 0x00, "holds 0.0"),
+    (modelopt("NVFP4"), "weight_scale_2", np.inf, "holds inf"),
+    (modelopt("NVFP4"), "input_scale", 0.0, "holds 0.0"),
+    (modelopt("MXFP4"), "weight_scale", 255, "expected finite scales, found NaN"),
+    (modelopt("FP8"), "weight", 0x7F, "holds nan.*expected finite numbers"),
+    (modelopt("FP8"), "input_scale", np.nan, "holds nan"),
+    (fp8_blocks(), "weight_scale_inv", -np.inf, "holds -inf"),
+]
+
+
+@pytest.mark.parametrize(("form", "suffix", "value", "words"), BAD_SCALES)
+def test_scales_that_mean_nothing(form: Format, suffix: str, value: Any, words: str, tmp_path: Path) -> None:
+    tensors, _ = form.pack(MODULE, matrix(130, 256))
+    array = tensors[f"{MODULE}.{suffix}"] = tensors[f"{MODULE}.{suffix}"].copy()
+    bytewise = array.view(np.uint8) if array.dtype.itemsize == 1 else array
+    bytewise.reshape(-1)[-1:] = value
+    weights = open_checkpoint(written(tmp_path / "c", tensors, form.config)).quantized.values()
+    with pytest.raises(CheckpointError, match=rf"{suffix}.*{words}") as caught:
+        check_scales(weights, threading.Event())
+    assert "\n" not in str(caught.value)
 
 
 def refused(folder: Path, words: str, error: type[HybridgeError] = CheckpointError) -> None:
