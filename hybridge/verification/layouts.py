@@ -17,7 +17,7 @@ import numpy as np
 from hybridge.artifact.config import DENSE, RuntimeConfig
 from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.factory import check_engine, create_dense_engine, portable_unavailable
+from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_dense_engine, portable_unavailable
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
@@ -25,6 +25,8 @@ from hybridge.verification.far_windows import FarRow
 from hybridge.verification.scenarios import Observation
 
 Prompts = list[np.ndarray]
+# What the artifact means is compared to the last bits; what rounded inputs cost is measured by ``evaluate``.
+_OPTIONS = EngineOptions(exact_products=True)
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,12 @@ def layout_steps(config: RuntimeConfig) -> LayoutSteps:
 
 
 def _dense(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
-    engine = create_dense_engine(artifact, name)
+    engine = create_dense_engine(artifact, name, _OPTIONS)
     return OpenedEngine(engine, partial(scenarios.observations, engine), partial(scenarios.untouched, engine))
 
 
 def _paged(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
-    engine = create_paged_engine(artifact, name)
+    engine = create_paged_engine(artifact, name, _OPTIONS)
     observations = partial(paged_scenarios.observations, engine, draft_tokens=draft_tokens)
     return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
 

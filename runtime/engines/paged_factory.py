@@ -43,7 +43,7 @@ def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
     from hybridge.runtime.engines.onnxruntime.graph_cache import user_graph_cache
     from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 
-    return OnnxRuntimePagedEngine(folder, options.threads, user_graph_cache())
+    return OnnxRuntimePagedEngine(folder, options.threads, user_graph_cache(), options.exact_products)
 
 
 def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:

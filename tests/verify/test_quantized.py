@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,14 @@ from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.dense import StepInputs
+from hybridge.runtime.engines.factory import EngineOptions
+from hybridge.runtime.engines.onnxruntime import engine as engine_module
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
+from hybridge.runtime.engines.onnxruntime.session import create_session
+from hybridge.runtime.llm import LLM
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.rounded_inputs import FP4, FP8, Rounding
 from hybridge.verification.verifier import verify
@@ -176,9 +179,27 @@ def test_onnxruntime_multiplies_with_packed_weights(exported: tuple[Path, Path])
     folder = exported[1]
     found = rewrite(read_model(folder), read_config(folder), GraphForm.ONE_TOKEN, installed_kernels())
     assert Counter(node.op_type for node in found.model.graph)["MatMulNBits"] == 7
-    graph = found.serialised()
-    floats = sum(4 * prod(part.shape) for weight in graph.weights if not weight.block for part in weight.parts)
-    assert floats < 97 * 48 * 4 + 2000  # the embedding, norms and rotary frequencies
+    assert found.serialised().float32_bytes < 97 * 48 * 4 + 2000  # the tied embedding, norms and rotary frequencies
+
+
+def test_a_large_model_runs_every_step_in_one_session(
+    exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    with LLM(exported[1], "onnxruntime", threads=1) as llm:
+        expected = llm.generate(prompt, max_new_tokens=6).token_ids
+    opened: list[object] = []
+
+    def counted(*arguments: Any, **options: Any) -> object:
+        opened.append(create_session(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(engine_module, "MOST_BLOCK_BYTES", 0)
+    monkeypatch.setattr(engine_module, "create_session", counted)
+    with LLM(exported[1], "onnxruntime", threads=1) as llm:
+        assert llm.generate(prompt, max_new_tokens=6).token_ids == expected
+        assert llm.engine.notes and "rounded to 8 bits" in llm.engine.notes[0]
+    assert len(opened) == 1
 
 
 @needs_opset_24
@@ -191,7 +212,7 @@ def test_plain_onnxruntime_runs_the_file(exported: tuple[Path, Path]) -> None:
     session = ort.InferenceSession(str(exported[1] / "model.onnx"), providers=["CPUExecutionProvider"])
     feeds = {"input_ids": ids, "context_lengths": lengths, "past_lengths": past, **states}
     (logits,) = session.run(["logits"], feeds)
-    engine = create_dense_engine(exported[1], "onnxruntime")
+    engine = create_dense_engine(exported[1], "onnxruntime", EngineOptions(exact_products=True))
     expected = engine.step(StepInputs(ids, lengths, past), engine.allocate_states(1, 32))
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
+from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor, kernel_bits
 
 # Rows that are dequantised at once hold about so many numbers.
 _NUMBERS = 1 << 20
 # Of a byte with two numbers of 4 bits: both, the low half first.
 _PAIRS: dict[DType, np.ndarray] = {}
+# A number of E2M1 is an integer of 8 bits times this.
+_HALF = np.float32(0.5)
 
 Read = Callable[[StoredTensor], np.ndarray]
 """The bytes [n] of a tensor."""
@@ -47,27 +50,59 @@ def dequantized_parts(matrix: QuantizedMatrix, rows: int, read: Read) -> Iterato
 
 
 def blocks_of(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
-    """uint8 [rows, blocks, block / 2] of a matrix of INT4: unsigned, the last block padded."""
+    """uint8 [rows, blocks, block * bits / 8] for MatMulNBits: unsigned numbers, the last block padded."""
     rows, columns = matrix.shape
-    count = -(-columns // block)
-    result = np.zeros((rows, count * block // 2), np.uint8)
-    np.bitwise_xor(_rows(matrix.values, read), np.uint8(0x88), out=result[:, : columns // 2])
-    return result.reshape(rows, count, block // 2)
+    count, bits = -(-columns // block), kernel_bits(matrix)
+    # Released at once when it is no longer used; freed memory of an allocator may stay with the process.
+    result = np.frombuffer(mmap.mmap(-1, rows * count * block * bits // 8), np.uint8).reshape(rows, -1)
+    stored, used = _rows(matrix.values, read), result[:, : columns * bits // 8]
+    if matrix.values.dtype is DType.FLOAT4E2M1:
+        unsigned = (_pairs(DType.FLOAT4E2M1) / _HALF + 128).astype(np.uint8)
+        step = max(1, _NUMBERS // columns)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            used[part] = unsigned[stored[part]].reshape(-1, columns)
+    else:
+        np.bitwise_xor(stored, np.uint8(0x88 if bits == 4 else 0x80), out=used)
+    return result.reshape(rows, count, block * bits // 8)
 
 
 def block_scales(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
-    """float32 [rows * blocks]."""
-    return np.ascontiguousarray(_per_block(_scales(matrix, read), matrix, block)).reshape(-1)
+    """float32 [rows * blocks] for the numbers of ``blocks_of``."""
+    scales = _scales(matrix, read)
+    if matrix.values.dtype is DType.FLOAT4E2M1:
+        scales = scales * _HALF
+    return np.ascontiguousarray(_per_block(scales, matrix, block)).reshape(-1)
 
 
 def block_zero_points(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
-    """uint8 [rows * blocks / 2], the blocks of a row rounded up to whole bytes: unsigned numbers of 4 bits."""
+    """uint8 [rows * blocks * bits / 8], the blocks of a row rounded up to whole bytes: unsigned numbers."""
     assert matrix.zero_points is not None
-    numbers = _floats(read(matrix.zero_points), matrix.zero_points).astype(np.int8) + np.int8(8)
+    bits = kernel_bits(matrix)
+    numbers = _floats(read(matrix.zero_points), matrix.zero_points).astype(np.int16) + (1 << (bits - 1))
     spread = _per_block(numbers.reshape(matrix.shape[0], -1), matrix, block).astype(np.uint8)
+    if bits == 8:
+        return spread.reshape(-1)
     if spread.shape[1] % 2:
         spread = np.pad(spread, ((0, 0), (0, 1)))
     return (spread[:, ::2] | spread[:, 1::2] << 4).reshape(-1)
+
+
+def row_scales(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [rows, groups], or [1, 1] of one scale for all; ``block`` is not used."""
+    return _scales(matrix, read)
+
+
+def row_zero_points(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [rows, groups], as ``row_scales``."""
+    assert matrix.zero_points is not None
+    zeros = _floats(read(matrix.zero_points), matrix.zero_points)
+    return zeros.reshape(matrix.shape[0] if matrix.scales.shape else 1, -1)
+
+
+def numbers_of_bytes(dtype: DType) -> np.ndarray:
+    """float32 [256] or [256, 2]: the one or two numbers of type ``dtype`` in each byte."""
+    return _numbers(np.arange(256, dtype=np.uint8), dtype)
 
 
 def _per_block(items: np.ndarray, matrix: QuantizedMatrix, block: int) -> np.ndarray:

@@ -29,6 +29,9 @@ _STEP_TOKENS = 512
 # With fewer bytes of weights in float32, one thread decodes one row in less time than several, which wait for each
 # other in every product and burn processor time while waiting (14 MB: 0.85 ms a token and 1.35 with two threads).
 _ONE_THREAD_BYTES = 32 * MIB
+# Each session packs the numbers of quantised weights for itself. With more bytes of them, one session runs every step
+# that needs no padding: it takes a millisecond more for a token than one that is made for single tokens.
+MOST_BLOCK_BYTES = 128 * MIB
 
 
 class OnnxRuntimeEngine(ArrayEngine):
@@ -40,20 +43,29 @@ class OnnxRuntimeEngine(ArrayEngine):
 
     name: ClassVar[str] = "onnxruntime"
 
-    def __init__(self, folder: str | Path, threads: int | None = None, graphs: GraphCache | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        threads: int | None = None,
+        graphs: GraphCache | None = None,
+        exact_products: bool = False,
+    ) -> None:
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use, and to 1
         where a small model decodes one row.
 
-        graphs: where rewritten graphs are kept for later starts; None rewrites them each time.
+        graphs: where rewritten graphs are kept for later starts; None rewrites them each time. exact_products: as in
+        EngineOptions.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
         self._requested_threads, self._threads = threads, threads or available_cpus()
-        self._graphs = graphs
+        self._graphs, self._exact = graphs, exact_products
         self._weights = WeightStore(self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
         self._value_forms: dict[tuple[GraphForm, tuple[str, ...]], FormSession] = {}
-        self._layouts = self._open(GraphForm.GENERAL).layouts
+        graph = self._open(GraphForm.GENERAL)
+        self._layouts, self._has_one_session = graph.layouts, graph.block_bytes > MOST_BLOCK_BYTES
+        self.notes = graph.rounding_notes(exact_products)
         # Opened now, so that the first answer does not pause before its second token.
         self._form(RowRun(0, 1, 1))
 
@@ -141,7 +153,7 @@ class OnnxRuntimeEngine(ArrayEngine):
     def _form(self, run: RowRun) -> FormSession:
         if run.padded:
             form = GraphForm.PADDED
-        elif run.tokens > 1:
+        elif run.tokens > 1 or self._has_one_session:
             form = GraphForm.GENERAL
         else:
             form = GraphForm.ONE_TOKEN if run.rows == 1 else GraphForm.TOKEN_PER_ROW
@@ -162,7 +174,8 @@ class OnnxRuntimeEngine(ArrayEngine):
         if self._graphs is None or values:
             graph = self._rewritten(form, values)
         else:
-            graph = self._graphs.get(self._folder, form.name, lambda: self._rewritten(form))
+            key = f"{form.name} {self._exact}"
+            graph = self._graphs.get(self._folder, key, lambda: self._rewritten(form))
         self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
         alone = form is GraphForm.ONE_TOKEN and not self._requested_threads and graph.float32_bytes < _ONE_THREAD_BYTES
@@ -175,7 +188,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
         from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 
-        graph = rewrite(self._read_model(), self.config, form, installed_kernels())
+        graph = rewrite(self._read_model(), self.config, form, installed_kernels(), self._exact)
         expose_values(graph.model.graph, values)
         return graph.serialised()
 

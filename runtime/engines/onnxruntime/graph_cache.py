@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
@@ -99,7 +100,17 @@ def _key(artifact: Path, form: str) -> str | None:
         return None
     if digest is None:
         return None
-    return json.dumps([_FORMAT, form, code, ort.__version__, ort.get_build_info(), onnx_ir, digest])
+    return json.dumps([_FORMAT, form, code, ort.__version__, ort.get_build_info(), _processor(), onnx_ir, digest])
+
+
+@lru_cache(maxsize=1)
+def _processor() -> str:
+    """What decides which kernels ONNX Runtime has here: the instruction sets, or the processor's name."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.lower().startswith(("flags", "features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +176,16 @@ def _read(path: Path, key: str) -> DenseGraph | PagedGraph | None:
 
 def _weight_record(weight: GraphWeight) -> list[Any]:
     parts = [[None if tensor is None else _tensor_record(tensor) for tensor in _tensors(part)] for part in weight.parts]
-    return [weight.name, parts, weight.joined, weight.interleaved, weight.shared, weight.form, weight.block]
+    return [
+        weight.name,
+        parts,
+        weight.joined,
+        weight.interleaved,
+        weight.shared,
+        weight.form,
+        weight.block,
+        weight.packed,
+    ]
 
 
 def _tensors(part: Part) -> list[StoredTensor | None]:
@@ -180,10 +200,10 @@ def _tensor_record(tensor: StoredTensor) -> list[Any]:
 
 
 def _weight(record: list[Any]) -> GraphWeight:
-    name, parts, joined, interleaved, shared, form, block = record
+    name, parts, joined, interleaved, shared, form, block, packed = record
     rows = None if joined is None else (int(joined[0]), int(joined[1]), int(joined[2]))
     stored = tuple(_part(tensors) for tensors in parts)
-    return GraphWeight(str(name), stored, rows, bool(interleaved), bool(shared), str(form), int(block))
+    return GraphWeight(str(name), stored, rows, bool(interleaved), bool(shared), str(form), int(block), bool(packed))
 
 
 def _part(records: list[Any]) -> Part:

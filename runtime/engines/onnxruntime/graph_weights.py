@@ -5,14 +5,19 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight, part_of
-from hybridge.runtime.engines.onnxruntime.quantized_products import block_input
-from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight
+from hybridge.runtime.engines.onnxruntime.quantized_weights import weight_form
+from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeight
 
 # By number of axes: operators, and which input, that read a weight where it is.
 _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
-    3: {("MatMulNBits", 1), ("MoE", 2), ("MoE", 4), ("routed_experts", 3), ("routed_experts", 4)},
+    3: {
+        ("MatMulNBits", 1),
+        *(("MoE", index) for index in (2, 4)),
+        *(("QMoE", index) for index in (2, 3, 5, 6, 11, 12)),
+        *(("routed_experts", index) for index in (3, 4)),
+    },
 }
 
 
@@ -28,11 +33,11 @@ def serialised_model(model: ir.Model) -> tuple[bytes, tuple[GraphWeight, ...]]:
 
 def _placeholder(name: str, value: ir.Value) -> GraphWeight:
     """Make ``value`` one that ONNX Runtime lets be replaced: a reference to a file, in the type of the graph."""
-    joined, quantized, tensor = joined_weight(value), block_input(value), value.const_value
+    joined, form, tensor = joined_weight(value), weight_form(value), value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
-    if quantized is not None:
-        matrix, form, block = quantized
-        weight = GraphWeight(name, (matrix,), None, False, _is_shared(value), form, block)
+    if form is not None:
+        shared = _is_shared(value)
+        weight = GraphWeight(name, (form.part,), None, False, shared, form.form, form.block, form.packed)
     else:
         weight = GraphWeight(
             name,
@@ -40,6 +45,8 @@ def _placeholder(name: str, value: ir.Value) -> GraphWeight:
             None if joined is None else joined.shape,
             joined is not None and joined.interleaved,
             _is_shared(value),
+            WHOLE if joined is None else joined.form,
+            0 if joined is None else joined.block,
         )
     assert value.dtype is not None
     value.const_value = ir.ExternalTensor(

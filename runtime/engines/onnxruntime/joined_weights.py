@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from hybridge.runtime.engines.onnxruntime.quantized_weights import quantized_matrix
-from hybridge.runtime.engines.onnxruntime.session_graph import Part, stored_tensor
+from hybridge.runtime.engines.onnxruntime.quantized_weights import placeholder, quantized_matrix
+from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, Part, stored_tensor
 
 _META = "engine.joined_weight"
 
@@ -22,11 +22,14 @@ class JoinedWeight:
     """The ``parts`` of an initializer [experts, rows, columns], in order.
 
     interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
+    form, block: as of GraphWeight; the columns are those of the form.
     """
 
     parts: tuple[Part, ...]
     shape: tuple[int, int, int]
     interleaved: bool = False
+    form: str = WHOLE
+    block: int = 0
 
 
 def join_weights(model: ir.Model) -> None:
@@ -71,11 +74,8 @@ def add_joined(graph: ir.Graph, name: str, joined: JoinedWeight, dtype: ir.DataT
     """An initializer ``name`` that the weight store fills; the one that is there already, if any."""
     if name in graph.initializers:
         return graph.initializers[name]
-    shape = ir.Shape(joined.shape)
-    placeholder = ir.ExternalTensor(joined.parts[0].location, None, None, dtype, shape=shape, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=placeholder)
+    value = placeholder(graph, name, joined.parts[0].location, joined.shape, dtype)
     value.meta[_META] = joined
-    graph.register_initializer(value)
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,15 @@ from onnx import TensorProto, helper
 
 MICROSOFT = "com.microsoft"
 ARTIFACT_OPSET = 24
+# Of MoE and QMoE in the tries: the best one of the experts, without the constants that some models have.
+_SWIGLU: dict[str, Any] = {
+    "k": 1,
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "normalize_routing_weights": 1,
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,8 @@ class Kernels:
     experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     scaled_silu: it has ScaledSiLU, which is right on both tails (1.31 has, 1.23 has not).
+    packs_blocks: its MatMulNBits copies matrices of 4 and 8 bits into its own order when a session is created.
+    quantized_experts: it has QMoE with products of 8 bits, which reads experts' weights by blocks (1.31 has).
     """
 
     opset: int
@@ -30,6 +42,8 @@ class Kernels:
     experts: bool
     window_margin: int
     scaled_silu: bool = False
+    packs_blocks: bool = False
+    quantized_experts: bool = False
 
 
 @lru_cache(maxsize=1)
@@ -48,7 +62,9 @@ def installed_kernels() -> Kernels:
     )
     recurrent = all(_loads(node, (1, 1, 1), 21) for node in (conv, scan))
     silu = helper.make_node("ScaledSiLU", ["x"], ["y"], domain=MICROSOFT, alpha=1.0)
-    return Kernels(opset, recurrent, _weighs_experts(), _window_margin(), _loads(silu, (1,), 21))
+    packs = all(_packs_blocks(bits) for bits in (4, 8))
+    experts, few_bits = _weighs_experts(), all(_weighs_quantized_experts(bits) for bits in (4, 8))
+    return Kernels(opset, recurrent, experts, _window_margin(), _loads(silu, (1,), 21), packs, few_bits)
 
 
 def quiet_options() -> ort.SessionOptions:
@@ -91,12 +107,7 @@ def _weighs_experts() -> bool:
         ["x", "scores", "up", "", "down"],
         ["y"],
         domain=MICROSOFT,
-        k=1,
-        activation_type="swiglu",
-        swiglu_fusion=1,
-        normalize_routing_weights=1,
-        activation_alpha=1.0,
-        activation_beta=0.0,
+        **_SWIGLU,
     )
     feeds = {
         "x": np.ones((1, 1), np.float32),
@@ -111,6 +122,77 @@ def _weighs_experts() -> bool:
     except Exception:  # as in _loads
         return False
     return bool(abs(found[0, 0] - 0.5 * 3.0 * 2.0 / (1.0 + np.exp(-2.0))) < 1e-6)
+
+
+def _weighs_quantized_experts(bits: int) -> bool:
+    """Whether QMoE, of two experts of 16 equal numbers a row, computes SwiGLU of the one that has all the weight."""
+    node = helper.make_node(
+        "QMoE",
+        ["x", "scores", "up", "up_scale", "", "down", "down_scale", ""],
+        ["y"],
+        domain=MICROSOFT,
+        **_SWIGLU,
+        expert_weight_bits=bits,
+        block_size=16,
+        accuracy_level=4,
+    )
+    # 1 less than the middle is -1, one more is 1.
+    numbers = np.array(
+        [[[0x77], [0x77]], [[0x99], [0x99]]] if bits == 4 else [[[127], [127]], [[129], [129]]], np.uint8
+    )
+    feeds: dict[str, np.ndarray] = {
+        "x": np.ones((1, 16), np.float32),
+        "scores": np.array([[np.finfo(np.float32).min, 0.0]], np.float32),
+        "up": np.tile(numbers, (1, 16, 2 * bits)),
+        "up_scale": np.full((2, 32, 1), 0.25, np.float32),
+        "down": np.tile(numbers, (1, 8, 2 * bits)),
+        "down_scale": np.full((2, 16, 1), 0.5, np.float32),
+    }
+    try:
+        model = onnx.load_from_string(_model([node], {n: feeds[n].shape for n in ("x", "scores")}, {"y": (1, 16)}, 21))
+        weights = {name: array for name, array in feeds.items() if name not in ("x", "scores")}
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+        session = ort.InferenceSession(model.SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"])
+        found = session.run(["y"], {"x": feeds["x"], "scores": feeds["scores"]})[0]
+    except Exception:  # as in _loads
+        return False
+    # Both halves are 16 / 4.
+    return bool(np.allclose(found, 16 * 0.5 * 4.0 * 4.0 / (1.0 + np.exp(-4.0)), rtol=0.02))
+
+
+def _packs_blocks(bits: int) -> bool:
+    """Whether a session of MatMulNBits no longer reads the memory of the matrix that it was created with."""
+    blocks, scales = np.full((32, 1, 4 * bits), 0xFF, np.uint8), np.ones(32, np.float32)
+    shapes = {"matrix": blocks.shape, "scales": scales.shape}
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", *shapes],
+        ["y"],
+        domain=MICROSOFT,
+        K=32,
+        N=32,
+        bits=bits,
+        block_size=32,
+        accuracy_level=4,
+    )
+    model = onnx.load_from_string(_model([node], {"x": (1, 32)}, {"y": (1, 32)}, 21))
+    for name, array in (("matrix", blocks), ("scales", scales)):
+        tensor = onnx.numpy_helper.from_array(array, name)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="memory")
+        model.graph.initializer.append(tensor)
+    options, feeds = quiet_options(), {"x": np.ones((1, 32), np.float32)}
+    options.add_external_initializers(
+        ["matrix", "scales"], [ort.OrtValue.ortvalue_from_numpy(array) for array in (blocks, scales)]
+    )
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        before = session.run(["y"], feeds)[0]
+        blocks[...] = 0
+        return bool(before.any() and np.array_equal(before, session.run(["y"], feeds)[0]))
+    except Exception:  # as in _loads
+        return False
 
 
 def _loads(node: onnx.NodeProto, shape: tuple[int, ...], opset: int) -> bool:

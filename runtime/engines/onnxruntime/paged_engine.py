@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.onnxruntime.engine import available_cpus
+from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, available_cpus
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
@@ -56,20 +56,29 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
     A step becomes one run of all rows with one token, and one run for each longer row. Rows with draft tokens share one
     run with those of one token. All sessions share one set of weights and the pools. The sessions for one token of each
     of several rows with contiguous slots and for longer rows are created at once; those for a single token, for slots
-    with gaps, for each number of draft tokens of a single row and for rows with draft tokens on first use.
+    with gaps, for each number of draft tokens of a single row and for rows with draft tokens on first use. Each session
+    packs quantised weights for itself: of a large quantised model, the session for one row runs its single tokens too,
+    and the others are created on first use.
     """
 
     name: ClassVar[str] = "onnxruntime"
 
-    def __init__(self, folder: str | Path, threads: int | None = None, graphs: GraphCache | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        threads: int | None = None,
+        graphs: GraphCache | None = None,
+        exact_products: bool = False,
+    ) -> None:
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
 
-        graphs: cache of rewritten graphs for later starts; None rewrites them each time.
+        graphs: cache of rewritten graphs for later starts; None rewrites them each time. exact_products: as in
+        EngineOptions.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
         self._threads = threads or available_cpus()
-        self._graphs = graphs
+        self._graphs, self._exact = graphs, exact_products
         self._weights = WeightStore(self._folder)
         self._kv_shapes = tuple(
             dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
@@ -85,7 +94,10 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         # Operators with a state after each token of deferred rows, and how many tokens these may have.
         self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
         self._sessions = {key: self._created(key, graph)}
-        self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
+        self.notes = graph.rounding_notes(exact_products)
+        self._saves_sessions = graph.block_bytes > MOST_BLOCK_BYTES
+        if not self._saves_sessions:
+            self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         super().allocate_pools(sizes)
@@ -185,7 +197,10 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         else:
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
             tokens = run.time if self._has_drafts(run, len(indices)) else 0
-            session = self._session(SessionKey(_form(run), neighbours, tokens))
+            form = _form(run)
+            if form is PagedForm.ONE_TOKEN and self._saves_sessions:
+                form = PagedForm.ONE_ROW
+            session = self._session(SessionKey(form, neighbours, tokens))
             session.run(feeds, indices, logits, slots, shown=shown)
         if self._hidden is not None:
             self._hidden[run.tokens] = shown[self._shown[0]]
@@ -238,7 +253,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         if self._graphs is None or key.defers:
             graph = self._rewritten(key)
         else:
-            form = f"{key.form.name} {key.neighbours} {key.tokens} {self._packs(key)} {' '.join(self._shown)}"
+            settings = f"{key.neighbours} {key.tokens} {self._packs(key)} {self._exact}"
+            form = f"{key.form.name} {settings} {' '.join(self._shown)}"
             graph = self._graphs.get(self._folder, form, lambda: self._rewritten(key))
         self._opened.check()
         return graph
@@ -263,6 +279,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             key.defers,
             self._shown,
             self._snapshots,
+            self._exact,
         )
         return graph.serialised(operators)
 

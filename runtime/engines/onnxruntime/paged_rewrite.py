@@ -22,9 +22,11 @@ from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, use_dense_bodies
+from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
@@ -75,6 +77,7 @@ def rewrite_paged(
     defers: bool = False,
     shown: Sequence[str] = (),
     snapshots: frozenset[str] = frozenset(),
+    exact: bool = False,
 ) -> RewrittenPaged:
     """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
     a few tokens each (RAGGED), of a model that has no states or with ``defers``.
@@ -82,13 +85,16 @@ def rewrite_paged(
     ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
     RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: in place of the new states
     the graph gives what a replay reads, or of the operators ``snapshots`` the state after each token. ``shown``: inner
-    values that it gives too. EngineError when the installed ONNX Runtime cannot run the result.
+    values that it gives too. ``exact``: inputs of quantised weights are not rounded. EngineError when the installed
+    ONNX Runtime cannot run the result.
     """
     widen_types(model)
     use_exact_activations(model)
     expose_values(model.graph, shown)
     use_stored_weights(model)
-    use_quantized_products(model)
+    use_quantized_products(model, kernels, exact)
+    use_packed_tables(model)
+    use_quantized_experts(model, kernels, exact)
     use_paged_attention(model, form)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)

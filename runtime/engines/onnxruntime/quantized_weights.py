@@ -6,12 +6,15 @@ The graph has DequantizeLinear of stored numbers and scales. Every later pass se
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import onnx_ir as ir
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor, stored_tensor
+from hybridge.runtime.engines.onnxruntime.session_graph import Part, QuantizedMatrix, StoredTensor, stored_tensor
 
 _META = "engine.quantized_matrix"
+_FORM = "engine.weight_form"
 
 
 def read_quantized_weights(model: ir.Model) -> None:
@@ -34,10 +37,15 @@ def read_quantized_weights(model: ir.Model) -> None:
 
 def matrix_initializer(graph: ir.Graph, name: str, matrix: QuantizedMatrix, dtype: ir.DataType) -> ir.Value:
     """A new initializer ``name`` of type ``dtype`` that is computed from ``matrix``."""
-    shape = ir.Shape(matrix.shape)
-    placeholder = ir.ExternalTensor(matrix.location, None, None, dtype, shape=shape, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=shape, const_value=placeholder)
+    value = placeholder(graph, name, matrix.location, matrix.shape, dtype)
     value.meta[_META] = matrix
+    return value
+
+
+def placeholder(graph: ir.Graph, name: str, location: str, shape: tuple[int, ...], dtype: ir.DataType) -> ir.Value:
+    """A new initializer ``name`` that the weight store fills."""
+    tensor = ir.ExternalTensor(location, None, None, dtype, shape=ir.Shape(shape), name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=tensor)
     graph.register_initializer(value)
     return value
 
@@ -46,6 +54,39 @@ def quantized_matrix(value: ir.Value | None) -> QuantizedMatrix | None:
     """What an initializer is computed from; None for another value."""
     found = None if value is None else value.meta.get(_META)
     return found if isinstance(found, QuantizedMatrix) else None
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """What an initializer has of ``part``; the fields are those of GraphWeight."""
+
+    part: Part
+    form: str
+    block: int = 0
+    packed: bool = False
+
+
+def formed_initializer(
+    graph: ir.Graph, name: str, form: WeightForm, shape: tuple[int, ...], dtype: ir.DataType
+) -> ir.Value:
+    """An initializer that the weight store computes; the one of that name that is there already, if any."""
+    if name in graph.initializers:
+        return graph.initializers[name]
+    value = placeholder(graph, name, form.part.location, shape, dtype)
+    value.meta[_FORM] = form
+    return value
+
+
+def weight_form(value: ir.Value) -> WeightForm | None:
+    """The form of an initializer that ``formed_initializer`` made; None for another one."""
+    found = value.meta.get(_FORM)
+    return found if isinstance(found, WeightForm) else None
+
+
+def remove_unused(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove the initializer ``value`` if nothing reads it."""
+    if not value.uses():
+        del graph.initializers[str(value.name)]
 
 
 def _is_matrix(node: ir.Node) -> bool:

@@ -22,6 +22,8 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
+from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
@@ -57,15 +59,19 @@ class RewrittenGraph:
         return DenseGraph(model, weights, self.inputs, self.in_place, self.layouts)
 
 
-def rewrite(model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels) -> RewrittenGraph:
-    """Rewrite ``model`` (it is changed) for sessions of ``form``.
+def rewrite(
+    model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels, exact: bool = False
+) -> RewrittenGraph:
+    """Rewrite ``model`` (it is changed) for sessions of ``form``; exact: inputs of quantised weights are not rounded.
 
     EngineError when the installed ONNX Runtime cannot run the result.
     """
     widen_types(model)
     use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)
-    use_quantized_products(model)
+    use_quantized_products(model, kernels, exact)
+    use_packed_tables(model)
+    use_quantized_experts(model, kernels, exact)
     padded = form is GraphForm.PADDED
     use_group_query_attention(model, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])

@@ -7,7 +7,7 @@ sum of the weights makes up for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -29,26 +29,45 @@ _LEAST = np.finfo(np.float32).min
 
 def routed_experts_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """y like x, for tokens with any axes before the last."""
-    x, ids, weights, up, down = node.inputs
-    attributes = op_attributes(node)
-    form = _FORMS.get((str(attributes["activation"]), int(attributes["gated"])))
-    route, up_shape = fixed_shape(ids), fixed_shape(up)
-    if not kernels.experts or form is None or route is None or up_shape is None or x is None or up is None:
+    up, down = node.inputs[3:5]
+    if not kernels.experts or not has_kernel_form(node) or up is None or not up.is_initializer():
         return None
-    top_k, experts = route[-1], up_shape[0]
-    if top_k is None or experts is None or not up.is_initializer():
-        return None
-    if attributes["gated"]:
+    if op_attributes(node)["gated"]:
         up = interleaved_weight(insert.graph, up)
         if up is None:
             return None
-    scores = _scores(insert, ids, weights, top_k, experts)
-    options: dict[str, Any] = {"k": top_k, "activation_type": form, "normalize_routing_weights": 1}
+    return [weighted_experts(insert, node, "MoE", (up, None, down), {})]
+
+
+def has_kernel_form(node: ir.Node) -> bool:
+    """Whether MoE and QMoE have the node's activation, and the graph tells its numbers of experts."""
+    route, up = fixed_shape(node.inputs[1]), fixed_shape(node.inputs[3])
+    return _form(node) is not None and bool(route and route[-1] and up and up[0])
+
+
+def weighted_experts(
+    insert: Inserter, node: ir.Node, op_type: str, matrices: Sequence[ir.Value | None], options: Mapping[str, Any]
+) -> ir.Value:
+    """The output of routed_experts ``node`` from MoE or QMoE over ``matrices``, its inputs after the scores.
+
+    The rows of gate and up take turns in them.
+    """
+    x, ids, weights, up, _ = node.inputs
+    route, up_shape, form = fixed_shape(ids), fixed_shape(up), _form(node)
+    assert route is not None and route[-1] and up_shape is not None and up_shape[0] and form is not None
+    scores = _scores(insert, ids, weights, route[-1], up_shape[0])
+    chosen = {"k": route[-1], "activation_type": form, "normalize_routing_weights": 1, **options}
     if form == "swiglu":
-        options |= _SWIGLU
-    mixed = insert.microsoft("MoE", x, scores, up, None, down, **options)
+        chosen |= _SWIGLU
+    mixed = insert.microsoft(op_type, x, scores, *matrices, **chosen)
     total = insert.op("ReduceSum", weights, insert.ints(-1), keepdims=1)
-    return [insert.op("Mul", mixed, total)]
+    result: ir.Value = insert.op("Mul", mixed, total)
+    return result
+
+
+def _form(node: ir.Node) -> str | None:
+    attributes = op_attributes(node)
+    return _FORMS.get((str(attributes["activation"]), int(attributes["gated"])))
 
 
 def _scores(insert: Inserter, ids: ir.Value | None, weights: ir.Value | None, top_k: int, experts: int) -> ir.Value:

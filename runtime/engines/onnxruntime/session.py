@@ -49,8 +49,11 @@ def create_session(
     packs = packs or any(weight.block for weight in graph.weights)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
-    weights.attach(graph.weights, options)
+    # The session may still read these while it is created.
+    attached = weights.attach(graph.weights, options)
     try:
         return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common base class
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot run this artifact: {error}") from error
+    finally:
+        attached.clear()

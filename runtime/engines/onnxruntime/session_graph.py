@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.dtypes import DType
@@ -55,8 +56,20 @@ class QuantizedMatrix:
 
 
 Part = StoredTensor | QuantizedMatrix
-# What an initializer has of a QuantizedMatrix: its numbers as float32, or an input of MatMulNBits.
-WHOLE, BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "", "blocks", "block_scales", "block_zeros"
+# Bits of a number in MatMulNBits, which has no E2M1: twice such a number is an integer of 8 bits.
+KERNEL_BITS: Mapping[DType, int] = MappingProxyType({DType.INT4: 4, DType.INT8: 8, DType.FLOAT4E2M1: 8})
+
+
+def kernel_bits(matrix: QuantizedMatrix) -> int:
+    """Bits of each number of ``matrix`` in MatMulNBits, whose type is one of KERNEL_BITS."""
+    return KERNEL_BITS[matrix.values.dtype]
+
+
+# What an initializer has of its parts: the numbers as float32, or the bytes of a StoredTensor as they are, or of a
+# QuantizedMatrix an input of MatMulNBits, or what belongs to each row of a table.
+WHOLE, STORED = "", "stored"
+BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
+ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,8 @@ class GraphWeight:
     joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after another, or of
     interleaved rows: the first and the second half of each expert's rows take turns, the first one's first row first.
     shared: it is only multiplied with or looked up in, so that all sessions read one copy.
-    form: of a QuantizedMatrix; with ``block``, the kernel's, where it is an input of MatMulNBits.
+    form: WHOLE or one of the others; with ``block``, the kernel's, where it is an input of MatMulNBits.
+    packed: every session makes its own copy of it when it is created, and does not read it again.
     """
 
     name: str
@@ -76,6 +90,7 @@ class GraphWeight:
     shared: bool
     form: str = WHOLE
     block: int = 0
+    packed: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,8 +107,24 @@ class SessionGraph:
 
     @property
     def float32_bytes(self) -> int:
-        """Bytes of all weights, as float32."""
-        return sum(4 * math.prod(part.shape) for weight in self.weights if not weight.block for part in weight.parts)
+        """Bytes of all weights that are float32 in memory."""
+        whole = (weight for weight in self.weights if weight.form == WHOLE)
+        return sum(4 * math.prod(part.shape) for weight in whole for part in weight.parts)
+
+    def rounding_notes(self, exact: bool) -> tuple[str, ...]:
+        """What a user should know of the products with quantised weights; ``exact``: their inputs are not rounded."""
+        count = sum(weight.form == BLOCKS for weight in self.weights)
+        if exact or not count:
+            return ()
+        return (f"{count} weights of 4 or 8 bits are multiplied with inputs rounded to 8 bits (exact_products: not)",)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the numbers that MatMulNBits reads, without scales."""
+        parts = (part for weight in self.weights if weight.form == BLOCKS for part in weight.parts)
+        return sum(
+            kernel_bits(part) * math.prod(part.shape) // 8 for part in parts if isinstance(part, QuantizedMatrix)
+        )
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,16 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
     blocks_of,
     dequantized,
     dequantized_parts,
+    row_scales,
+    row_zero_points,
 )
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
     BLOCKS,
+    ROW_SCALES,
+    ROW_ZEROS,
+    STORED,
     WHOLE,
     GraphWeight,
     Part,
@@ -36,7 +41,13 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
 )
 
 _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = MappingProxyType(
-    {BLOCKS: blocks_of, BLOCK_SCALES: block_scales, BLOCK_ZEROS: block_zero_points}
+    {
+        BLOCKS: blocks_of,
+        BLOCK_SCALES: block_scales,
+        BLOCK_ZEROS: block_zero_points,
+        ROW_SCALES: row_scales,
+        ROW_ZEROS: row_zero_points,
+    }
 )
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -49,9 +60,9 @@ def widened(array: np.ndarray) -> np.ndarray:
 class WeightStore:
     """Weights by initializer name.
 
-    A float32 weight (or an integer one) stays mapped from its safetensors file: no copy, and the operating system
-    may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the store, and one that
-    is quantised is computed there.
+    A float32 weight (or an integer one, or a table of any type) stays mapped from its safetensors file: no copy, and
+    the operating system may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the
+    store, and one that is quantised is computed there. Packed numbers that every session copies are not kept.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,23 +72,29 @@ class WeightStore:
         self._values: dict[str, ort.OrtValue] = {}
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
 
-    def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> None:
-        """Give a session that is about to be created the ``weights`` of its model.
+    def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
+        """Give a session that is about to be created the ``weights`` of its model; the result has to live until it is.
 
         Those that are shared stay where they are. Everything else (norms, biases, convolutions: small) is copied into
         the model, because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
         ArtifactError when a file is missing, too short or outside of the artifact.
         """
         weights = tuple(weights)
+        given: dict[str, ort.OrtValue] = {}
         with _OpenFiles(self._folder) as files:
             for weight in weights:
+                if weight.packed:
+                    given[weight.name] = _value(weight, _filled(weight, files.bytes_of))
+                    continue
                 if weight.name not in self._values:
-                    self._values[weight.name] = ort.OrtValue.ortvalue_from_numpy(self._array(weight, files.bytes_of))
+                    self._values[weight.name] = _value(weight, self._array(weight, files.bytes_of))
                 if weight.shared:
                     options.add_initializer(weight.name, self._values[weight.name])
-        copied = [weight.name for weight in weights if not weight.shared]
-        if copied:
-            options.add_external_initializers(copied, [self._values[name] for name in copied])
+                else:
+                    given[weight.name] = self._values[weight.name]
+        if given:
+            options.add_external_initializers(list(given), list(given.values()))
+        return list(given.values())
 
     @property
     def mapped_bytes(self) -> int:
@@ -122,20 +139,24 @@ class _OpenFiles(ExitStack):
         return map_open(self._files[name], self._folder / name, tensor.offset, nbytes)
 
 
+def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
+    (part, *_) = weight.parts
+    if weight.form == STORED and isinstance(part, StoredTensor):
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, part.dtype.onnx)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
 def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    if weight.form != WHOLE:
-        (quantized,) = weight.parts
-        assert isinstance(quantized, QuantizedMatrix)
-        return _FORMS[weight.form](quantized, weight.block, read)
+    if weight.form == STORED:
+        return _aligned(_numbers(weight.parts[0], read))
     if weight.joined is None:
-        array = widened(_numbers(weight.parts[0], read))
-        # Offsets are not always multiples of the element size; kernels expect aligned data.
-        return array if array.flags.aligned else array.copy()
+        return _aligned(widened(_formed(weight, weight.parts[0], read)))
     _, rows, columns = weight.joined
-    stored = (numbers for part in weight.parts for numbers in _matrices(part, rows, read))
-    matrices = (matrix for numbers in stored for matrix in numbers.reshape(-1, numbers.shape[-2], columns))
-    whole = np.empty(weight.joined, np.float32)
+    # A part has the rows of all experts, of one, or one half of these.
+    parts = _parts(weight, rows, read)
+    matrices = (matrix for part in parts for matrix in part.reshape(-1, min(rows, part.size // columns), columns))
+    whole = np.empty(weight.joined, np.float32 if weight.form in (WHOLE, BLOCK_SCALES) else np.uint8)
     if not weight.interleaved:
         flat, start = whole.reshape(-1, columns), 0
         for matrix in matrices:
@@ -146,6 +167,19 @@ def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     for index, half in enumerate(halves):
         whole[index // 2, index % 2 :: 2] = half
     return whole
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """``array``, or a copy: offsets are not always multiples of the element size, but kernels expect aligned data."""
+    return array if array.flags.aligned else array.copy()
+
+
+def _formed(weight: GraphWeight, part: Part, read: Read) -> np.ndarray:
+    """What ``weight`` has of one of its parts."""
+    if weight.form == WHOLE:
+        return _numbers(part, read)
+    assert isinstance(part, QuantizedMatrix)
+    return _FORMS[weight.form](part, weight.block, read)
 
 
 def _halves(matrix: np.ndarray, rows: int) -> list[np.ndarray]:
@@ -160,12 +194,13 @@ def _numbers(part: Part, read: Read) -> np.ndarray:
     return read(part).view(part.dtype.numpy).reshape(part.shape)
 
 
-def _matrices(part: Part, rows: int, read: Read) -> Iterator[np.ndarray]:
-    """The numbers of a part; of a quantised matrix of several experts, ``rows`` each, one expert's after another."""
-    if not isinstance(part, QuantizedMatrix) or part.shape[0] <= rows:
-        yield _numbers(part, read)
-        return
-    yield from dequantized_parts(part, rows, read)
+def _parts(weight: GraphWeight, rows: int, read: Read) -> Iterator[np.ndarray]:
+    """What ``weight`` has of each part; float32 numbers of several experts' matrix by ``rows``, those of one expert."""
+    for part in weight.parts:
+        if weight.form == WHOLE and isinstance(part, QuantizedMatrix) and part.shape[0] > rows:
+            yield from dequantized_parts(part, rows, read)
+        else:
+            yield _formed(weight, part, read)
 
 
 def _is_mapped(array: np.ndarray) -> bool:
