@@ -29,6 +29,7 @@ ENTRIES = {
     "export_sizes": Entry("export:run_sizes", "the same for sparse checkpoints of 0.6 to 550 B parameters"),
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
+    "quantized_decode": Entry("quantized_decode:run", "4 and 8 bits on the CPU; --llama-cpp", "llama.cpp"),
     "scheduler": Entry("scheduler:run", "host time of a decode step of 64 sequences", page=True),
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
     "serving_torch": Entry("serving:run_torch", "the same for a 2.65 B model on a GPU", "dense engine"),

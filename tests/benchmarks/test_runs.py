@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu_decode, export
+from benchmarks import cpu_decode, export, quantized_decode
 from benchmarks.agreement import tokens_gate
 from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
@@ -62,6 +62,19 @@ def test_cpu_decode() -> None:
     assert set(document["results"]) == set(cpu_decode.GOALS)
     # The last run of ONNX Runtime has no gap behind it.
     assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
+
+
+def test_quantized_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_decode, "MODELS", {"150M": TINY})
+    monkeypatch.setattr(quantized_decode, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000]"))
+    settings = quantized_decode.QuantizedSettings(
+        prompt_tokens=3, new_tokens=4, prefill_tokens=33, threads=1, repeats=1
+    )
+    document = measured("quantized_decode", settings)
+    assert document["settings"]["peer"] == "no folder of llama.cpp was given (--llama-cpp)"
+    results = document["results"]
+    assert set(results["decode_tokens_per_s"]) == {"float32", "int4", "int8"}
+    assert results["opening"]["int4"]["seconds"]["median"] == 0.5
 
 
 def test_new_bytes_leave_out_what_is_linked(tmp_path: Path) -> None:

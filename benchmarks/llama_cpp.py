@@ -1,0 +1,62 @@
+"""llama.cpp as a peer on the CPU: its converter, its quantiser and its benchmark, run as programs of a checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = "build/bin/llama-bench"
+# Random weights have no tokenizer, and transformers would add settings of experts to the configuration.
+_CONVERT = """
+import json, pathlib, sys
+source, checkpoint, out = sys.argv[1:]
+sys.path[:0] = [source, source + "/gguf-py"]
+import convert_hf_to_gguf
+from conversion.base import ModelBase
+from conversion.nemotron import NemotronHModel
+config = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
+ModelBase.load_hparams = staticmethod(lambda *_, **__: {**config, "architectures": ["NemotronHForCausalLM"]})
+NemotronHModel.set_vocab = NemotronHModel._set_vocab_none
+sys.argv = ["convert", checkpoint, "--outfile", out, "--outtype", "bf16"]
+convert_hf_to_gguf.main()
+"""
+
+
+def missing_peer(folder: str | None) -> str | None:
+    """Why llama.cpp cannot run from the checkout ``folder``; None where it can."""
+    if folder is None:
+        return "no folder of llama.cpp was given (--llama-cpp)"
+    needed = (BENCH, "build/bin/llama-quantize", "convert_hf_to_gguf.py")
+    lacking = [name for name in needed if not (Path(folder) / name).exists()]
+    return f"{folder} has no {', '.join(lacking)}" if lacking else None
+
+
+class LlamaCpp:
+    """The Nemotron-H ``checkpoint`` as GGUF files of the types ``formats`` in ``work``."""
+
+    def __init__(self, folder: Path, checkpoint: Path, work: Path, formats: tuple[str, ...], threads: int) -> None:
+        """Convert and quantise. CalledProcessError, after its last words on standard error, where a program fails."""
+        self._bench, self._threads = folder / BENCH, threads
+        whole = work / "bf16.gguf"
+        _run([sys.executable, "-c", _CONVERT, str(folder), str(checkpoint), str(whole)])
+        self.files = {name: work / f"{name}.gguf" for name in formats}
+        for name, file in self.files.items():
+            _run([str(folder / "build/bin/llama-quantize"), str(whole), str(file), name, str(threads)])
+        whole.unlink()
+
+    def speed(self, name: str, prompt: int, new: int) -> float:
+        """Tokens per second of a prompt of ``prompt`` tokens (``new`` is 0), or of ``new`` single tokens."""
+        counts = ["-p", str(prompt), "-n", str(new), "-r", "1", "-t", str(self._threads)]
+        found = json.loads(_run([str(self._bench), "-m", str(self.files[name]), *counts, "-o", "json"]))
+        return float(found[-1]["avg_ts"])
+
+
+def _run(command: list[str]) -> str:
+    """Standard output of ``command``."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+    done.check_returncode()
+    return done.stdout
