@@ -70,7 +70,8 @@ def export_checkpoint(
     source, plan = open_plan(checkpoint, options)
     try:
         targets = plan.scan_targets(source.tensors) if options.scan else None
-        scan_of = background_scan(targets, plan.quantized(source).values())
+        imported = [weight for weight in plan.quantized(source).values() if not weight.rounded]
+        scan_of = background_scan(targets, imported)
         with located(checkpoint), scan_of as scan, atomic_folder(out, options.overwrite) as folder:
             return _write(source, plan, options, scan, folder, out, progress)
     finally:

@@ -12,6 +12,7 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
+from hybridge.exporter.rounding.roles import FORMATS
 from hybridge.exporter.weights.placing import MODES
 
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
@@ -90,6 +91,14 @@ class ExportOptions:
         "Weight files: reflink, link (hard links), copy, or auto (the first of these that works).",
         metavar="HOW",
         choices=MODES,
+        group=_WEIGHTS,
+    )
+    quantize: str | None = setting(
+        None,
+        "Round matrices to the nearest int4, int8, fp8, nvfp4 or mxfp4; heads to 8 bits.",
+        metavar="TYPE",
+        choices=FORMATS,
+        shown_default="as stored",
         group=_WEIGHTS,
     )
     scan: bool = setting(

@@ -25,6 +25,7 @@ from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
+from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
 from hybridge.exporter.trace.interface import runtime_config
 
 
@@ -125,6 +126,9 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
             f"{options.state_dtype.value}: choose one of these or another `dtype`"
         )
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
+    if options.quantize is not None:
+        names = [name for p in parameters if not p.derived for name in p.sources]
+        source = rounded_checkpoint(source, names, options.quantize, decoder.tie_word_embeddings)
     notes = [*source.notes, *decoder.notes]
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:

@@ -37,6 +37,7 @@ def export(
     max_seq_len: int | None = None,
     all_logits: bool = False,
     weights: str = "auto",
+    quantize: str | None = None,
     overwrite: bool = False,
     scan: bool = True,
     full_hash: bool = False,
@@ -57,8 +58,10 @@ def export(
     mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
     max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of
     every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these
-    that the file system supports. scan: check for weights that are not finite or exceed dtype's range. full_hash: hash
-    all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
+    that the file system supports. quantize: "int4", "int8", "fp8", "nvfp4" or "mxfp4" rounds each matrix, embeddings
+    too, to the nearest numbers of that type (integers: 128 columns share a scale; heads get 8 bits); the function
+    ``quantize`` finds more precise ones. scan: check for weights that are not finite or exceed dtype's range.
+    full_hash: hash all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
 
     A subclass of HybridgeError (``hybridge.errors``) says what was expected, what was found and what to do; ``out`` is
     then unchanged, as after an interrupt.

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.settings import check_settings, setting
+from hybridge.exporter.rounding.roles import FORMATS, GROUP_SIZES, INT4, INT8
 
-INT4, INT8, FP8, NVFP4, MXFP4 = "int4", "int8", "fp8", "nvfp4", "mxfp4"
-FORMATS = (INT4, INT8, FP8, NVFP4, MXFP4)
 RTN, MSE, GPTQ = "rtn", "mse", "gptq"
 METHODS = (RTN, MSE, GPTQ)
-GROUP_SIZES = (128, 64, 32, 16)
 _DEFAULT_GROUPS = {INT4: 32, INT8: 128}
 
 

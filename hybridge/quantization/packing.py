@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
+
+from hybridge.exporter.checkpoint.quantized.nibbles import pairs
 
 
 def packed_words(integers: np.ndarray, bits: int) -> np.ndarray:
@@ -16,15 +17,5 @@ def packed_words(integers: np.ndarray, bits: int) -> np.ndarray:
     unsigned = np.zeros((rows, words * 32 // bits), np.uint8)
     unsigned[:, :columns] = integers.astype(np.int16) + (1 << (bits - 1))
     if bits == 4:
-        unsigned = _pairs(unsigned)
+        unsigned = pairs(unsigned)
     return np.ascontiguousarray(unsigned).view("<i4")
-
-
-def packed_e2m1(numbers: np.ndarray) -> np.ndarray:
-    """``numbers`` [rows, columns], an even number of columns, of type E2M1 as [rows, columns / 2] uint8."""
-    return _pairs(numbers.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
-
-
-def _pairs(nibbles: np.ndarray) -> np.ndarray:
-    """Of each two columns one byte, the first in its low half."""
-    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4

@@ -17,9 +17,10 @@ from hybridge.exporter.checkpoint.shards import INDEX_FILE
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import open_plan
+from hybridge.exporter.rounding.blocks import peak_of
 from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.config import quantization_config
-from hybridge.quantization.matrix import MatrixReport, peak_of
+from hybridge.quantization.matrix import MatrixReport
 from hybridge.quantization.options import RTN, QuantizeOptions
 from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import Roles, roles_of

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.quantization.options import FP8, GROUP_SIZES, INT4, INT8, MXFP4, NVFP4, QuantizeOptions
+from hybridge.exporter.rounding.roles import (
+    BITS,
+    FP8,
+    HEAD_FORMATS,
+    MXFP4,
+    NVFP4,
+    group_size,
+    is_embedding,
+    is_head,
+    is_kept,
+)
+from hybridge.quantization.options import QuantizeOptions
 from hybridge.quantization.scheme import Scheme
 from hybridge.quantization.schemes import Fp8Scheme, IntegerScheme, MxFp4Scheme, NvFp4Scheme
-
-# Parts of the names of modules that stay as they are.
-_LEFT = (
-    re.compile(r"(^|\.)mtp\."),
-    re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."),
-    re.compile(r"\.in_proj_(a|b|ba)$"),  # gates of a gated delta net
-    re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"),
-)
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$")
-_HEAD = re.compile(r"(^|\.)lm_head$")
-_BITS = {INT4: 4, INT8: 8}
-# The format of heads, which need more bits: logits are read as they are.
-_HEAD_FORMATS = {INT4: INT8, INT8: INT8, FP8: FP8, NVFP4: FP8, MXFP4: FP8}
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,13 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
             continue
         stacked += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
         module = name.removesuffix(".weight")
-        if len(slot.shape) != 2 or module == name or 0 in slot.shape or _EMBEDDING.search(module):
+        if len(slot.shape) != 2 or module == name or 0 in slot.shape or is_embedding(module):
             continue
-        is_head = _HEAD.search(module) is not None
-        if (is_head and tied) or any(pattern.search(module) for pattern in _LEFT):
+        head = is_head(module)
+        if (head and tied) or is_kept(module):
             ignored.append(module)
             continue
-        form = _HEAD_FORMATS[options.format] if is_head else options.format
+        form = HEAD_FORMATS[options.format] if head else options.format
         schemes[module], is_usual = _scheme(form, slot.shape[1], options)
         if not is_usual:
             others.append(module)
@@ -68,10 +65,10 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
 
 def _scheme(form: str, columns: int, options: QuantizeOptions) -> tuple[Scheme, bool]:
     """The scheme of a matrix of ``columns`` in the format ``form``, and whether it is that of most column counts."""
-    if form in _BITS:
+    if form in BITS:
         size = options.group_of(form)
-        group = next((each for each in GROUP_SIZES if each <= size and columns % each == 0), None)
-        return IntegerScheme(_BITS[form], group), group == size
+        group = group_size(columns, size)
+        return IntegerScheme(BITS[form], group), group == size
     if form == NVFP4 and columns % NvFp4Scheme.group == 0:
         return NvFp4Scheme(), True
     if form == MXFP4 and columns % MxFp4Scheme.group == 0:

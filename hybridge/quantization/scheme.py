@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.quantization.rounding import Levels, Storable, rounded, rounded_in_turn, searched
+from hybridge.exporter.rounding.rounding import Levels, Storable, rounded, rounded_in_turn, searched
 
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 

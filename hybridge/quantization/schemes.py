@@ -11,8 +11,17 @@ import ml_dtypes
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.quantization.packing import packed_e2m1, packed_words
-from hybridge.quantization.rounding import E2M1, E4M3, integer_levels, scales_as
+from hybridge.exporter.checkpoint.quantized.nibbles import packed_e2m1
+from hybridge.exporter.rounding.rounding import (
+    E2M1,
+    E4M3,
+    e4m3_divisor,
+    e4m3_scales,
+    integer_levels,
+    powers_of_two,
+    scales_as,
+)
+from hybridge.quantization.packing import packed_words
 from hybridge.quantization.scheme import Layout, MatrixContext, QuantizedRows, Scheme
 
 
@@ -94,20 +103,15 @@ class NvFp4Scheme(Scheme):
         }
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
-        divisor = self._divisor(context)
-
-        def storable(scales: np.ndarray) -> np.ndarray:
-            least = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).smallest_subnormal)
-            return E4M3.nearest(np.maximum(scales * divisor, least)) / divisor
-
-        numbers, scales = context.rounded(weights, self.group, E2M1, storable)
+        divisor = e4m3_divisor(context.peak)
+        numbers, scales = context.rounded(weights, self.group, E2M1, e4m3_scales(divisor))
         stored = (scales * divisor).astype(ml_dtypes.float8_e4m3fn)
         return QuantizedRows(
             {"weight_packed": packed_e2m1(numbers), "weight_scale": stored}, _products(numbers, scales)
         )
 
     def whole(self, rows: int, columns: int, context: MatrixContext) -> Mapping[str, np.ndarray]:
-        return {"weight_global_scale": np.array([self._divisor(context)], np.float32)}
+        return {"weight_global_scale": np.array([e4m3_divisor(context.peak)], np.float32)}
 
     def weights_config(self) -> dict[str, Any]:
         return {
@@ -117,11 +121,6 @@ class NvFp4Scheme(Scheme):
             "group_size": self.group,
             "scale_dtype": "torch.float8_e4m3fn",
         }
-
-    def _divisor(self, context: MatrixContext) -> np.float32:
-        """With it, the scale of the largest weight is the largest e4m3 number."""
-        largest = np.finfo(np.float32).max / 4
-        return np.float32(min(E4M3.peak * E2M1.peak / context.peak, largest) if context.peak else 1)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class MxFp4Scheme(Scheme):
         }
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
-        numbers, scales = context.rounded(weights, self.group, E2M1, _powers, (0.5, 2.0))
+        numbers, scales = context.rounded(weights, self.group, E2M1, powers_of_two, (0.5, 2.0))
         exponents = (np.log2(scales) + 127).astype(np.uint8)
         return QuantizedRows(
             {"weight_packed": packed_e2m1(numbers), "weight_scale": exponents}, _products(numbers, scales)
@@ -156,12 +155,6 @@ class MxFp4Scheme(Scheme):
             "group_size": self.group,
             "scale_dtype": "torch.uint8",
         }
-
-
-def _powers(scales: np.ndarray) -> np.ndarray:
-    """2^(floor(log2 of a group's largest weight) - 2), as the specification has it; the exponent 2 is that of 4."""
-    exponents = np.floor(np.log2(scales * np.float32(E2M1.peak))) - 2
-    return np.exp2(np.clip(exponents, -126, 127)).astype(np.float32)
 
 
 def _products(numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:

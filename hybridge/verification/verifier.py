@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.errors import CheckpointError, located
-from hybridge.artifact.manifest import check_artifact
+from hybridge.artifact.errors import CheckpointError, UnsupportedError, located
+from hybridge.artifact.manifest import check_artifact, read_manifest
 from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
@@ -50,6 +50,11 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
     require_checkpoint(checkpoint)
     require_artifact(artifact)
     config = read_config(artifact).require_logits()
+    if rounded := read_manifest(artifact).arguments.get("quantize"):
+        raise UnsupportedError(
+            f"{artifact}: expected the weights of the checkpoint, found weights that the export rounded to {rounded}: "
+            "measure the difference with `hybridge evaluate`"
+        )
     layout = layout_steps(config)
     layout.check_engine(options.engine)
     options.check(config.max_seq_len)

@@ -13,7 +13,7 @@ from tests.cli.command import hybridge
 
 FLAGS = {
     "export": "--dtype --state-dtype --layout --no-mtp --max-batch --max-seq-len --all-logits --weights --dry-run "
-    "--overwrite --no-scan --full-hash --ignore-config-field --json --quiet",
+    "--quantize --overwrite --no-scan --full-hash --ignore-config-field --json --quiet",
     "verify": "--engine --prompt-lengths --decode-steps --tolerance --json --quiet",
     "build-engine": "--target --compute-capability --plugins --max-batch --max-seq-len --overwrite --json --quiet",
     "run": "--prompt --prompt-file --chat --system --prompt-ids --sampling "

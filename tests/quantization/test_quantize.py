@@ -19,7 +19,20 @@ from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
 from tests.support.checkpoint_edits import edit_config, edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 
-LEFT = ("conv1d", "A_log", ".D", "dt_bias", "norm", "in_proj_a.", "in_proj_b.", "in_proj_ba.", "gate.weight", "router")
+LEFT = (
+    "conv1d",
+    ".a_proj.",
+    ".b_proj.",
+    "A_log",
+    ".D",
+    "dt_bias",
+    "norm",
+    "in_proj_a.",
+    "in_proj_b.",
+    "in_proj_ba.",
+    "gate.weight",
+    "router",
+)
 
 
 # Numbers of columns that every group size divides.

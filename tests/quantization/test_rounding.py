@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hybridge.quantization import rounding
-from hybridge.quantization.packing import packed_e2m1, packed_words
-from hybridge.quantization.rounding import E2M1, E4M3, Levels, integer_levels, rounded_in_turn, scales_as, searched
+from hybridge.exporter.checkpoint.quantized.nibbles import packed_e2m1
+from hybridge.exporter.rounding import rounding
+from hybridge.exporter.rounding.rounding import E2M1, E4M3, Levels, integer_levels, rounded_in_turn, scales_as, searched
+from hybridge.quantization.packing import packed_words
 from tests.quantization.dequantized import integers
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

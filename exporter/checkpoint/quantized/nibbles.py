@@ -6,6 +6,7 @@ words: a signed number differs in its highest bit.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
@@ -31,7 +32,17 @@ def signed_from_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
     if bits == 8:
         return numbers ^ np.uint8(_SIGNS[8])
     flat = numbers if numbers.shape[-1] % 2 == 0 else np.append(numbers.ravel(), np.zeros(numbers.size % 2, np.uint8))
-    return (flat[..., ::2] | flat[..., 1::2] << 4) ^ np.uint8(_SIGNS[4])
+    return pairs(flat) ^ np.uint8(_SIGNS[4])
+
+
+def pairs(nibbles: np.ndarray) -> np.ndarray:
+    """Of each two numbers uint8 of the last axis one byte, the first in its low half."""
+    return nibbles[..., ::2] | nibbles[..., 1::2] << 4
+
+
+def packed_e2m1(numbers: np.ndarray) -> np.ndarray:
+    """``numbers`` [rows, columns], an even number of columns, of type E2M1 as [rows, columns / 2] uint8."""
+    return pairs(numbers.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
 
 
 def _halves(raw: np.ndarray) -> np.ndarray:

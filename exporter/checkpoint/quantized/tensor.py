@@ -73,6 +73,7 @@ class QuantizedTensor:
     inputs: how inputs are rounded; None: not at all.
     unrounded: how the checkpoint asks for them to be rounded where that is not followed, in words.
     format: its name for reports. sources: the tensors of the checkpoint that it is made of.
+    rounded: ``sources`` is the weight in full precision.
     """
 
     name: str
@@ -88,6 +89,7 @@ class QuantizedTensor:
     factors: GraphTensor | None = None
     inputs: InputRounding | None = None
     unrounded: str = ""
+    rounded: bool = False
 
     @property
     def parts(self) -> dict[str, GraphTensor]:

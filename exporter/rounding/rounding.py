@@ -49,6 +49,24 @@ E4M3 = _float_levels(ml_dtypes.float8_e4m3fn)
 E2M1 = _float_levels(ml_dtypes.float4_e2m1fn)
 
 
+def powers_of_two(scales: np.ndarray) -> np.ndarray:
+    """2^(floor(log2 of a group's largest weight) - 2), as the specification of mxfp4 has it; 2 is the exponent of 4."""
+    exponents = np.floor(np.log2(scales * np.float32(E2M1.peak))) - 2
+    return np.exp2(np.clip(exponents, -126, 127)).astype(np.float32)
+
+
+def e4m3_divisor(peak: float) -> np.float32:
+    """What e4m3 scales of e2m1 numbers are divided by: with it the scale of the largest weight is the largest one."""
+    largest = np.finfo(np.float32).max / 4
+    return np.float32(min(E4M3.peak * E2M1.peak / peak, largest) if peak else 1)
+
+
+def e4m3_scales(divisor: np.float32) -> Storable:
+    """Scales of type e4m3 that are divided by ``divisor``."""
+    least = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).smallest_subnormal)
+    return lambda scales: E4M3.nearest(np.maximum(scales * divisor, least)) / divisor
+
+
 def scales_as(dtype: np.dtype) -> Storable:
     """Scales of a floating-point type."""
     least = np.float32(ml_dtypes.finfo(dtype).smallest_normal)
@@ -65,8 +83,7 @@ def rounded(
     A group of zeros has the scale of one whose largest weight is the peak.
     """
     groups = weights.reshape(len(weights), -1, group)
-    largest = np.abs(groups).max(2, keepdims=True) / np.float32(levels.peak)
-    largest[largest == 0] = 1
+    largest = _largest(groups, levels)
     scales = storable(largest)
     found = levels.nearest(groups / scales)
     best = _error(groups, found, scales) if parts else None
@@ -80,6 +97,19 @@ def rounded(
         np.copyto(scales, tried, where=better)
         np.copyto(found, numbers, where=better)
     return found.reshape(weights.shape), scales[:, :, 0]
+
+
+def scales_of(weights: np.ndarray, group: int, levels: Levels, storable: Storable) -> np.ndarray:
+    """The scales that ``rounded`` gives without a search."""
+    return storable(_largest(weights.reshape(len(weights), -1, group), levels))[:, :, 0]
+
+
+def _largest(groups: np.ndarray, levels: Levels) -> np.ndarray:
+    """Scales [rows, groups, 1] that let the largest weight of each group fit."""
+    largest = np.maximum(groups.max(2, keepdims=True), -groups.min(2, keepdims=True))
+    largest /= np.float32(levels.peak)
+    largest[largest == 0] = 1
+    return largest
 
 
 def searched(search: bool) -> Sequence[float]:

@@ -1,0 +1,1 @@
+"""Rounding weights in full precision to numbers of few bits."""

@@ -1,0 +1,45 @@
+"""Formats of quantised weights, and which format each matrix of a model gets. Names are those of checkpoints."""
+
+from __future__ import annotations
+
+import re
+
+INT4, INT8, FP8, NVFP4, MXFP4 = "int4", "int8", "fp8", "nvfp4", "mxfp4"
+FORMATS = (INT4, INT8, FP8, NVFP4, MXFP4)
+BITS = {INT4: 4, INT8: 8}
+# Columns that may share a scale of integers, and those that do in the formats of 4-bit floating-point numbers.
+GROUP_SIZES = (128, 64, 32, 16)
+FLOAT_GROUPS = {NVFP4: 16, MXFP4: 32}
+# The format of heads, which need more bits: logits are read as they are.
+HEAD_FORMATS = {INT4: INT8, INT8: INT8, FP8: FP8, NVFP4: FP8, MXFP4: FP8}
+
+# Parts of the names of modules that stay as they are.
+_KEPT = (
+    re.compile(r"(^|\.)mtp\."),
+    re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."),
+    re.compile(r"\.in_proj_(a|b|ba)$"),  # gates of a gated delta net
+    re.compile(r"\.linear_attn\.[ab]_proj$"),
+    re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"),
+)
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$")
+_HEAD = re.compile(r"(^|\.)lm_head$")
+
+
+def is_kept(module: str) -> bool:
+    """Whether the weight of ``module`` stays as it is: gates, routers, prediction heads, parts that see images."""
+    return any(pattern.search(module) for pattern in _KEPT)
+
+
+def is_embedding(module: str) -> bool:
+    """Whether ``module`` is the embedding of tokens."""
+    return _EMBEDDING.search(module) is not None
+
+
+def is_head(module: str) -> bool:
+    """Whether ``module`` is the head."""
+    return _HEAD.search(module) is not None
+
+
+def group_size(columns: int, most: int) -> int | None:
+    """The largest group of at most ``most`` columns that divides ``columns``; None: only the whole row does."""
+    return next((each for each in GROUP_SIZES if each <= most and columns % each == 0), None)

@@ -1,0 +1,117 @@
+"""A weight in full precision, rounded to the nearest numbers of a format while it is written into an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import ml_dtypes
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.quantized.nibbles import packed_e2m1, signed_from_numbers
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.rounding.blocks import float32_rows, in_threads, peak_of, row_blocks
+from hybridge.exporter.rounding.roles import FLOAT_GROUPS, FP8, INT4, INT8, MXFP4, NVFP4
+from hybridge.exporter.rounding.rounding import (
+    E2M1,
+    E4M3,
+    Levels,
+    Storable,
+    e4m3_divisor,
+    e4m3_scales,
+    integer_levels,
+    powers_of_two,
+    rounded,
+    scales_as,
+    scales_of,
+)
+
+_LEVELS = {INT4: integer_levels(4), INT8: integer_levels(8), FP8: E4M3, NVFP4: E2M1, MXFP4: E2M1}
+_DTYPES = {
+    INT4: DType.INT4,
+    INT8: DType.INT8,
+    FP8: DType.FLOAT8E4M3FN,
+    NVFP4: DType.FLOAT4E2M1,
+    MXFP4: DType.FLOAT4E2M1,
+}
+# The type of scales that a format sets; others have that of the weight.
+_SCALES = {NVFP4: DType.FLOAT8E4M3FN, MXFP4: DType.BFLOAT16}
+
+
+@dataclass(frozen=True)
+class RoundedWeight:
+    """The matrix in ``slot`` in the format ``form``; ``group`` columns share a scale, None: a row.
+
+    The weight is read once for the scales and once for the numbers, in blocks of rows. CheckpointError while it is
+    written when a weight is not finite.
+    """
+
+    slot: TensorSlot
+    form: str
+    group: int | None
+
+    def tensor(self) -> QuantizedTensor:
+        """The weight as a graph has it."""
+        rows, columns = self.slot.shape
+        shape = (rows,) if self.group is None else (rows, columns // self.group)
+        return QuantizedTensor(
+            self.slot.name,
+            f"{self.form}, rounded to nearest",
+            (rows, columns),
+            GraphTensor(_DTYPES[self.form], (rows, columns), blocks=lambda: self._blocks(self._numbers)),
+            GraphTensor(self._scale, shape, blocks=lambda: self._blocks(self._scales)),
+            self.group,
+            (self.slot,),
+            global_scale=None if self.form != NVFP4 else GraphTensor(DType.FLOAT32, (), blocks=self._global_scale),
+            rounded=True,
+        )
+
+    def logical_slot(self) -> TensorSlot:
+        """The weight as the tensor of a checkpoint: its type and bytes are those of the artifact."""
+        tensor = self.tensor()
+        nbytes = sum(part.dtype.nbytes(prod(part.shape)) for part in tensor.parts.values())
+        return TensorSlot(
+            self.slot.name, tensor.values.dtype, self.slot.shape, self.slot.path, self.slot.offset, nbytes
+        )
+
+    @property
+    def _scale(self) -> DType:
+        return _SCALES.get(self.form, self.slot.dtype)
+
+    @property
+    def _width(self) -> int:
+        return self.group or self.slot.shape[1]
+
+    @cached_property
+    def _divisor(self) -> np.float32:
+        return e4m3_divisor(peak_of(self.slot))
+
+    @cached_property
+    def _how(self) -> tuple[int, Levels, Storable]:
+        if self.form == NVFP4:
+            return self._width, E2M1, e4m3_scales(self._divisor)
+        return self._width, _LEVELS[self.form], powers_of_two if self.form == MXFP4 else scales_as(self._scale.numpy)
+
+    def _blocks(self, converted: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+        rows, columns = self.slot.shape
+        _ = self._how  # computed before the threads need it
+        yield from in_threads(lambda part: converted(float32_rows(self.slot, part)), row_blocks(rows, columns))
+
+    def _numbers(self, weights: np.ndarray) -> np.ndarray:
+        numbers = rounded(weights, *self._how)[0]
+        if self.form == INT4:
+            return signed_from_numbers((numbers + 8).astype(np.uint8), 4)
+        return packed_e2m1(numbers) if self.form in FLOAT_GROUPS else numbers.astype(_DTYPES[self.form].numpy)
+
+    def _scales(self, weights: np.ndarray) -> np.ndarray:
+        scales = scales_of(weights, *self._how)
+        if self.form == NVFP4:
+            return (scales * self._divisor).astype(ml_dtypes.float8_e4m3fn)
+        return scales.astype(self._scale.numpy)
+
+    def _global_scale(self) -> Iterator[np.ndarray]:
+        yield np.float32(1) / np.array([self._divisor])

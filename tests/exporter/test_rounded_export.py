@@ -1,0 +1,100 @@
+"""``hybridge export --quantize``: the weights of ``hybridge quantize --method rtn``, without a second checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hybridge
+from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError
+from tests.support.checkpoint_edits import edit_tensors
+from tests.support.tiny_models import save_tiny_model
+
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "head_dim": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": False,
+}
+
+
+def stored_numbers(folder: Path) -> dict[str, bytes]:
+    """The bytes of every initializer that DequantizeLinear reads, by name."""
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    used = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.input}
+    found = {}
+    for tensor in graph.initializer:
+        if tensor.name in used:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            start, count = int(place["offset"]), int(place["length"])
+            found[tensor.name] = (folder / place["location"]).read_bytes()[start : start + count]
+    return found
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "fp8", "nvfp4", "mxfp4"])
+def test_the_same_numbers_as_a_quantised_checkpoint(tmp_path: Path, form: str) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", dtype="bfloat16", **WIDE)
+    group = {"group_size": 128} if form.startswith("int") else {}
+    hybridge.quantize(checkpoint, tmp_path / "small", format=form, method="rtn", **group)
+    hybridge.export(tmp_path / "small", tmp_path / "two")
+    hybridge.export(checkpoint, tmp_path / "one", quantize=form)
+    expected, found = stored_numbers(tmp_path / "two"), stored_numbers(tmp_path / "one")
+    if form == "nvfp4":  # hybridge quantize lets weights that engines join share the second scale
+        expected = {name: value for name, value in expected.items() if any(p in name for p in ("o_proj", "down_proj"))}
+    assert expected and {name: found[name] for name in expected} == expected
+    assert "model.embed_tokens.weight" in found and "model.embed_tokens.weight" not in expected
+    plain = sum(t.nbytes for n, t in load_file(checkpoint / "model.safetensors").items() if "norm" not in n)
+    assert sum(map(len, found.values())) < (0.32 if form.endswith("4") else 0.52) * plain
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["quantization"]["formats"].keys() <= {
+        f"{each}, rounded to nearest" for each in (form, "int8", "fp8")
+    }
+
+
+def test_a_tied_head_has_eight_bits(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", **{**WIDE, "tie_word_embeddings": True})
+    hybridge.export(checkpoint, tmp_path / "out", quantize="int4")
+    found = stored_numbers(tmp_path / "out")
+    weight = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    numbers = np.frombuffer(found["model.embed_tokens.weight"], np.int8).reshape(weight.shape)
+    scales = np.frombuffer(found["model.embed_tokens.weight_scale"], np.float32)[:, None]
+    assert torch.allclose(torch.from_numpy(numbers * scales), weight, atol=float(scales.max()) / 1.9)
+
+
+@pytest.mark.parametrize(("columns", "group"), [((48, 75), None), ((96, 160), 32)])
+def test_columns_that_a_group_does_not_divide(tmp_path: Path, columns: tuple[int, int], group: int | None) -> None:
+    sizes = {"hidden_size": columns[0], "intermediate_size": columns[1], "head_dim": 16, "num_attention_heads": 4}
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
+    hybridge.export(checkpoint, tmp_path / "out", quantize="int4")
+    model = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False)
+    down = next(node for node in model.graph.node if node.input and node.input[0].endswith("0.mlp.down_proj.weight"))
+    attributes = {a.name: a.i for a in down.attribute}
+    assert attributes.get("block_size") == group and attributes["axis"] == (0 if group is None else 1)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **WIDE)
+    with pytest.raises(SettingError, match="quantize: expected"):
+        hybridge.export(checkpoint, tmp_path / "out", quantize="int5")
+    hybridge.quantize(checkpoint, tmp_path / "small")
+    with pytest.raises(UnsupportedError, match="quantize: expected a checkpoint in full precision for int4"):
+        hybridge.export(tmp_path / "small", tmp_path / "out", quantize="int4")
+    hybridge.export(checkpoint, tmp_path / "rounded", quantize="int8")
+    with pytest.raises(UnsupportedError, match="weights that the export rounded to int8: measure the difference"):
+        hybridge.verify(checkpoint, tmp_path / "rounded")
+
+    def damage(tensors: dict[str, Any]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.nan
+
+    edit_tensors(checkpoint, damage)
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds nan at index \[3, 5\]: expected finite weights"):
+        hybridge.export(checkpoint, tmp_path / "out", quantize="int4")
+    assert not (tmp_path / "out").exists()
