@@ -13,7 +13,6 @@ from benchmarks.kernels.products import LINEAR_SHAPES, TOLERANCE, LinearShapes
 from benchmarks.kernels.tensor_call import TensorCall, normal, poisoned, worst_error
 from benchmarks.kernels.timing import graph_time, input_sets
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, unpack_plan
@@ -86,7 +85,7 @@ def _prepared(weight: WeightFormat, rows: int, shapes: LinearShapes) -> Prepared
         random = random_weight(weight, outputs, inputs)
         for index in range(count):
             x, y = normal(rows, inputs, dtype=torch.bfloat16), poisoned(rows, outputs)
-            tiles, factors = tiles_from_codes(weight, random.codes, random.scales, random.tensor_scale)
+            tiles, factors = random.tiles()
             call = plan(LinearDecode(rows, inputs, outputs, weight.dtype, weight.dtype, tiles=weight), device.traits)
             calls.append(TensorCall(device, call, [x, tiles, None, None, None, None, factors, None], [y]))
             if index == 0:
@@ -107,7 +106,7 @@ def _prepared(weight: WeightFormat, rows: int, shapes: LinearShapes) -> Prepared
 
 def _prepared_prompt(weight: WeightFormat, outputs: int, inputs: int) -> Prepared:
     device, random = KernelDevice.current(), random_weight(weight, outputs, inputs)
-    tiles = tiles_from_codes(weight, random.codes, random.scales, random.tensor_scale)
+    tiles = random.tiles()
     x = normal(PROMPT_TOKENS, inputs, dtype=torch.bfloat16)
     matrix, y = poisoned(outputs, inputs), poisoned(PROMPT_TOKENS, outputs)
     unpack = TensorCall(device, unpack_plan(UnpackTiles(weight, outputs, inputs)), tiles, [matrix])

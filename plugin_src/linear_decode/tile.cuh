@@ -1,13 +1,13 @@
 // Weights of 4 or 8 bits in tiles, and what they stand for.
 //
-// A tile holds the codes of 8 weight rows at TILE_INPUTS inputs: for every 32 inputs and every lane the 8 codes of row
-// lane / 4 from input 8 * (lane % 4) on, those of 4 bits with the first one lowest. Then, where GROUP is not 0, scales
-// [TILE_INPUTS / GROUP][8 rows]. Tiles lie as [inputs / TILE_INPUTS][outputs / 8], both rounded up, with zeros behind the
-// last input and row. A weight is its code times its scale times its row's factor, and times UNIT.
+// A tile holds the codes of 8 weight rows at TILE_INPUTS inputs: for every VECTOR chunks of 32 inputs, every lane and each
+// of these chunks the 8 codes of row lane / 4 from input 8 * (lane % 4) on, in the order of Codes. Then, where GROUP is
+// not 0, scales [TILE_INPUTS / GROUP][8 rows], and with ZERO_POINTS zero points like them. Tiles lie as [inputs / TILE_INPUTS][outputs / 8], both rounded up, with zeros behind the
+// last input and row. A weight is its code, less its zero point, times its scale times its row's factor, and times UNIT.
 //
 // Macros: DATA_T (bfloat16 or half); CODE (Int4, E2m1, signed char or E4m3); TILE_INPUTS (a multiple of 32 and of GROUP);
 // GROUP (inputs of a scale: 16 or a multiple of 32; 0: no scales); BYTE_SCALES (1: scales are e4m3, none below 0; 0: they
-// are DATA_T and hold the factor 2^LOWER that the numbers of Codes lack).
+// are DATA_T and hold the factor 2^LOWER that the numbers of Codes lack); ZERO_POINTS (1: in DATA_T).
 #pragma once
 
 #include "common/access.cuh"
@@ -45,8 +45,8 @@ __device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
     return *reinterpret_cast<const unsigned*>(&result);
 }
 
-// 8 codes of C as four pairs of numbers of T, which are 2^LOWER too small. Codes of 4 bits come in the order 0 4, 1 5,
-// 2 6, 3 7; those of 8 bits in the order 0 2, 1 3, 4 6, 5 7.
+// 8 codes of C as four pairs of numbers of T, which are 2^LOWER too small. Codes of 4 bits lie in the order 0 2 4 6 1 3 5 7
+// from the lowest bits on, those of 8 bits in the order 0 2 1 3 4 6 5 7: what makes pairs then takes fewest instructions.
 template <typename C, typename T>
 struct Codes {
     using Words = uint2;
@@ -136,9 +136,13 @@ using Weights = Codes<CODE, DATA_T>;
 constexpr int CHUNKS = TILE_INPUTS / 32;
 constexpr int CODE_BYTES = TILE_INPUTS * Weights::BITS;
 constexpr int SCALES = GROUP ? TILE_INPUTS / (GROUP ? GROUP : 1) : 0;  // of a row
-constexpr int TILE_BYTES = CODE_BYTES + 8 * SCALES * (BYTE_SCALES ? 1 : 2);
+constexpr int SCALE_BYTES = 8 * SCALES * (BYTE_SCALES ? 1 : 2);
+constexpr int TILE_BYTES = CODE_BYTES + (ZERO_POINTS ? 2 : 1) * SCALE_BYTES;
+// Chunks whose codes a lane reads at a time, 16 bytes of them if the tile is that wide.
+constexpr int VECTOR = CHUNKS * Weights::BITS < 16 ? CHUNKS : 16 / Weights::BITS;
 static_assert(TILE_BYTES % 16 == 0, "tiles are copied in pieces of 16 bytes");
-static_assert(!BYTE_SCALES || Weights::BITS == 4, "e4m3 scales are made for e2m1");
+static_assert(!BYTE_SCALES || (Weights::BITS == 4 && !ZERO_POINTS), "e4m3 scales are made for e2m1");
+static_assert(!ZERO_POINTS || (GROUP && Weights::LOWER == 0), "zero points belong to groups of integers");
 
 __host__ __device__ constexpr float power_of_two(int exponent) {
     float power = 1.0f;
@@ -148,25 +152,46 @@ __host__ __device__ constexpr float power_of_two(int exponent) {
 // e4m3 scales are brought as far up as the type goes, to 2^BYTE_SCALE times their value, which leaves UNIT.
 constexpr float UNIT = BYTE_SCALES ? power_of_two(Weights::LOWER - Pair<DATA_T>::BYTE_SCALE) : 1.0f;
 
-__device__ __forceinline__ Weights::Words load_codes(const unsigned char* tile, int c) {
-    return *reinterpret_cast<const Weights::Words*>(tile + (32 * c + threadIdx.x % 32) * Weights::BITS);
+// A lane's codes of VECTOR chunks, from `c` on.
+struct TileCodes {
+    Vector<Weights::Words, VECTOR> words;
+
+    __device__ __forceinline__ void load(const unsigned char* tile, int c) {
+        words = reinterpret_cast<const Vector<Weights::Words, VECTOR>*>(tile)[c / VECTOR * 32 + threadIdx.x % 32];
+    }
+    __device__ __forceinline__ const Weights::Words& of(int c) const { return words.data[c % VECTOR]; }
+};
+
+// The number of DATA_T of the lane's row and group `group`: of the scales, or with `offset` SCALE_BYTES of zero points.
+__device__ __forceinline__ DATA_T tile_number(const unsigned char* tile, int group, int offset = 0) {
+    return reinterpret_cast<const DATA_T*>(tile + CODE_BYTES + offset)[8 * group + threadIdx.x % 32 / 4];
 }
 
-// A lane's weights of tile `tile` at chunk `c` of 32 inputs, in the order of Codes.
-__device__ __forceinline__ uint4 load_weights(const unsigned char* tile, int c) {
-    const int lane = threadIdx.x % 32, row = lane / 4, t = lane % 4;
-    uint4 pairs = Weights::pairs(load_codes(tile, c));
+__device__ __forceinline__ unsigned twice(DATA_T number) {
+    return *reinterpret_cast<const unsigned short*>(&number) * 0x10001u;
+}
+
+// A lane's weights of `tile` at chunk `c` of 32 inputs, whose codes are `codes`.
+__device__ __forceinline__ uint4 weights_from_codes(const Weights::Words& codes, const unsigned char* tile, int c) {
+    const int lane = threadIdx.x % 32, t = lane % 4;
+    uint4 pairs = Weights::pairs(codes);
     constexpr float RAISE = power_of_two(Weights::LOWER);
     unsigned scale = pair_from_floats(RAISE, RAISE, DATA_T());
     if constexpr (GROUP != 0) {
-        const int at = 8 * (GROUP < 32 ? 2 * c + t / 2 : 32 * c / (GROUP ? GROUP : 1)) + row;
+        const int group = GROUP < 32 ? 2 * c + t / 2 : 32 * c / (GROUP ? GROUP : 1);
+        if constexpr (ZERO_POINTS) {
+            const unsigned zero = twice(tile_number(tile, group, SCALE_BYTES));
+            pairs = make_uint4(subtract_pairs<DATA_T>(pairs.x, zero), subtract_pairs<DATA_T>(pairs.y, zero),
+                               subtract_pairs<DATA_T>(pairs.z, zero), subtract_pairs<DATA_T>(pairs.w, zero));
+        }
         if constexpr (BYTE_SCALES) {
             // The bits of e4m3 in a float are 2^-120 times the number; no float is 2^238.
             constexpr float FIRST = power_of_two(119), SECOND = power_of_two(Pair<DATA_T>::BYTE_SCALE + 1);
-            const float number = __uint_as_float(unsigned(tile[CODE_BYTES + at]) << 20) * FIRST * SECOND;
+            const unsigned byte = tile[CODE_BYTES + 8 * group + lane / 4];
+            const float number = __uint_as_float(byte << 20) * FIRST * SECOND;
             scale = pair_from_floats(number, number, DATA_T());
         } else {
-            scale = reinterpret_cast<const unsigned short*>(tile + CODE_BYTES)[at] * 0x10001u;
+            scale = twice(tile_number(tile, group));
         }
     }
     if constexpr (GROUP != 0 || Weights::LOWER != 0) {
@@ -174,17 +199,4 @@ __device__ __forceinline__ uint4 load_weights(const unsigned char* tile, int c) 
                            multiply_pairs<DATA_T>(pairs.z, scale), multiply_pairs<DATA_T>(pairs.w, scale));
     }
     return pairs;
-}
-
-// 8 numbers in their natural order, as pairs in the order of Codes; and back.
-__device__ __forceinline__ uint4 paired(const uint4& natural) {
-    const unsigned second = Weights::BITS == 4 ? natural.z : natural.y;
-    const unsigned third = Weights::BITS == 4 ? natural.y : natural.z;
-    return make_uint4(__byte_perm(natural.x, second, 0x5410), __byte_perm(natural.x, second, 0x7632),
-                      __byte_perm(third, natural.w, 0x5410), __byte_perm(third, natural.w, 0x7632));
-}
-__device__ __forceinline__ uint4 unpaired(const uint4& pairs) {
-    const unsigned x = __byte_perm(pairs.x, pairs.y, 0x5410), y = __byte_perm(pairs.x, pairs.y, 0x7632);
-    const unsigned z = __byte_perm(pairs.z, pairs.w, 0x5410), w = __byte_perm(pairs.z, pairs.w, 0x7632);
-    return Weights::BITS == 4 ? make_uint4(x, z, y, w) : make_uint4(x, y, z, w);
 }

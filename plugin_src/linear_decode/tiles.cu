@@ -64,11 +64,11 @@ constexpr int SUM_CHUNKS = GROUP_SUMS && GROUP ? GROUP / 32 : CHUNKS;
 constexpr int SUMS = CHUNKS / SUM_CHUNKS;
 
 template <typename W>
-__device__ __forceinline__ uint4 load_operand(const unsigned char* tile, int c) {
+__device__ __forceinline__ uint4 operand_from_codes(const typename W::Words& codes, const unsigned char* tile, int c) {
     if constexpr (GROUP_SUMS) {
-        return W::raised_pairs(load_codes(tile, c));
+        return W::raised_pairs(codes);
     } else {
-        return load_weights(tile, c);
+        return weights_from_codes(codes, tile, c);
     }
 }
 
@@ -83,18 +83,15 @@ __device__ __forceinline__ void multiply_operands(float (&sums)[4], const uint4&
 // A lane's inputs of a slice.
 struct Slice {
     Inputs x[CHUNKS];
-    float offsets[SUMS][ROW_BLOCKS][2];  // -24 * the sum of the inputs of a group, of the rows of the lane's sums
+    float offsets[SUMS][ROW_BLOCKS][2];  // the sum of a group's inputs, of the rows of the lane's sums; or -24 times that
 
     __device__ __forceinline__ void load(const LinearDecode& params, int slice, float (&squares)[ROW_BLOCKS]) {
         load_inputs(x, params, slice * TILE_INPUTS + threadIdx.x % 4 * 8, params.inputs, squares);
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-#pragma unroll
-            for (int b = 0; b < ROW_BLOCKS; b++) x[c].rows[b] = paired(x[c].rows[b]);
-        }
         if constexpr (GROUP_SUMS) {
-            constexpr unsigned OFFSET = Pair<DATA_T>::INT4_OFFSET | 0x80008000u;
-            const uint4 offset = make_uint4(OFFSET, OFFSET, OFFSET, OFFSET);
+            // 1 where zero points are still to be added to 24.
+            const unsigned factor =
+                ZERO_POINTS ? twice(from_float<DATA_T>(1.0f)) : Pair<DATA_T>::INT4_OFFSET | 0x80008000u;
+            const uint4 factors = make_uint4(factor, factor, factor, factor);
 #pragma unroll
             for (int j = 0; j < SUMS; j++) {
 #pragma unroll
@@ -102,7 +99,7 @@ struct Slice {
                     float sums[4] = {};
 #pragma unroll
                     for (int c = 0; c < SUM_CHUNKS; c++)
-                        multiply_operands(sums, offset, offset, x[j * SUM_CHUNKS + c].rows[b]);
+                        multiply_operands(sums, factors, factors, x[j * SUM_CHUNKS + c].rows[b]);
                     offsets[j][b][0] = sums[0];
                     offsets[j][b][1] = sums[1];
                 }
@@ -113,19 +110,23 @@ struct Slice {
     // Adds the products with two tiles, whose weights are the operand of 16 rows.
     __device__ __forceinline__ void multiply_tiles(float (&sums)[ROW_BLOCKS][4], const unsigned char* first,
                                                    const unsigned char* second) const {
+        TileCodes codes[2];
 #pragma unroll
         for (int j = 0; j < SUMS; j++) {
             float group[ROW_BLOCKS][4] = {};
             if constexpr (GROUP_SUMS) {
+                const float factors[2] = {offset_factor(first, j), offset_factor(second, j)};
 #pragma unroll
                 for (int b = 0; b < ROW_BLOCKS; b++) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++) group[b][i] = offsets[j][b][i % 2];
+                    for (int i = 0; i < 4; i++) group[b][i] = factors[i / 2] * offsets[j][b][i % 2];
                 }
             }
 #pragma unroll
             for (int c = j * SUM_CHUNKS; c < (j + 1) * SUM_CHUNKS; c++) {
-                const uint4 a = load_operand<Weights>(first, c), b = load_operand<Weights>(second, c);
+                if (c % VECTOR == 0) codes[0].load(first, c), codes[1].load(second, c);
+                const uint4 a = operand_from_codes<Weights>(codes[0].of(c), first, c);
+                const uint4 b = operand_from_codes<Weights>(codes[1].of(c), second, c);
 #pragma unroll
                 for (int r = 0; r < ROW_BLOCKS; r++) multiply_operands(group[r], a, b, x[c].rows[r]);
             }
@@ -141,7 +142,12 @@ struct Slice {
     // What the sums of group j are multiplied by.
     static __device__ __forceinline__ float sum_scale(const unsigned char* tile, int j) {
         if (!GROUP_SUMS || GROUP == 0) return UNIT;
-        return to_float(reinterpret_cast<const DATA_T*>(tile + CODE_BYTES)[8 * j + threadIdx.x % 32 / 4]);
+        return to_float(tile_number(tile, j));
+    }
+
+    // What `offsets` of group j are multiplied by.
+    static __device__ __forceinline__ float offset_factor(const unsigned char* tile, int j) {
+        return ZERO_POINTS ? -24.0f - to_float(tile_number(tile, j, SCALE_BYTES)) : 1.0f;
     }
 };
 

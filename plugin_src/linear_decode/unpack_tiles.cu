@@ -14,11 +14,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) unpack_tiles(const __gr
         static_cast<const unsigned char*>(params.tiles) + (int64_t(slice) * groups + group) * TILE_BYTES;
     const float factor = params.factors[row] * UNIT;
     DATA_T* y = static_cast<DATA_T*>(params.y) + int64_t(row) * params.inputs + first;
+    TileCodes codes;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         if (first + 32 * c >= params.inputs) break;
-        const uint4 natural = unpaired(load_weights(tile, c));
-        const unsigned words[4] = {natural.x, natural.y, natural.z, natural.w};
+        if (c % VECTOR == 0) codes.load(tile, c);
+        const uint4 pairs = weights_from_codes(codes.of(c), tile, c);
+        const unsigned words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
         Access<DATA_T, 8> to;
         float numbers[8];
 #pragma unroll

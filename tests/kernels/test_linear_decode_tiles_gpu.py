@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, formats, unpack_plan
@@ -47,7 +46,7 @@ def given_and_exact(problem: LinearDecode, size: float = 1.0) -> tuple[list, lis
     """Inputs of the launch, and the same with weights as matrices."""
     x, _, _, *rest = tensors(replace(problem, tiles=None))
     weights = weights_of(problem, size)
-    tiles = [tiles_from_codes(problem.tiles, each.codes, each.scales, each.tensor_scale) for each in weights]
+    tiles = [each.tiles() for each in weights]
     missing = [None] * (2 - len(weights))
     given = [x, *(each for each, _ in tiles), *missing, *rest, *(factors for _, factors in tiles), *missing]
     return given, [x, *(each.matrix for each in weights), *missing, *rest]
@@ -145,7 +144,7 @@ def test_a_row_does_not_depend_on_the_others_and_runs_agree():
 def test_unpacked_weights_are_the_rounded_products_of_codes_and_scales(tiles, outputs, inputs):
     weight, dtype = random_weight(tiles, outputs, inputs, 2048.0), getattr(torch, tiles.dtype.value)
     y = torch.full((outputs + 1, inputs), float("nan"), dtype=dtype, device="cuda")
-    packed = tiles_from_codes(tiles, weight.codes, weight.scales, weight.tensor_scale)
+    packed = weight.tiles()
     run_plan(unpack_plan(UnpackTiles(tiles, outputs, inputs)), packed, [y])
     assert torch.equal(y[:outputs], weight.matrix.float().to(dtype))
     assert y[outputs:].isnan().all()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hybridge.runtime.engines.torch.weight_tiles import tiles_from_codes
 from hybridge.trt_plugins.kernels.fused.weight_tiles import WeightFormat
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -14,12 +15,18 @@ _LARGEST = {"int4": 8.0, "e2m1": 6.0, "int8": 128.0, "e4m3": 448.0}
 
 @dataclass(frozen=True)
 class Weight:
-    """codes, scales, tensor_scale: as ``tiles_from_codes`` takes them. matrix: [outputs, inputs] in float64."""
+    """codes to zero_points: as ``tiles_from_codes`` takes them. matrix: [outputs, inputs] in float64."""
 
+    form: WeightFormat
     codes: torch.Tensor
     scales: torch.Tensor
     tensor_scale: torch.Tensor | None
+    zero_points: torch.Tensor | None
     matrix: torch.Tensor
+
+    def tiles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tiles and factors of it."""
+        return tiles_from_codes(self.form, self.codes, self.scales, self.tensor_scale, self.zero_points)
 
 
 def random_weight(form: WeightFormat, outputs: int, inputs: int, size: float = 1.0, device: str = "cuda") -> Weight:
@@ -41,8 +48,14 @@ def random_weight(form: WeightFormat, outputs: int, inputs: int, size: float = 1
         tensor_scale = torch.tensor(unit / 64, device=device)
     else:
         scales = (unit * (1 + 7 * uniform(outputs, inputs // form.group))).to(getattr(torch, form.dtype.value))
-    matrix = numbers(form, codes) * _wide(form, scales.double())
-    return Weight(codes, scales, tensor_scale, matrix if tensor_scale is None else matrix * tensor_scale.double())
+    matrix, zero_points = numbers(form, codes), None
+    if form.zero_points:
+        lowest, count = (-8, 16) if form.bits == 4 else (-128, 256)
+        zero_points = (uniform(outputs, inputs // form.group) * count).to(torch.int16).add_(lowest).to(torch.int8)
+        matrix = matrix - _wide(form, zero_points.double())
+    matrix = matrix * _wide(form, scales.double())
+    matrix = matrix if tensor_scale is None else matrix * tensor_scale.double()
+    return Weight(form, codes, scales, tensor_scale, zero_points, matrix)
 
 
 def numbers(form: WeightFormat, codes: torch.Tensor) -> torch.Tensor:
@@ -63,15 +76,19 @@ def matrix_from_tiles(
 ) -> torch.Tensor:
     """The numbers [outputs, inputs] that tiles and factors hold, in float64."""
     size, (slices, groups, _) = form.tile_inputs(inputs), tiles.shape
-    codes = tiles[..., : size * form.bits].reshape(slices, groups, size // 32, 8, 4 * form.bits)
-    rows = codes.permute(1, 3, 0, 2, 4).reshape(groups * 8, -1)[:outputs]
-    matrix = numbers(form, rows)[:, :inputs] * factors.double()[:, None]
+    vector = form.vector(inputs)
+    codes = tiles[..., : size * form.bits].reshape(slices, groups, -1, 8, 4, vector, form.bits)
+    rows = codes.permute(1, 3, 0, 2, 5, 4, 6).reshape(groups * 8, -1, form.bits)[:outputs]
+    order = [0, 4, 1, 5, 2, 6, 3, 7] if form.bits == 4 else [0, 2, 1, 3, 4, 6, 5, 7]
+    matrix = numbers(form, rows.flatten(1)).unflatten(1, (-1, 8))[..., order].flatten(1)[:, :inputs]
     if form.group:
         stored = tiles[..., size * form.bits :].contiguous()
         stored = stored.view(torch.float8_e4m3fn if form.byte_scales else getattr(torch, form.dtype.value))
-        scales = stored.reshape(slices, groups, size // form.group, 8).permute(1, 3, 0, 2).reshape(groups * 8, -1)
-        matrix *= (scales.double() * 2.0**-form.scale_exponent).repeat_interleave(form.group, 1)[:outputs, :inputs]
-    return matrix
+        stored = stored.reshape(slices, groups, -1, size // form.group, 8).permute(2, 1, 4, 0, 3)
+        scales, *zeros = stored.reshape(len(stored), groups * 8, -1).double().repeat_interleave(form.group, 2)
+        matrix = matrix - zeros[0][:outputs, :inputs] if zeros else matrix
+        matrix = matrix * (scales * 2.0**-form.scale_exponent)[:outputs, :inputs]
+    return matrix * factors.double()[:, None]
 
 
 def _wide(form: WeightFormat, scales: torch.Tensor) -> torch.Tensor:

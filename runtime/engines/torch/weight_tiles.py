@@ -10,13 +10,17 @@ _LANES_OF_A_ROW = 4
 
 
 def tiles_from_codes(
-    weight: WeightFormat, codes: torch.Tensor, scales: torch.Tensor, tensor_scale: torch.Tensor | None = None
+    weight: WeightFormat,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    tensor_scale: torch.Tensor | None = None,
+    zero_points: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tiles (uint8, ``weight.tiles_shape``) and the factors [outputs] in float32 of a weight [outputs, inputs].
 
     codes: uint8 [outputs, inputs * bits / 8], of 4 bits the first one lowest. scales: [outputs, inputs / group], e4m3
-    where the format has byte_scales; without groups [outputs] or one number. tensor_scale: a factor of all. Scales of
-    groups are rounded to ``weight.dtype``, beside the power of two that is the row's factor.
+    where the format has byte_scales; without groups [outputs] or one number. tensor_scale: a factor of all. zero_points:
+    [outputs, inputs / group] where the format has them, any numeric type. Scales of groups are rounded to ``weight.dtype``, beside the power of two that is the row's factor.
     """
     outputs, inputs = codes.shape[0], codes.shape[1] * 8 // weight.bits
     size, shape = weight.tile_inputs(inputs), weight.tiles_shape(outputs, inputs)
@@ -25,9 +29,10 @@ def tiles_from_codes(
         signs = scales.view(torch.uint8) & 128
         codes = codes ^ (signs | signs >> 4).repeat_interleave(weight.group * weight.bits // 8, 1)
         scales = (scales.view(torch.uint8) & 127).view(scales.dtype)
-    tiled = _tiled(codes, shape, size * weight.bits // 8)
-    # Chunks of 32 inputs before rows.
-    parts = [tiled.unflatten(3, (-1, _LANES_OF_A_ROW * weight.bits)).transpose(2, 3)]
+    tiled = _tiled(_in_kernel_order(codes, weight.bits), shape, size * weight.bits // 8)
+    # Chunks of 32 inputs before rows and lanes, but those of a vector behind them.
+    vectors = tiled.unflatten(3, (-1, weight.vector(inputs), _LANES_OF_A_ROW, weight.bits))
+    parts = [vectors.permute(0, 1, 3, 2, 5, 4, 6)]
     factors = torch.ones(outputs, device=codes.device)
     if weight.group == 0:
         factors *= scales.float()
@@ -36,11 +41,22 @@ def tiles_from_codes(
             factors = torch.ldexp(factors, torch.frexp(scales.float().abs().amax(1)).exponent.clamp(-126, 127))
             scales = scales.float() / factors[:, None] * 2.0**weight.scale_exponent
             scales = scales.to(getattr(torch, weight.dtype.value))
-        stored = _tiled(scales.view(torch.uint8), shape, size // weight.group * scales.itemsize)
-        parts.append(stored.unflatten(3, (-1, scales.itemsize)).transpose(2, 3))
+        numbers = [scales] if zero_points is None else [scales, zero_points.to(scales.dtype)]
+        for each in numbers:
+            stored = _tiled(each.view(torch.uint8), shape, size // weight.group * each.itemsize)
+            parts.append(stored.unflatten(3, (-1, each.itemsize)).transpose(2, 3))
     if tensor_scale is not None:
         factors *= tensor_scale.float()
     return torch.cat([part.flatten(2) for part in parts], 2), factors
+
+
+def _in_kernel_order(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of every 8 codes the even ones in front: as 4 bits 0 2 4 6 1 3 5 7, as bytes 0 2 1 3 4 6 5 7."""
+    if bits == 8:
+        return codes.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1)
+    halves = torch.stack((codes & 15, codes >> 4), -1).unflatten(1, (-1, 2, 2))  # [outputs, inputs / 8, 2, 2, 2]
+    even_first = halves.movedim(4, 2)  # which half, then pairs of bytes
+    return (even_first[..., 0] | even_first[..., 1] << 4).flatten(1)
 
 
 def _tiled(rows: torch.Tensor, shape: tuple[int, int, int], width: int) -> torch.Tensor:

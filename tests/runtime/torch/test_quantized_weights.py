@@ -35,6 +35,8 @@ SIZES = {
 }
 FORMATS = {
     "int4": pack_quantized(32),
+    "int4, zero points": pack_quantized(32, symmetric=False),
+    "int4, a zero point a row": pack_quantized(None, symmetric=False),
     "nvfp4": float4("nvfp4-pack-quantized"),
     "fp8": eight_bits("float", "channel"),
     "int8": eight_bits("int", "channel"),

@@ -15,7 +15,7 @@ from tests.support.weights import matrix_from_tiles, random_weight
 @pytest.mark.parametrize(("outputs", "inputs"), [(9, 640), (1, 128), (17, 4224)])
 def test_tiles_hold_the_weight_and_else_zeros(form, outputs, inputs):
     weight = random_weight(form, outputs, inputs, device="cpu")
-    tiles, factors = tiles_from_codes(form, weight.codes, weight.scales, weight.tensor_scale)
+    tiles, factors = weight.tiles()
     assert tuple(tiles.shape) == form.tiles_shape(outputs, inputs)
     assert torch.equal(matrix_from_tiles(form, tiles, factors, outputs, inputs), weight.matrix)
     slices, groups, _ = tiles.shape

@@ -38,13 +38,14 @@ class WeightFormat:
     """How weights are stored.
 
     code: type of one weight. dtype: its type in products, float16 or bfloat16. group: inputs that share a scale; 0: one
-    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype.
+    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype. zero_points: integers have one for each group.
     """
 
     code: Code
     dtype: DType
     group: int = 0
     byte_scales: bool = False
+    zero_points: bool = False
 
     def __post_init__(self) -> None:
         _need(self.code in _BITS, f"a code among {', '.join(_BITS)}", self.code)
@@ -52,6 +53,8 @@ class WeightFormat:
         _need(self.group in GROUPS, f"groups of {', '.join(map(str, GROUPS[1:]))} inputs or 0", f"{self.group}")
         nvfp4 = self.code == "e2m1" and self.group == 16
         _need(nvfp4 or not self.byte_scales, "e4m3 scales of e2m1 in groups of 16", f"{self.code} in {self.group}")
+        shifted = self.code in ("int4", "int8") and self.group > 0
+        _need(shifted or not self.zero_points, "zero points of integers in groups", f"{self.code} in {self.group}")
 
     @property
     def bits(self) -> int:
@@ -75,7 +78,11 @@ class WeightFormat:
         """Codes and scales of a tile."""
         size = self.tile_inputs(inputs)
         scales = TILE_ROWS * (size // self.group) * (1 if self.byte_scales else 2) if self.group else 0
-        return TILE_ROWS * size * self.bits // 8 + scales
+        return TILE_ROWS * size * self.bits // 8 + (2 if self.zero_points else 1) * scales
+
+    def vector(self, inputs: int) -> int:
+        """Chunks of 32 inputs whose codes lie together for each lane: 16 bytes of them where a tile has as many."""
+        return min(16 // self.bits, self.tile_inputs(inputs) // 32)
 
     def tiles_shape(self, outputs: int, inputs: int) -> tuple[int, int, int]:
         """Tiles along the inputs, tiles along the outputs, bytes of a tile."""
@@ -89,6 +96,7 @@ class WeightFormat:
             "TILE_INPUTS": self.tile_inputs(inputs),
             "GROUP": self.group,
             "BYTE_SCALES": int(self.byte_scales),
+            "ZERO_POINTS": int(self.zero_points),
         }
 
 
@@ -121,7 +129,9 @@ def unpack_plan(problem: UnpackTiles) -> CallPlan:
 def formats() -> Iterator[WeightFormat]:
     """One format of each kind, for checks of all."""
     yield WeightFormat("int4", DType.BFLOAT16, 128)
+    yield WeightFormat("int4", DType.BFLOAT16, 128, zero_points=True)
     yield WeightFormat("int4", DType.FLOAT16, 16)
+    yield WeightFormat("int4", DType.FLOAT16, 32, zero_points=True)
     yield WeightFormat("int8", DType.BFLOAT16)
     yield WeightFormat("int8", DType.FLOAT16, 32)
     yield WeightFormat("e4m3", DType.BFLOAT16, 128)

@@ -2,7 +2,8 @@
 
 A ``TiledLinear`` node is a Linear node whose weights are tiles; its inputs are those of Linear, then the factors of the
 weight and of the up_weight. A ``WeightTiles`` node, computed when weights are loaded, makes tiles and factors of a
-weight: its inputs are the codes of the parts that are joined, their scales and, in NVFP4, their tensor scales.
+weight: its inputs are the codes of the parts that are joined, their scales, and their tensor scales (NVFP4) or their zero
+points.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.attributes import Attributes
 from hybridge.runtime.engines.torch.fusion.linear import INPUTS, TILED_LINEAR, linears, take
 from hybridge.runtime.engines.torch.graph import DOMAIN, constant_ints, fuse, producer, tidy_graph
-from hybridge.trt_plugins.kernels.fused.weight_tiles import Code, WeightFormat
+from hybridge.trt_plugins.kernels.fused.weight_tiles import GROUPS, Code, WeightFormat
 
 WEIGHT_TILES = "WeightTiles"
 _CODES: dict[ir.DataType, Code] = {
@@ -34,13 +35,14 @@ _COMPUTED = {ir.DataType.BFLOAT16: DType.BFLOAT16, ir.DataType.FLOAT16: DType.FL
 class StoredWeight:
     """The part of a weight, all of it or some rows of it, that one DequantizeLinear makes.
 
-    codes: the initializer [outputs, inputs]. tensor_scale: None but in NVFP4.
+    codes: the initializer [outputs, inputs]. tensor_scale: None but in NVFP4. zero_points: like the scales, or None.
     """
 
     form: WeightFormat
     codes: ir.Value = field(compare=False)
     scales: ir.Value = field(compare=False)
     tensor_scale: ir.Value | None = field(compare=False, default=None)
+    zero_points: ir.Value | None = field(compare=False, default=None)
 
 
 def stored_form(value: ir.Value | None) -> WeightFormat | None:
@@ -73,13 +75,15 @@ def tile_weights(graph: ir.Graph) -> None:
 
 def form_attributes(form: WeightFormat) -> dict[str, str | int]:
     """Attributes that name a format."""
-    return {"code": form.code, "computed": form.dtype.onnx, "group": form.group, "byte_scales": int(form.byte_scales)}
+    flags = {"byte_scales": int(form.byte_scales), "zero_points": int(form.zero_points)}
+    return {"code": form.code, "computed": form.dtype.onnx, "group": form.group, **flags}
 
 
 def taken_form(attributes: Attributes) -> WeightFormat:
     """The format that a node names."""
-    dtype = DType.from_onnx(attributes.take("computed"))
-    return WeightFormat(attributes.take("code"), dtype, attributes.take("group"), bool(attributes.take("byte_scales")))
+    take = attributes.take
+    flags = bool(take("byte_scales")), bool(take("zero_points"))
+    return WeightFormat(take("code"), DType.from_onnx(take("computed")), take("group"), *flags)
 
 
 def _tiles(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat) -> tuple[ir.Value, ir.Value]:
@@ -87,9 +91,9 @@ def _tiles(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat)
     stored = [part for part in parts if part is not None]
     codes = [_bytes_of(graph, part.codes, form) for part in stored]
     scales = [part.scales for part in stored]
-    wholes = [part.tensor_scale for part in stored if part.tensor_scale is not None]
+    more = [value for part in stored for value in (part.tensor_scale, part.zero_points) if value is not None]
     attributes: dict[str, Any] = {**form_attributes(form), "parts": len(stored), "begin": begin, "end": end}
-    made = ir.node(WEIGHT_TILES, [*codes, *scales, *wholes], attributes, domain=DOMAIN, num_outputs=2)
+    made = ir.node(WEIGHT_TILES, [*codes, *scales, *more], attributes, domain=DOMAIN, num_outputs=2)
     for output, kind in zip(made.outputs, ("tiles", "factors"), strict=True):
         output.name = f"{weight.name}.{kind}"
     graph.insert_before(node, made)
@@ -124,7 +128,7 @@ def _stored(value: ir.Value | None) -> StoredWeight | None:
         return None
     cast = producer(value, "Cast")
     node = producer(value if cast is None else cast.inputs[0], "DequantizeLinear")
-    if node is None or any(value is not None for value in node.inputs[2:]):  # zero points
+    if node is None:
         return None
     codes, scales = node.inputs[0], node.inputs[1]
     if codes is None or scales is None or not isinstance(codes.const_value, ir.ExternalTensor):
@@ -136,16 +140,23 @@ def _stored(value: ir.Value | None) -> StoredWeight | None:
         return None
     levels = producer(scales, "DequantizeLinear")
     two_levels = group == 16 and codes.dtype == ir.DataType.FLOAT4E2M1 and levels is not None
-    tensor_scale = None
+    tensor_scale, zero_points = None, node.inputs[2] if len(node.inputs) > 2 else None
     if levels is not None and two_levels and levels.inputs[0].dtype == ir.DataType.FLOAT8E4M3FN:  # type: ignore[union-attr]
         scales, tensor_scale = levels.inputs[0], levels.inputs[1]
+    columns, shifted = int(value.shape[1]), zero_points is not None  # type: ignore[arg-type]
+    size = _kernel_group(group or columns) if group or shifted else 0
     try:
-        form = WeightFormat(_CODES[codes.dtype], _COMPUTED[value.dtype], group, tensor_scale is not None)
-        form.tile_inputs(int(value.shape[1]))  # type: ignore[arg-type]
+        form = WeightFormat(_CODES[codes.dtype], _COMPUTED[value.dtype], size, tensor_scale is not None, shifted)
+        form.tile_inputs(columns)
     except UnsupportedError:
         return None
     assert scales is not None
-    return StoredWeight(form, codes, scales, tensor_scale)
+    return StoredWeight(form, codes, scales, tensor_scale, zero_points)
+
+
+def _kernel_group(size: int) -> int:
+    """The largest group of the kernels that divides one of ``size`` inputs; ``size`` where none does."""
+    return next((group for group in sorted(GROUPS, reverse=True) if group and size % group == 0), size)
 
 
 def _bytes_of(graph: ir.Graph, codes: ir.Value, form: WeightFormat) -> ir.Value:

@@ -56,8 +56,9 @@ def _weight_tiles(context: NodeContext) -> Run:
     form, parts, rows = taken_form(context.attributes), take("parts"), slice(take("begin"), take("end"))
 
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes, scales and tensor scales of the parts to tiles and factors on the device, for some of all rows."""
-        codes, scales, wholes = inputs[:parts], inputs[parts : 2 * parts], inputs[2 * parts :]
+        """Codes, scales, and tensor scales or zero points of the parts to tiles and factors on the device, for some of
+        all rows."""
+        codes, scales, more = inputs[:parts], inputs[parts : 2 * parts], inputs[2 * parts :]
         counts = [len(part) for part in codes]
 
         def by_row(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -69,8 +70,14 @@ def _weight_tiles(context: NodeContext) -> Run:
             stored = torch.cat([tensor.to(device).view(torch.uint8) for tensor in tensors])[rows]
             return stored.view(tensors[0].dtype)
 
-        found = by_row(scales) if form.group == 0 else joined(scales)
-        return tiles_from_codes(form, joined(codes), found, by_row(wholes) if wholes else None)
+        def by_group(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+            """One number a group of the kernel, of tensors that may have one for several groups or for a row."""
+            wide = by_row(numbers)[:, None] if numbers[0].ndim < 2 else joined(numbers)
+            return wide.repeat_interleave(codes[0].shape[1] * 8 // (form.bits * form.group) // wide.shape[1], 1)
+
+        found = by_row(scales) if form.group == 0 else by_group(scales)
+        whole = by_row(more) if form.byte_scales else None
+        return tiles_from_codes(form, joined(codes), found, whole, by_group(more) if form.zero_points else None)
 
     return run
 
