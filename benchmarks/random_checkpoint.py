@@ -74,13 +74,13 @@ def write_random_checkpoint(folder: Path, config: Config, seed: int = 0) -> int:
     with path.open("wb") as file:
         file.write(safetensors_header(tensors))
         for name, (dtype, shape) in tensors.items():
-            for block in _values(name, math.prod(shape), pool, random):
+            for block in random_values(name, math.prod(shape), pool, random):
                 file.write(np.ascontiguousarray(block, dtype.numpy).view(np.uint8).data)
     return path.stat().st_size
 
 
-def _values(name: str, count: int, pool: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """``count`` values of a tensor, in blocks."""
+def random_values(name: str, count: int, pool: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """``count`` values of the tensor ``name``, in blocks; those of matrices are cut out of ``pool``."""
     if name.endswith("A_log"):
         yield np.log(np.arange(1, count + 1))
     elif name.endswith("dt_bias"):

@@ -34,6 +34,7 @@ ENTRIES = {
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
     "serving_torch": Entry("serving:run_torch", "the same for a 2.65 B model on a GPU", "dense engine"),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
+    "torch_engine_int4": Entry("torch_engine:run_int4", "the same with matrices in int4", "bfloat16, same run"),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),

@@ -1,16 +1,20 @@
-"""Tokens per second of the torch engine on a GPU, compared with transformers: a 2.65 B hybrid model in bfloat16."""
+"""Tokens per second of the torch engine on a GPU: a 2.65 B hybrid model in bfloat16 and int4, beside transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
-from benchmarks.artifacts import linked_artifact, work_folder
+from benchmarks.artifacts import exported, linked_artifact, work_folder
 from benchmarks.engine_runs import EngineRuns, device_name
+from benchmarks.int4_checkpoint import write_int4_checkpoints
 from benchmarks.measure import note, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import GPU_MODEL, Config
@@ -51,6 +55,76 @@ def run(settings: TorchEngineSettings) -> Report:
     return Report(gates, results, tuple(targets))
 
 
+@dataclass(frozen=True)
+class Int4Settings(TorchEngineSettings):
+    """As of the benchmark in bfloat16. prompt_ratio: goal for the time of the longest prompt over that in bfloat16."""
+
+    decode_goals: Mapping[int, float] = field(default_factory=lambda: {1: 1900.0, 8: 9000.0})
+    prompt_goals: Mapping[int, float] = field(default_factory=dict)
+    prompt_ratio: float = 1.15
+
+
+def run_int4(settings: Int4Settings) -> Report:
+    """The same model with matrices in int4 and in bfloat16, which holds the numbers exactly.
+
+    Its values are compared with transformers in float32; then both are measured in turns.
+    """
+    with work_folder(settings.work) as work:
+        checkpoint, quantized = work / "checkpoint", work / "quantized"
+        if not quantized.exists():
+            write_int4_checkpoints(checkpoint, quantized, settings.model)
+        plain = prepared(work, settings)
+        packed = work / "int4_artifact"
+        if not packed.exists():
+            exported(quantized, packed, **_limits(settings))
+        with closing(TorchEngine(packed, device=settings.device)) as engine:
+            runs = EngineRuns(engine)
+            gates = require(*_gates(runs, checkpoint, settings))
+            with closing(TorchEngine(plain, device=settings.device)) as other:
+                results = _measured_pair(runs, EngineRuns(other), settings)
+            results |= {"device": device_name(engine.device)}
+    longest = max(settings.prompts)
+    times = results["prompt_ms"][longest]
+    ratio = times["int4"].median / times["bfloat16"].median
+    title = f"prompt of {longest} tokens, time over that in bfloat16"
+    targets = [
+        *_targets(results["decode_tokens_per_s"], settings.decode_goals, DECODE_TITLE, "at least", "tokens/s", "int4"),
+        Target(title, ratio, "at most", settings.prompt_ratio, "times"),
+    ]
+    return Report(gates, results, tuple(targets))
+
+
+def _measured_pair(int4: EngineRuns, plain: EngineRuns, settings: Int4Settings) -> dict[str, Any]:
+    """Decode steps and prompts of both engines in turns."""
+    count = settings.new_tokens
+    decode: dict[int, dict[str, Callable[[], float]]] = {}
+    prompts: dict[int, dict[str, Callable[[], float]]] = {}
+    engines = {"int4": int4, "bfloat16": plain}
+    for batch in settings.batches:
+        prompt = random_prompt(int4.vocab_size, batch * settings.prompt_tokens, seed=2).reshape(batch, -1)
+        decode[batch] = {
+            name + ("_greedy" if greedy else ""): partial(_rate, runs, prompt, count, greedy)
+            for name, runs in engines.items()
+            for greedy in (False, True)
+        }
+    for length in settings.prompts:
+        prompt = random_prompt(int4.vocab_size, length, seed=2)[None]
+        prompts[length] = {name: partial(runs.prompt_seconds, prompt) for name, runs in engines.items()}
+    return {
+        "decode_tokens_per_s": {
+            batch: dict(spreads(take_turns(each, settings.repeats))) for batch, each in decode.items()
+        },
+        "prompt_ms": {
+            length: dict(spreads(take_turns(each, settings.repeats, warmup=2), 1e3)) for length, each in prompts.items()
+        },
+    }
+
+
+def _rate(runs: EngineRuns, prompt: np.ndarray, count: int, greedy: bool) -> float:
+    """Tokens per second of all rows."""
+    return len(prompt) / runs.step_seconds(prompt, count, greedy)
+
+
 def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ...], dict[str, Any]]:
     artifact, checkpoint = prepared(work, settings), work / "checkpoint"
     with closing(TorchEngine(artifact, device=settings.device)) as engine:
@@ -61,15 +135,24 @@ def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ..
 
 def prepared(work: Path, settings: TorchEngineSettings) -> Path:
     """The artifact in the folder ``work``."""
-    rows, longest = max(settings.batches), max(*settings.prompts, settings.prompt_tokens + settings.new_tokens)
-    return linked_artifact(work, "artifact", settings.model, max_batch_size=rows, max_seq_len=longest)
+    return linked_artifact(work, "artifact", settings.model, **_limits(settings))
+
+
+def _limits(settings: TorchEngineSettings) -> dict[str, int]:
+    longest = max(*settings.prompts, settings.prompt_tokens + settings.new_tokens)
+    return {"max_batch_size": max(settings.batches), "max_seq_len": longest}
 
 
 def _targets(
-    measured: Mapping[int, Any], goals: Mapping[int, float], title: str, direction: Direction, unit: str
+    measured: Mapping[int, Any],
+    goals: Mapping[int, float],
+    title: str,
+    direction: Direction,
+    unit: str,
+    name: str = "ours",
 ) -> list[Target]:
-    """Our medians with logits in host memory, of the sizes that have goals."""
-    found = {size: measured[size]["ours"].median for size in goals if size in measured}
+    """Medians of the contestant ``name`` with logits in host memory, of the sizes that have goals."""
+    found = {size: measured[size][name].median for size in goals if size in measured}
     return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
 
 

@@ -36,7 +36,8 @@ SANITIZED = (
     "or slices_of_one_projection "
     "or (ragged_rows_in_segments and [True-base) or leaves_its_counters or (short_rows_take and 4]) "
     "or (any_share_of_the_work and 31) or (paged_attention_decode and block_sizes and 64) "
-    "or (many_states_of_16_bits and 128-128 and dtype1 and True)"
+    "or (many_states_of_16_bits and 128-128 and dtype1 and True) "
+    "or (tiled_experts and formats) or (tiles_gpu and formats and 640)"
 )
 # memcheck: what the driver answers to questions of torch is not an error of a kernel.
 SANITIZERS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
@@ -177,6 +178,11 @@ def serving(run: Run, limit: float) -> dict[str, Any]:
     return _one_benchmark(run, limit, "serving_torch", *where)
 
 
+def torch_engine_int4(run: Run, limit: float) -> dict[str, Any]:
+    """The torch engine on a model in int4 and in bfloat16."""
+    return _one_benchmark(run, limit, "torch_engine_int4")
+
+
 def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
     outcomes = run_all([_benchmark(run, name, "time", *options)], limit)
     return {"status": _status(outcomes), "processes": _described(outcomes)}
@@ -206,6 +212,7 @@ STAGES: dict[str, Stage] = {
     "kernel-results": Stage(150.0, kernel_results),
     "kernels": Stage(420.0, kernels),
     "torch-engine": Stage(360.0, torch_engine),
+    "torch-engine-int4": Stage(180.0, torch_engine_int4),
     "serving": Stage(240.0, serving),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
