@@ -69,7 +69,8 @@ def run_int4(settings: Int4Settings) -> Report:
 
     Its values are compared with transformers in float32; then both are measured in turns.
     """
-    with work_folder(settings.work) as work:
+    with work_folder(settings.work) as parent:
+        work = parent / "int4"  # beside the model of the other benchmark
         checkpoint, quantized = work / "checkpoint", work / "quantized"
         if not quantized.exists():
             write_int4_checkpoints(checkpoint, quantized, settings.model)

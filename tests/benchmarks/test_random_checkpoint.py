@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from benchmarks.artifacts import exported, touched_bytes_per_token
-from benchmarks.random_checkpoint import DECODE_MODEL, EXPORT_MODEL, GPU_MODEL, Config, write_random_checkpoint
+from benchmarks.int4_checkpoint import write_int4_checkpoints
+from benchmarks.random_checkpoint import (
+    DECODE_MODEL,
+    EXPORT_MODEL,
+    GPU_MODEL,
+    Config,
+    nemotron_h,
+    write_random_checkpoint,
+)
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.safetensors_file import read_safetensors
 from hybridge.runtime.engines import create_dense_engine
@@ -63,3 +72,21 @@ def test_traffic_counts_weights_once_and_states_twice(tmp_path: Path) -> None:
     states = 2 * (6 * 16 * 24 + (6 * 16 + 2 * 3 * 24) * 4)
     engine = create_dense_engine(exported(tmp_path / "c", tmp_path / "out", max_batch_size=1))
     assert touched_bytes_per_token(tmp_path / "c", engine.config) == 4 * (with_lm_head + 2 * states)
+
+
+def test_both_checkpoints_of_a_model_hold_the_same_numbers(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "vocab_size": 40, "mamba_num_heads": 4, "n_groups": 2}
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    write_int4_checkpoints(plain, quantized, nemotron_h("M*", **sizes, num_attention_heads=1, num_key_value_heads=1))
+    numbers, stored = load_file(plain / "model.safetensors"), load_file(quantized / "model.safetensors")
+    packed = {name.removesuffix("_packed") for name in stored if name.endswith("_packed")}
+    assert "lm_head.weight" in packed and numbers.keys() == packed | (stored.keys() & numbers.keys())
+    for name, value in numbers.items():
+        if name not in packed:
+            assert np.array_equal(value, stored[name])
+            continue
+        words = stored[f"{name}_packed"].view(np.uint32)
+        codes = ((words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 15).reshape(value.shape)
+        scales = stored[f"{name}_scale"].astype(np.float32).repeat(128, axis=1)
+        assert np.array_equal(value.astype(np.float32), (codes.astype(np.float32) - 8) * scales)
+        assert len(np.unique(codes)) == 15

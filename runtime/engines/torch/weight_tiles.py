@@ -19,8 +19,9 @@ def tiles_from_codes(
     """Tiles (uint8, ``weight.tiles_shape``) and the factors [outputs] in float32 of a weight [outputs, inputs].
 
     codes: uint8 [outputs, inputs * bits / 8], of 4 bits the first one lowest. scales: [outputs, inputs / group], e4m3
-    where the format has byte_scales; without groups [outputs] or one number. tensor_scale: a factor of all. zero_points:
-    [outputs, inputs / group] where the format has them, any numeric type. Scales of groups are rounded to ``weight.dtype``, beside the power of two that is the row's factor.
+    where the format has byte_scales; without groups [outputs] or one number. tensor_scale: a factor of all.
+    zero_points: [outputs, inputs / group] where the format has them, of any numeric type. Scales of groups are rounded
+    to ``weight.dtype``, beside the power of two that is the row's factor.
     """
     outputs, inputs = codes.shape[0], codes.shape[1] * 8 // weight.bits
     size, shape = weight.tile_inputs(inputs), weight.tiles_shape(outputs, inputs)

@@ -38,7 +38,7 @@ class WeightFormat:
     """How weights are stored.
 
     code: type of one weight. dtype: its type in products, float16 or bfloat16. group: inputs that share a scale; 0: one
-    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype. zero_points: integers have one for each group.
+    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype. zero_points: a group has one.
     """
 
     code: Code

@@ -2,8 +2,7 @@
 
 A ``TiledLinear`` node is a Linear node whose weights are tiles; its inputs are those of Linear, then the factors of the
 weight and of the up_weight. A ``WeightTiles`` node, computed when weights are loaded, makes tiles and factors of a
-weight: its inputs are the codes of the parts that are joined, their scales, and their tensor scales (NVFP4) or their zero
-points.
+weight: its inputs are the codes of the parts that are joined, their scales, and tensor scales (NVFP4) or zero points.
 """
 
 from __future__ import annotations
