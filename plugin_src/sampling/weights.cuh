@@ -11,22 +11,18 @@ constexpr int NOT_FINITE = -1;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000u); }
 
-// exp((score - peak) * scale): 0 below exp(-28), 1 at the peak.
+// exp((score - peak) * scale): 1 at the peak, 0 where its power of two has no bits.
 __device__ __forceinline__ float exponential(float score, float peak, float scale) {
-    float x = __fmul_rn(__fsub_rn(score, peak), scale);
-    const bool dead = x < -28.0f;
-    x = fmaxf(x, -28.0f);
+    float x = fmaxf(__fmul_rn(__fsub_rn(score, peak), scale), -88.1f);
     const float power = rintf(__fmul_rn(x, 1.44269504088896341f));
     x = __fsub_rn(x, __fmul_rn(power, 0.693359375f));
     x = __fsub_rn(x, __fmul_rn(power, -2.12194440e-4f));
-    float series = __fadd_rn(__fmul_rn(x, 1.9875691500e-4f), 1.3981999507e-3f);
-    series = __fadd_rn(__fmul_rn(series, x), 8.3334519073e-3f);
-    series = __fadd_rn(__fmul_rn(series, x), 4.1665795894e-2f);
-    series = __fadd_rn(__fmul_rn(series, x), 1.6666665459e-1f);
-    series = __fadd_rn(__fmul_rn(series, x), 5.0000001201e-1f);
+    float series = __fadd_rn(__fmul_rn(x, 8.312501e-3f), 4.1890331e-2f);
+    series = __fadd_rn(__fmul_rn(series, x), 1.6667116e-1f);
+    series = __fadd_rn(__fmul_rn(series, x), 4.9999231e-1f);
     series = __fmul_rn(series, __fmul_rn(x, x));
     x = __fadd_rn(__fadd_rn(x, series), 1.0f);
-    return dead ? 0.0f : __fmul_rn(x, __int_as_float((static_cast<int>(power) + 127) << 23));
+    return __fmul_rn(x, __int_as_float((static_cast<int>(power) + 127) << 23));
 }
 
 // A weight from 0 to 1 as a whole number, of which 1 is 2^40.

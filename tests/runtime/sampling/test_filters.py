@@ -15,8 +15,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is the o
 torch = pytest.importorskip("torch", reason="transformers' processors need torch")
 process = transformers.generation.logits_process
 
-# Weights below exp(-28) of the largest count as zero: smaller probabilities are not compared.
-UNDERFLOW = 1e-12
+# Ours are float32 exponentials, the oracle's float64: smaller probabilities count as zero.
+UNDERFLOW = 1e-30
 
 
 def oracle_probabilities(logits: np.ndarray, seen: list[int], params: SamplingParams) -> np.ndarray:

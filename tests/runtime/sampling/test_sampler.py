@@ -66,11 +66,11 @@ def test_each_whole_number_below_the_sum_draws_the_token_that_it_falls_on(count:
 
 def test_exponentials_are_those_of_float64() -> None:
     """The whole range, and what the last place of float32 means there."""
-    x = -np.linspace(0, 27.9, 300_001).astype(np.float32)
+    x = -np.linspace(0, 87, 300_001).astype(np.float32)
     found = exponentials(x, np.float32(0), np.float32(1))
-    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2.5e-7)
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7)
     assert found[0] == 1 and whole_weights(found[:1]).tolist() == [1 << 40]
-    gone = np.array([-28.01, -1e30, -np.inf], np.float32)
+    gone = np.array([-88.1, -1e30, -np.inf], np.float32)
     assert not exponentials(gone, np.float32(0), np.float32(1)).any()
     assert not exponentials(gone, np.float32(3e38), np.float32(1e6)).any()
 
