@@ -44,6 +44,7 @@ def test_a_step_within_its_pools_passes() -> None:
     check_packed(STEP, LIMITS, CONFIG, SIZES)
     check_packed(replace(STEP, logits_indices=ints()), LIMITS, CONFIG, SIZES)
     check_packed(changed("slot_mapping", 3, 143), LIMITS, CONFIG, SIZES)
+    check_packed(changed("logits_indices", 0, 0), LIMITS, CONFIG, SIZES)
 
 
 @pytest.mark.parametrize(

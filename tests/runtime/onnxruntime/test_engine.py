@@ -185,6 +185,8 @@ def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:
         engine.step(step_inputs([np.arange(2)], [299]), states)
     with pytest.raises(EngineError, match=r"one more token in 300 positions, found rows that hold \[300\]"):
         engine.decoder([0], states).step([1], [300])
+    with pytest.raises(EngineError, match=r"found rows that hold \[5, -1\]: reserve more first"):
+        engine.decoder([0, 1], engine.allocate_states(2, 8)).step([1, 1], [5, -1])
     with pytest.raises(EngineError, match=r"expected rows from 0 to 0, found \[0, 1\]"):
         engine.decoder([0, 1], states)
     with pytest.raises(EngineError, match="lengths"):

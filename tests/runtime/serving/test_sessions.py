@@ -27,13 +27,14 @@ from hybridge.runtime.serving.sessions import weights_name
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
 
-MAX_SEQ, ROWS = 96, 2
+MAX_SEQ, ROWS = 96, 3
 PROMPT = np.random.default_rng(8).integers(3, 97, 37).tolist()
 
 
 def folder_of(artifacts: ArtifactCache, seed: int = 0, full_hash: bool = False) -> Path:
     options = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ, "full_hash": full_hash}
-    return artifacts.get("nemotron_h", "float32", {"seed": seed}, **options).folder
+    # Without other weights that of most tests here, which is exported once.
+    return artifacts.get("nemotron_h", "float32", {"seed": seed} if seed else {}, **options).folder
 
 
 def opened(folder: Path, **cache: object) -> LLM:
