@@ -40,6 +40,13 @@ CASES = {
         "z = Relu(f)",
     ),
     "Max": (f"{X}, {Y}", "a = Max(x, y) z = Max(a, x, y)"),
+    "Abs Clip Less ReduceMax Round": (
+        f"{X}, {Y}",
+        "axes = Constant<value_ints = [-1]>() a = Abs(x) m = ReduceMax<keepdims = 1>(a, axes) "
+        "low = Constant<value_float = -0.5>() high = Constant<value_float = 1.5>() c = Clip(x, low, high) "
+        "half = Constant<value_float = 0.5>() n = Round(y) h = Mul(n, half) r = Round(h) "
+        "less = Less(r, x) z = Where(less, c, m)",
+    ),
     "Concat Split": (
         f"{X}, {Y}",
         "s = Constant<value_ints = [1, 5, 2]>() c = Concat<axis = -1>(x, y) p, q, r = Split<axis = -1>(c, s) "
@@ -66,6 +73,10 @@ CASES = {
     "DequantizeLinear of a": (
         "float[6,8] x, float[6] s",
         "q = Cast<to = 3>(x) p = Cast<to = 3>(s) z = DequantizeLinear<axis = 0>(q, s, p)",
+    ),
+    "QuantizeLinear": (
+        "float[6,8] x",
+        "s = Constant<value_float = 0.0125>() q = QuantizeLinear<output_dtype = 3>(x, s) z = DequantizeLinear(q, s)",
     ),
     "GatherND": (f"{X}, int64[2,1] i3", "z = GatherND<batch_dims = 1>(x, i3)"),
     "MatMul": ("float[2,3,4] x, float[4,5] w", "z = MatMul(x, w)"),
