@@ -83,6 +83,7 @@ def quantize(
     *,
     format: str = "int4",
     group_size: int | None = None,
+    bits: float | None = None,
     method: str = "mse",
     text: StrPath | None = None,
     overwrite: bool = False,
@@ -92,9 +93,12 @@ def quantize(
 
     ``out`` is an ordinary checkpoint in the format of compressed-tensors, which vLLM and transformers load too.
     format: "int4", "int8", "fp8", "nvfp4" or "mxfp4". group_size: columns that share a scale of integers, 16, 32, 64 or
-    128 (None: 32 for int4, 128 for int8). method: "rtn" takes each scale from the largest weight of its group, "mse"
+    128 (None: 32 for int4, 128 for int8). bits: choose int4 (of any group size), int8 or no change for each group of
+    matrices, so that a weight has so many bits on average, by how far the predictions move when the group alone is
+    quantised. method: "rtn" takes each scale from the largest weight of its group, "mse"
     the scale of least squared error, and "gptq" also rounds each column so that it makes up for the errors of those
-    before it over the text file ``text`` (as transformers computes it, in windows of 512 tokens, 32 at most).
+    before it over the text file ``text`` (as transformers computes it, in windows of 512 tokens, 32 at most). Where no
+    text is given, the model's own samples are used.
 
     The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.

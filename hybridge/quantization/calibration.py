@@ -14,6 +14,7 @@ from hybridge.artifact.limits import GIB
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.untrusted_file import has_file
 from hybridge.evaluation.windows import check_tokens, read_text, token_windows
+from hybridge.quantization.samples import own_samples
 from hybridge.runtime.text import Tokenizer
 from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
 from hybridge.verification.transformers_model import TransformersModel
@@ -26,20 +27,32 @@ _DAMPING = 0.01
 
 
 class Calibration:
-    """The checkpoint in transformers, and windows of a text. SettingError: there is no tokenizer, or no text."""
+    """The checkpoint in transformers, and ``windows`` of a text, or of the model's own samples where ``text`` is None.
 
-    def __init__(self, checkpoint: Path, text: Path) -> None:
-        if not has_file(checkpoint, TOKENIZER_FILE):
-            raise SettingError(f"{checkpoint}: expected a tokenizer, found no {TOKENIZER_FILE}: choose the method mse")
-        tokenizer = Tokenizer.from_folder(checkpoint)
-        try:
-            self._windows = token_windows(tokenizer, read_text(text), WINDOW, WINDOWS, str(text))
-        finally:
-            tokenizer.close()
+    SettingError: there is no tokenizer for the text, or too little of it.
+    """
+
+    def __init__(self, checkpoint: Path, text: Path | None, progress: Progress) -> None:
+        given = None if text is None else _text_windows(checkpoint, text)
+        progress.start("load the checkpoint in transformers")
         self._model = TransformersModel(checkpoint)
-        check_tokens(self._windows, int(self._model.model.config.get_text_config().vocab_size), checkpoint)
+        self.torch = self._model.torch
+        self.vocab_size = int(self._model.model.config.get_text_config().vocab_size)
+        if given is not None:
+            check_tokens(given, self.vocab_size, checkpoint)
+        self.windows = own_samples(self._model, progress) if given is None else given
         layers = self._model.model.named_modules()
-        self._layers = {_place(name): layer for name, layer in layers if type(layer) is self._model.torch.nn.Linear}
+        self._layers = {_place(name): layer for name, layer in layers if type(layer) is self.torch.nn.Linear}
+
+    def layers_of(self, modules: Iterable[str]) -> dict[str, Any]:
+        """The linear layers of those ``modules`` that have one."""
+        return {module: self._layers[_place(module)] for module in modules if _place(module) in self._layers}
+
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """Logits [T, vocab] float32 of all of ``tokens`` [T]."""
+        with self._model.failures("run"), self.torch.no_grad():
+            output = self._model.model(self.torch.from_numpy(tokens)[None], use_cache=False)
+        return output.logits[0].float().numpy()
 
     def batches(self, modules: Mapping[str, int]) -> Iterator[list[str]]:
         """``modules``, with their numbers of inputs, in lists whose sums fit into memory; the last has no layers."""
@@ -60,7 +73,7 @@ class Calibration:
 
     def factors(self, modules: Iterable[str], progress: Progress) -> dict[str, np.ndarray]:
         """Of each module, the factor that ``rounded_in_turn`` takes; none for modules without a layer."""
-        torch = self._model.torch
+        torch = self.torch
         sums: dict[str, Any] = {}
 
         def add(module: str, _layer: Any, inputs: Sequence[Any]) -> None:
@@ -68,13 +81,13 @@ class Calibration:
             product = rows.T @ rows
             sums[module] = product if module not in sums else sums[module].add_(product)
 
-        found = [(module, self._layers[_place(module)]) for module in modules if _place(module) in self._layers]
+        found = self.layers_of(modules)
         if not found:
             return {}
-        hooks = [layer.register_forward_pre_hook(partial(add, module)) for module, layer in found]
-        progress.start(f"calibrate {len(found)} matrices", len(self._windows))
+        hooks = [layer.register_forward_pre_hook(partial(add, module)) for module, layer in found.items()]
+        progress.start(f"calibrate {len(found)} matrices", len(self.windows))
         try:
-            for window in self._windows:
+            for window in self.windows:
                 with self._model.failures("run"), torch.no_grad():
                     self._model.model(torch.from_numpy(window)[None], use_cache=False)
                 progress.advance()
@@ -82,6 +95,19 @@ class Calibration:
             for hook in hooks:
                 hook.remove()
         return {module: _factor(sums.pop(module).numpy(), module) for module in list(sums)}
+
+
+def _text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:
+    if not has_file(checkpoint, TOKENIZER_FILE):
+        raise SettingError(
+            f"{checkpoint}: expected a tokenizer for the text, found no {TOKENIZER_FILE}: leave the text out, and the "
+            "model's own samples are used"
+        )
+    tokenizer = Tokenizer.from_folder(checkpoint)
+    try:
+        return token_windows(tokenizer, read_text(text), WINDOW, WINDOWS, str(text))
+    finally:
+        tokenizer.close()
 
 
 def _place(name: str) -> str:

@@ -28,20 +28,36 @@ class QuantizeOptions:
         most=GROUP_SIZES[0],
         shown_default="32 (int4), 128 (int8)",
     )
+    bits: float | None = setting(
+        None,
+        "Bits a weight on average, scales included: a mix of int4, int8 and unchanged matrices by sensitivity.",
+        metavar="N",
+        least=4,
+        most=12,
+        shown_default="one format",
+    )
     method: str = setting(
         MSE,
-        "rtn (scales from the largest weight), mse (scales of least squared error) or gptq (mse, with a text).",
+        "rtn (scales from the largest weight), mse (scales of least squared error) or gptq (mse, calibrated).",
         metavar="NAME",
         choices=METHODS,
     )
-    text: str | None = setting(None, "Calibration text in UTF-8 (gptq).", metavar="FILE")
+    text: str | None = setting(
+        None,
+        "Calibration text in UTF-8 (gptq, --bits).",
+        metavar="FILE",
+        shown_default="the model's own samples",
+    )
     overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if (self.text is None) == (self.method == GPTQ):
-            expected = f"a calibration text for {GPTQ}" if self.text is None else f"none for the method {self.method}"
-            raise SettingError(f"text: expected {expected}, found {self.text}")
+        if self.text is not None and not self.is_calibrated:
+            raise SettingError(f"text: expected none for the method {self.method} without `bits`, found {self.text}")
+        if self.bits is not None and self.format != INT4:
+            raise SettingError(f"format: expected {INT4} with `bits`, which mixes formats, found {self.format}")
+        if self.bits is not None and self.group_size is not None:
+            raise SettingError(f"group_size: expected none with `bits`, which mixes them, found {self.group_size}")
         if self.group_size is None:
             return
         if self.group_size not in GROUP_SIZES:
@@ -50,6 +66,11 @@ class QuantizeOptions:
             )
         if self.format not in _DEFAULT_GROUPS:
             raise SettingError(f"group_size: expected none for {self.format}, found {self.group_size}: leave it out")
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the model runs over a text, or over its own samples."""
+        return self.method == GPTQ or self.bits is not None
 
     def group_of(self, format: str) -> int:
         """Columns that share a scale in the weights of an integer format, where that divides their columns."""

@@ -21,7 +21,9 @@ from hybridge.exporter.rounding.blocks import peak_of
 from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.config import quantization_config
 from hybridge.quantization.matrix import MatrixReport
-from hybridge.quantization.options import RTN, QuantizeOptions
+from hybridge.quantization.mix import GroupReport, check_bits, mixed
+from hybridge.quantization.options import GPTQ, RTN, QuantizeOptions
+from hybridge.quantization.picture import write_sensitivities
 from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import Roles, roles_of
 from hybridge.quantization.scheme import MatrixContext
@@ -83,17 +85,26 @@ def _write(
 ) -> QuantizeReport:
     total = sum(slot.nbytes for slot in source.tensors.values())
     scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
+    slots = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
+    if options.bits is not None:
+        check_bits(options.bits, slots, scale)
+    calibration = None
+    if options.is_calibrated:
+        calibration = Calibration(source.path, None if options.text is None else Path(options.text), progress)
+    groups: tuple[GroupReport, ...] = ()
+    if options.bits is not None and calibration is not None:
+        roles, groups = mixed(roles, slots, options.bits, scale, options.method != RTN, calibration, progress)
     peaks = _peaks(source, roles, progress)
     progress.start("copy other weights")
     placed: dict[str, TensorSlot] = {}
     for shard in source.shards:
         placed |= create_shard(shard, folder / shard.path.name, roles.schemes, scale, progress)
     modules = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
-    calibration = None if options.text is None else Calibration(source.path, Path(options.text))
     columns = {module: slot.shape[1] for module, slot in modules.items()}
     found: dict[str, MatrixReport] = {}
-    for batch in [list(modules)] if calibration is None else calibration.batches(columns):
-        factors = {} if calibration is None else calibration.factors(batch, progress)
+    with_factors = calibration if options.method == GPTQ else None
+    for batch in [list(modules)] if with_factors is None else with_factors.batches(columns):
+        factors = {} if with_factors is None else with_factors.factors(batch, progress)
         progress.start("quantise", sum(modules[module].nbytes for module in batch), "B")
         for module in batch:
             context = MatrixContext(scale, options.method != RTN, peaks.get(module, 0.0), factors.get(module))
@@ -112,8 +123,8 @@ def _write(
         copy = folder / path.relative_to(source.path)
         copy.parent.mkdir(exist_ok=True)
         copy_side_file(source.path, path.relative_to(source.path).as_posix(), copy)
-    notes = (*source.notes, *roles.notes)
-    report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes)
+    notes = (*source.notes, *(write_sensitivities(groups, folder) if groups else roles.notes))
+    report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes, groups)
     _write_json(folder / REPORT_FILE, report.to_json())
     return report
 

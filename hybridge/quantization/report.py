@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hybridge.quantization.matrix import MatrixReport
+from hybridge.quantization.mix import GroupReport
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,6 +23,7 @@ class QuantizeReport:
     weight_bytes: int
     matrices: tuple[MatrixReport, ...]
     notes: tuple[str, ...]
+    groups: tuple[GroupReport, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object of the fields."""

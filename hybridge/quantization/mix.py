@@ -1,0 +1,169 @@
+"""A mix of schemes with a given number of bits a weight, chosen by what each group of matrices does to predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.progress import Progress
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.rounding.blocks import float32_rows, in_threads, row_blocks
+from hybridge.exporter.rounding.roles import GROUP_SIZES, group_size
+from hybridge.quantization.budget import Choice, chosen
+from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.roles import Roles
+from hybridge.quantization.scheme import MatrixContext, Scheme
+from hybridge.quantization.schemes import IntegerScheme
+from hybridge.quantization.sensitivity import Sensitivity
+from hybridge.quantization.siblings import groups_of
+
+# Columns of the groups in the scheme whose divergence is measured; that of others is scaled with the squared error.
+_MEASURED = 32
+# Weights of a matrix from which its errors are estimated.
+_SAMPLE = 1 << 18
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """Matrices that got one scheme ("" where they stay): how many, their weights, the mean KL divergence in nats that
+    they cause in 4 bits by themselves, and the bits of each weight with its scales.
+    """
+
+    name: str
+    matrices: int
+    weights: int
+    divergence: float
+    scheme: str
+    bits: float
+
+
+@dataclass(frozen=True)
+class _Group:
+    name: str
+    slots: Mapping[str, TensorSlot]
+
+    @property
+    def weights(self) -> int:
+        return sum(math.prod(slot.shape) for slot in self.slots.values())
+
+    def schemes(self) -> list[Scheme]:
+        """Those that each matrix can have, and with the smallest bytes first."""
+        columns = math.gcd(*(slot.shape[1] for slot in self.slots.values()))
+        sizes: list[int | None] = [size for size in GROUP_SIZES if columns % size == 0]
+        return [*(IntegerScheme(4, size) for size in sizes or [None]), IntegerScheme(8, group_size(columns, 128))]
+
+    def nbytes(self, scheme: Scheme | None, scale: DType) -> int:
+        if scheme is None:
+            return sum(slot.nbytes for slot in self.slots.values())
+        parts = [scheme.layout(*_shape(slot), scale).values() for slot in self.slots.values()]
+        return sum(dtype.nbytes(math.prod(shape)) for each in parts for dtype, shape in each)
+
+    def squared_error(self, scheme: Scheme, scale: DType) -> float:
+        """Estimated from some rows of each matrix."""
+        return sum(_sampled_error(slot, scheme, scale) for slot in self.slots.values())
+
+
+def mixed(
+    roles: Roles,
+    slots: Mapping[str, TensorSlot],
+    bits: float,
+    scale: DType,
+    search: bool,
+    calibration: Calibration,
+    progress: Progress,
+) -> tuple[Roles, tuple[GroupReport, ...]]:
+    """``roles`` with a scheme for each of the modules in ``slots``, of ``bits`` a weight on average.
+
+    search: measure with the scales of least squared error. ``check_bits`` has found that so many can be reached.
+    """
+    groups = _groups(slots)
+    weights = sum(group.weights for group in groups)
+    sensitivity = Sensitivity(calibration)
+    progress.start("measure sensitivities", len(groups))
+    divergences: dict[str, float | None] = {}
+    for group in groups:
+        divergences[group.name] = _measured(group, scale, search, sensitivity, calibration)
+        progress.advance()
+    each = _filled(groups, divergences)
+    options = {group.name: _choices(group, scale, each[group.name]) for group in groups}
+    found = chosen(options, int(bits * weights / 8))
+    schemes = {module: found[g.name].scheme for g in groups for module in g.slots}
+    quantised = {module: scheme for module, scheme in schemes.items() if scheme is not None}
+    left = [module for module, scheme in schemes.items() if scheme is None]
+    reports = tuple(_report(group, each[group.name], found[group.name]) for group in groups)
+    return replace(roles, schemes=quantised, ignored=[*roles.ignored, *left]), reports
+
+
+def check_bits(bits: float, slots: Mapping[str, TensorSlot], scale: DType) -> None:
+    """SettingError when the modules in ``slots`` cannot have so few bits a weight."""
+    groups = _groups(slots)
+    weights = sum(group.weights for group in groups)
+    least = 8 * sum(group.nbytes(group.schemes()[0], scale) for group in groups) / weights
+    if bits < least:
+        raise SettingError(f"bits: expected {math.ceil(100 * least) / 100:.2f} or more for this model, found {bits:g}")
+
+
+def _groups(slots: Mapping[str, TensorSlot]) -> list[_Group]:
+    return [_Group(name, {each: slots[each] for each in names}) for name, names in groups_of(slots).items()]
+
+
+def _report(group: _Group, divergence: float, choice: Choice) -> GroupReport:
+    name = "" if choice.scheme is None else choice.scheme.name
+    bits = round(8 * choice.nbytes / group.weights, 4)
+    return GroupReport(group.name, len(group.slots), group.weights, divergence, name, bits)
+
+
+def _base(group: _Group) -> Scheme:
+    return next((s for s in group.schemes() if s == IntegerScheme(4, _MEASURED)), group.schemes()[0])
+
+
+def _choices(group: _Group, scale: DType, divergence: float) -> list[Choice]:
+    base = group.squared_error(_base(group), scale) or 1.0
+    found = [
+        Choice(scheme, group.nbytes(scheme, scale), divergence * group.squared_error(scheme, scale) / base)
+        for scheme in group.schemes()
+    ]
+    return [*found, Choice(None, group.nbytes(None, scale), 0.0)]
+
+
+def _measured(
+    group: _Group, scale: DType, search: bool, sensitivity: Sensitivity, calibration: Calibration
+) -> float | None:
+    """None where transformers has no linear layer of a module, as with experts in one tensor."""
+    if len(calibration.layers_of(group.slots)) < len(group.slots):
+        return None
+    context, scheme = MatrixContext(scale, search), _base(group)
+    return sensitivity.divergence({name: _products(slot, scheme, context) for name, slot in group.slots.items()})
+
+
+def _filled(groups: Sequence[_Group], found: Mapping[str, float | None]) -> dict[str, float]:
+    """Groups that were not measured get the average divergence of a weight."""
+    measured = [(group.weights, value) for group in groups if (value := found[group.name]) is not None]
+    total = sum(weights for weights, _ in measured)
+    usual = sum(value for _, value in measured) / total if total else 1.0
+    return {g.name: usual * g.weights if (value := found[g.name]) is None else value for g in groups}
+
+
+def _products(slot: TensorSlot, scheme: Scheme, context: MatrixContext) -> np.ndarray:
+    """The weight in ``slot`` after rounding, float32."""
+    rows, columns = _shape(slot)
+    blocks = in_threads(lambda part: scheme.rows(float32_rows(slot, part), context).products, row_blocks(rows, columns))
+    return np.concatenate(list(blocks))
+
+
+def _sampled_error(slot: TensorSlot, scheme: Scheme, scale: DType) -> float:
+    rows, columns = _shape(slot)
+    step = max(1, rows * columns // _SAMPLE)
+    weights = float32_rows(slot, slice(0, rows, step))
+    difference = scheme.rows(weights, MatrixContext(scale, search=False)).products - weights
+    return float(np.square(difference).mean(dtype=np.float64)) * rows * columns
+
+
+def _shape(slot: TensorSlot) -> tuple[int, int]:
+    rows, columns = slot.shape
+    return rows, columns

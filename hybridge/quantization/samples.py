@@ -1,0 +1,49 @@
+"""Calibration windows that a model writes itself, where no text is given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybridge.artifact.progress import Progress
+from hybridge.verification.transformers_model import TransformersModel
+
+WINDOW, WINDOWS = 256, 16
+_SEED = 0
+
+
+def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray]:
+    """WINDOWS sequences of WINDOW tokens, int64, drawn from the model's own distribution after BOS.
+
+    Where the config names no BOS, each begins with another random token (as LLM-QAT does, arXiv 2305.17888).
+    CheckpointError: transformers cannot generate with the model.
+    """
+    torch = model.torch
+    from transformers import GenerationConfig
+
+    config = model.model.config.get_text_config()
+    begin = getattr(config, "bos_token_id", None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        if isinstance(begin, int) and 0 <= begin < config.vocab_size:
+            first = torch.full((WINDOWS, 1), begin)
+        else:
+            first = torch.randint(int(config.vocab_size), (WINDOWS, 1))
+        settings = GenerationConfig(
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=WINDOW - 1, pad_token_id=0
+        )
+        model.model.generation_config = GenerationConfig()  # without tokens that end a sequence
+        progress.start("write calibration samples", WINDOW - 1)
+        with model.failures("generate with"), torch.no_grad():
+            found = model.model.generate(
+                first,
+                attention_mask=torch.ones_like(first),
+                generation_config=settings,
+                stopping_criteria=[lambda ids, _scores, **_: _advance(progress, ids)],
+            )
+    return list(found.numpy())
+
+
+def _advance(progress: Progress, ids: object) -> object:
+    """Count a step; never stops a sequence."""
+    progress.advance()
+    return ids.new_zeros(len(ids), dtype=bool)  # type: ignore[attr-defined, arg-type]
