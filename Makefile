@@ -52,6 +52,9 @@ demo: setup ## export, verify, build an engine and generate text with the checkp
 	$(BIN)/hybridge verify $(CHECKPOINT) $(DEMO)/artifact
 	$(BIN)/hybridge build-engine $(DEMO)/artifact --target $(PRESET)
 	$(BIN)/hybridge run $(DEMO)/artifact --prompt "$(PROMPT)" --max-new-tokens 80
+	$(BIN)/hybridge export $(CHECKPOINT) $(DEMO)/int4 --quantize int4 --overwrite
+	$(BIN)/hybridge evaluate $(DEMO)/artifact $(DEMO)/int4 --text examples/text/heldout.txt --windows 4
+	$(BIN)/hybridge run $(DEMO)/int4 --prompt "$(PROMPT)" --max-new-tokens 80
 
 test: setup ## run the tests of a push
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)

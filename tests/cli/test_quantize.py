@@ -24,8 +24,10 @@ def test_report(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_errors_name_flags(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
-    outcome = hybridge(capfd, "quantize", checkpoint, tmp_path / "out", "--method", "gptq")
-    assert outcome.code == 2 and outcome.error == "--text: expected a calibration text for gptq, found None"
+    outcome = hybridge(capfd, "quantize", checkpoint, tmp_path / "out", "--text", "text.txt")
+    assert (
+        outcome.code == 2 and outcome.error == "--text: expected none for the method mse without --bits, found text.txt"
+    )
     (tmp_path / "taken").mkdir()
     taken = hybridge(capfd, "quantize", checkpoint, tmp_path / "taken", "--method", "rtn")
     assert taken.code == 2 and "pass --overwrite" in taken.error
