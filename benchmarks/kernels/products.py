@@ -101,20 +101,21 @@ def experts_cases() -> Iterator[KernelCase]:
     """One token and eight of each shape; bytes are those of the experts that are chosen."""
     for name, experts, top_k, hidden, intermediate in EXPERTS_SHAPES:
         for tokens in (1, 8):
-            chosen = len(_choices(tokens, experts, top_k).unique())
+            chosen = len(expert_choices(tokens, experts, top_k).unique())
             size = 2 * (3 * chosen * hidden * intermediate + 2 * tokens * hidden)
             sizes = (tokens, experts, top_k, hidden, intermediate)
             yield KernelCase(
                 f"{name}, top {top_k}, b{tokens}",
                 size,
                 TOLERANCE,
-                partial(_prepared_experts, *sizes),
+                partial(prepared_experts, *sizes),
                 at_least=1.0,
                 timed_peers=partial(_experts_peer, size, *sizes),
             )
 
 
-def _choices(tokens: int, experts: int, top_k: int) -> torch.Tensor:
+def expert_choices(tokens: int, experts: int, top_k: int) -> torch.Tensor:
+    """The experts [tokens, top_k] of each token, in host memory."""
     preference = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(0))
     return preference.argsort(-1)[:, :top_k].int()
 
@@ -123,14 +124,15 @@ def _experts_inputs(tokens: int, experts: int, top_k: int, hidden: int, intermed
     """x, expert ids and their weights, up (gate and up) and down projections."""
     return [
         _scaled(tokens, hidden),
-        _choices(tokens, experts, top_k).cuda(),
+        expert_choices(tokens, experts, top_k).cuda(),
         torch.rand(tokens, top_k, device="cuda"),
         _scaled(experts, 2 * intermediate, hidden, scale=hidden**-0.5),
         _scaled(experts, hidden, intermediate, scale=intermediate**-0.5),
     ]
 
 
-def _prepared_experts(*sizes: int) -> Prepared:
+def prepared_experts(*sizes: int) -> Prepared:
+    """The call for tokens, experts, top_k, hidden, intermediate, with weights in bfloat16."""
     tokens, _, top_k, hidden, intermediate = sizes
     inputs, y = _experts_inputs(*sizes), poisoned(tokens, hidden)
     problem = routed_experts.ExpertsDecode(tokens, top_k, hidden, intermediate, DType.BFLOAT16, "silu", True, hidden)

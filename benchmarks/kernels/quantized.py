@@ -1,4 +1,4 @@
-"""Cases of matrix products with weights of 4 and 8 bits, beside torch in the same run."""
+"""Cases of matrix products and experts with weights of 4 and 8 bits, beside torch or bfloat16 in the same run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.case import KernelCase, Prepared
-from benchmarks.kernels.products import LINEAR_SHAPES, TOLERANCE, LinearShapes
+from benchmarks.kernels.products import (
+    EXPERTS_SHAPES,
+    LINEAR_SHAPES,
+    TOLERANCE,
+    LinearShapes,
+    expert_choices,
+    prepared_experts,
+)
 from benchmarks.kernels.tensor_call import TensorCall, normal, poisoned, worst_error
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import LEAST_SETS, graph_time, input_sets
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.fused import tiled_experts
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode, plan
+from hybridge.trt_plugins.kernels.fused.tiled_experts import TiledExperts
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, unpack_plan
+from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from tests.support.weights import random_weight
 
 FORMATS = {
@@ -29,6 +39,7 @@ PROMPT_TOKENS = 4096
 INT4_PEER, FP8_PEER, PROMPT_PEER = (
     f"torch {name} (same run)" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
 )
+EXPERTS_PEER = "routed_experts in bfloat16 (same run)"
 
 
 def cases() -> Iterator[KernelCase]:
@@ -51,6 +62,8 @@ def cases() -> Iterator[KernelCase]:
         at_least=1 / PROMPT_TIME,
         timed_peers=partial(_prompt_peer, outputs, inputs),
     )
+    for name, *expert_sizes in EXPERTS_SHAPES:
+        yield _experts_case(name, 1, *expert_sizes)
 
 
 def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
@@ -72,6 +85,43 @@ def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         bandwidth_share=COPY_SHARE,
         timed_peers=peer,
     )
+
+
+def _experts_case(name: str, tokens: int, experts: int, top_k: int, hidden: int, intermediate: int) -> KernelCase:
+    form = FORMATS["int4 128"]
+    chosen = tokens * top_k * 3 * hidden * intermediate
+    sizes = (tokens, experts, top_k, hidden, intermediate)
+    return KernelCase(
+        f"int4 128 {name}, top {top_k}, b{tokens}",
+        chosen * form.bits // 8 + chosen // form.group * 2 + 4 * tokens * hidden,
+        TOLERANCE,
+        partial(_prepared_experts, form, *sizes),
+        at_least=1.0,
+        timed_peers=partial(_experts_peer, *sizes),
+    )
+
+
+def _prepared_experts(form: WeightFormat, *sizes: int) -> Prepared:
+    tokens, experts, top_k, hidden, intermediate = sizes
+    problem = TiledExperts(tokens, top_k, experts, hidden, intermediate, form, form, "silu", True, hidden)
+    device, y = KernelDevice.current(), poisoned(tokens, hidden)
+    x, ids = normal(tokens, hidden, dtype=torch.bfloat16), expert_choices(tokens, experts, top_k).cuda()
+    weights = torch.rand(tokens, top_k, device="cuda")
+    up = random_weight(form, problem.up_rows, hidden)
+    down = random_weight(form, experts * hidden, intermediate)
+    inputs = [x, ids, weights, *up.tiles(), *down.tiles()]
+    # Of the experts of the one token, in their order.
+    first, second = (each.matrix.view(experts, -1, each.matrix.shape[1])[ids[0].long()] for each in (up, down))
+
+    def error() -> float:
+        order = torch.arange(top_k, dtype=torch.int32, device="cuda")[None]
+        return worst_error([y], [routed_experts(x.double(), order, weights.double(), first, second, "silu", 1)])
+
+    return Prepared(TensorCall(device, tiled_experts.plan(problem, device.traits), inputs, [y]), error)
+
+
+def _experts_peer(tokens: int, *sizes: int) -> dict[str, float]:
+    return {EXPERTS_PEER: graph_time([prepared_experts(tokens, *sizes).run for _ in range(LEAST_SETS)]).median}
 
 
 def _scale_bytes(weight: WeightFormat, outputs: int, inputs: int) -> int:

@@ -7,7 +7,7 @@
 // UNROLL pieces of each row before it needs the first: enough loads in flight reach the memory's bandwidth.
 #include "common/access.cuh"
 #include "common/launch.cuh"
-#include "common/math.cuh"
+#include "routed_experts/activate.cuh"
 #include "routed_experts/params.cuh"
 #include "routed_experts/warp_sum.cuh"
 
@@ -19,14 +19,6 @@ constexpr int UNROLL = ROUTES == 1 ? 8 : 4;
 constexpr int STEP = 32 * VECTOR;
 
 using Piece = Access<DATA_T, VECTOR>;
-
-__device__ __forceinline__ float activate(float x) {
-    if (ACTIVATION == 0) return silu(x);
-    if (ACTIVATION == 1) return gelu(x);
-    if (ACTIVATION == 2) return gelu_tanh(x);
-    const float positive = fmaxf(x, 0.0f);
-    return ACTIVATION == 3 ? positive : positive * positive;
-}
 
 // sums[row][route] += the lane's share of weights[row] . x[route], for the first `count` routes.
 __device__ __forceinline__ void multiply(float (&sums)[ROWS][ROUTES], const DATA_T* const (&weights)[ROWS],

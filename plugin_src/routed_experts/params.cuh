@@ -19,6 +19,25 @@ struct RoutedExperts {
     int intermediate;
 };
 
+// The same for weights in tiles (linear_decode/tile.cuh): those of all experts are the rows of one matrix.
+struct TiledExperts {
+    const void* x;
+    const int* expert_ids;
+    const float* expert_weights;
+    const void* up_tiles;         // [experts * (gate and up, or up) * intermediate][hidden]
+    const float* up_factors;      // of its rows
+    const void* down_tiles;       // [experts * hidden][intermediate]
+    const float* down_factors;
+    void* inner;                  // [tokens * top_k][intermediate], of the type of x
+    void* y;
+    int64_t x_stride;
+    int tokens;
+    int top_k;
+    int experts;
+    int hidden;
+    int intermediate;
+};
+
 struct TopKSoftmax {
     const float* logits;  // [tokens][experts]
     float* weights;       // [tokens][top_k]

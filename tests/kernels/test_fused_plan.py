@@ -10,9 +10,10 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import Memory, PointerSource
 from hybridge.trt_plugins.kernels.compiler import compile_kernel
-from hybridge.trt_plugins.kernels.fused import linear_decode, rms_norm
+from hybridge.trt_plugins.kernels.fused import linear_decode, rms_norm, tiled_experts
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
+from hybridge.trt_plugins.kernels.fused.tiled_experts import TiledExperts
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat, formats, unpack_plan
 from tests.support.kernel_calls import H200, ORIN
 
@@ -83,6 +84,22 @@ def test_one_warp_unpacks_a_tile():
     assert launch.grid == (290, 16, 1) and launch.block == (256, 1, 1)
 
 
+def test_experts_in_tiles_take_a_block_for_16_rows():
+    problem = TiledExperts(3, 2, 8, 2048, 520, INT4, replace(INT4, group=0), "silu", True, 2048)
+    call = tiled_experts.plan(problem, H200)
+    up, down = call.launches
+    assert up.grid == (33, 6, 1) and down.grid == (128, 3, 1)
+    assert call.workspace_bytes == 2 * 6 * 520
+    for change, message in (
+        ({"tokens": 65}, "1 to 128 tokens times top_k, found 130"),
+        ({"intermediate": 516}, "multiples of 8, found 2048, 516, 2048"),
+        ({"hidden": 2080}, "multiples of 128, found 2080"),
+        ({"activation": "tanh"}, "found tanh"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            replace(problem, **change)
+
+
 def test_rows_may_be_one_and_the_same():
     params = linear_launch(rows=3, residual=True, x_stride=0, residual_stride=0).params
     assert (params.x_stride, params.residual_stride, params.y_stride) == (0, 0, 18560)
@@ -121,6 +138,8 @@ def test_a_norm_takes_one_block_a_group():
         (("int4", F32), "float16 or bfloat16, found float32"),
         (("int4", BF16, 48), "groups of 16, 32, 64, 128 inputs or 0, found 48"),
         (("int4", BF16, 16, True), "e4m3 scales of e2m1 in groups of 16, found int4 in 16"),
+        (("e2m1", BF16, 32, False, True), "zero points of integers in groups, found e2m1 in 32"),
+        (("int4", BF16, 0, False, True), "zero points of integers in groups, found int4 in 0"),
     ],
 )
 def test_weight_formats_refuse(arguments, message):

@@ -29,6 +29,7 @@ _FUSED = (
     "hybridge.trt_plugins.kernels.fused.rms_norm",
     "hybridge.trt_plugins.kernels.fused.routed_experts",
     "hybridge.trt_plugins.kernels.fused.sampling",
+    "hybridge.trt_plugins.kernels.fused.tiled_experts",
     "hybridge.trt_plugins.kernels.fused.top_k_softmax",
     "hybridge.trt_plugins.kernels.fused.weight_tiles",
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS, WeightFormat
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS, UnpackTiles, WeightFormat, unpack_plan
 
 _LANES_OF_A_ROW = 4
 
@@ -49,6 +50,16 @@ def tiles_from_codes(
     if tensor_scale is not None:
         factors *= tensor_scale.float()
     return torch.cat([part.flatten(2) for part in parts], 2), factors
+
+
+def unpacked_tiles(
+    kernels: KernelRunner, problem: UnpackTiles, tiles: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
+    """The matrix [outputs, inputs] that tiles and factors hold, in ``problem.weight.dtype``, by a kernel."""
+    dtype = getattr(torch, problem.weight.dtype.value)
+    matrix = torch.empty(problem.outputs, problem.inputs, dtype=dtype, device=tiles.device)
+    kernels.launch(problem, lambda traits: unpack_plan(problem), (tiles, factors), [matrix])
+    return matrix
 
 
 def _in_kernel_order(codes: torch.Tensor, bits: int) -> torch.Tensor:

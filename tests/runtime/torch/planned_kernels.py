@@ -17,6 +17,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
+from hybridge.trt_plugins.kernels.fused.tiled_experts import TiledExperts
 from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
@@ -66,6 +67,9 @@ class PlannedKernels(KernelRunner):
         elif isinstance(key, ExpertsDecode):
             self.calls["routed_experts"] += 1
             outputs[0].copy_(routed_experts(*inputs, activation=key.activation, gated=int(key.gated)))  # type: ignore
+        elif isinstance(key, TiledExperts):
+            self.calls["tiled_experts"] += 1
+            _tiled_experts(key, inputs, outputs)
         elif isinstance(key, TopKSoftmax):
             self.calls["top_k_softmax"] += 1
             _top_k_softmax(key, inputs, outputs)
@@ -128,6 +132,19 @@ def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> 
         y = F.silu(y) * F.linear(wide, up.float())
     outputs[0].copy_(y if residual is None else y + residual.float())
     assert outputs[0].dtype == getattr(torch, problem.out_dtype.value) and outputs[0].is_contiguous()
+
+
+def _tiled_experts(problem: TiledExperts, inputs: Tensors, outputs: Tensors) -> None:
+    x, ids, weights, up, up_factors, down, down_factors = inputs
+    assert x.shape == (problem.tokens, problem.hidden) and x.stride() == (problem.x_stride, 1)
+    assert ids.shape == (problem.tokens, problem.top_k) and ids.is_contiguous() and weights.is_contiguous()
+    rows = problem.up_rows, problem.experts * problem.hidden
+    matrices = [
+        matrix_from_tiles(problem.up, up, up_factors, rows[0], problem.hidden),
+        matrix_from_tiles(problem.down, down, down_factors, rows[1], problem.intermediate),
+    ]
+    first, second = (matrix.to(x.dtype).view(problem.experts, -1, matrix.shape[1]) for matrix in matrices)
+    outputs[0].copy_(routed_experts(x, ids, weights, first, second, problem.activation, int(problem.gated)))
 
 
 def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:

@@ -21,6 +21,7 @@ from hybridge.runtime.engines.torch.graph import tidy_graph
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.quantized_checkpoints import Format, eight_bits, float4, pack_quantized, save_quantized
+from tests.support.tiny_models import EXPERTS
 
 SIZES = {
     "nemotron_h": {
@@ -69,3 +70,25 @@ def test_products_of_tiles_equal_those_of_the_files_weights(family: str, name: s
         expected = run(folder, plain.graph, config, *steps)
         assert_same(found, expected, TOLERANCES["bfloat16"])
         assert bool(kernels.calls["unpack_tiles"]) is (batch * tokens > 64)
+
+
+@pytest.mark.parametrize("form", [pack_quantized(16, symmetric=False), eight_bits("float", "channel")])
+def test_experts_read_tiles(form: Format, tmp_path: Path) -> None:
+    """With as many experts as a token has, so that rounding does not decide which they are."""
+    experts = {**EXPERTS["qwen3_next"], "num_experts": 2, "moe_intermediate_size": 32}
+    sizes = {**experts, "shared_expert_intermediate_size": 32, "hidden_size": 64, "num_hidden_layers": 2}
+    quantized, _ = save_quantized(tmp_path, "qwen3_next", form, **sizes)
+    options = ExportOptions(max_batch_size=8, max_seq_len=96, dtype=DType.BFLOAT16)
+    export_checkpoint(quantized, tmp_path / "out", options)
+    config = read_config(tmp_path / "out")
+    # 6 routes, which the kernels take, and 144, which they do not.
+    for phase, batch, tokens in ((Phase.DECODE, 3, 1), (Phase.PREFILL, 8, 9)):
+        plain, fused, kernels = read_model(tmp_path / "out"), read_model(tmp_path / "out"), PlannedKernels()
+        fuse_graph(fused, phase, merge=True)
+        kinds = Counter(node.op_type for node in fused.graph)
+        assert kinds["TiledExperts"] == 2 and not kinds["routed_experts"]
+        steps = [tokens] * batch, [0 if tokens > 1 else row for row in range(batch)]
+        found = run(tmp_path / "out", fused.graph, config, *steps, kernels)
+        wanted = run(tmp_path / "out", plain.graph, config, *steps)
+        assert_same(found, wanted, TOLERANCES["bfloat16"])
+        assert kernels.calls["tiled_experts"] == (2 if batch * tokens == 3 else 0)

@@ -15,6 +15,7 @@ from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
 from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
 from hybridge.runtime.engines.torch.fusion.quantized import tile_weights
+from hybridge.runtime.engines.torch.fusion.quantized_experts import tile_experts
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
@@ -62,5 +63,6 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
     fuse_norms_into_linears(graph)
     if merge:
         tile_weights(graph)
+        tile_experts(graph)
     fuse_elementwise(graph)
     tidy_graph(graph)

@@ -55,13 +55,13 @@ def tile_weights(graph: ir.Graph) -> None:
     made: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in linears(graph):
         weights = [weight for weight in (take(node, "weight"), take(node, "up_weight")) if weight is not None]
-        forms = {_form(weight) for weight in weights}
+        forms = {common_form(weight) for weight in weights}
         x, form = take(node, "x"), next(iter(forms))
         if len(forms) > 1 or form is None or x is None or x.dtype not in (None, form.dtype.onnx):
             continue
         for weight in weights:
             if weight not in made:
-                made[weight] = _tiles(graph, node, weight, form)
+                made[weight] = tiles_of(graph, node, weight, form)
         replaced = {weight: made[weight][0] for weight in weights}
         inputs = [value if value is None else replaced.get(value, value) for value in node.inputs[: len(INPUTS)]]
         factors = [made[weight][1] for weight in weights]
@@ -72,20 +72,22 @@ def tile_weights(graph: ir.Graph) -> None:
     tidy_graph(graph)
 
 
-def form_attributes(form: WeightFormat) -> dict[str, str | int]:
-    """Attributes that name a format."""
+def form_attributes(form: WeightFormat, prefix: str = "") -> dict[str, str | int]:
+    """Attributes that name a format, each with ``prefix`` in front of its name."""
     flags = {"byte_scales": int(form.byte_scales), "zero_points": int(form.zero_points)}
-    return {"code": form.code, "computed": form.dtype.onnx, "group": form.group, **flags}
+    attributes = {"code": form.code, "computed": form.dtype.onnx, "group": form.group, **flags}
+    return {f"{prefix}{name}": value for name, value in attributes.items()}
 
 
-def taken_form(attributes: Attributes) -> WeightFormat:
+def taken_form(attributes: Attributes, prefix: str = "") -> WeightFormat:
     """The format that a node names."""
-    take = attributes.take
-    flags = bool(take("byte_scales")), bool(take("zero_points"))
-    return WeightFormat(take("code"), DType.from_onnx(take("computed")), take("group"), *flags)
+    names = ("code", "computed", "group", "byte_scales", "zero_points")
+    code, computed, group, *flags = (attributes.take(f"{prefix}{name}") for name in names)
+    return WeightFormat(code, DType.from_onnx(computed), group, *(bool(flag) for flag in flags))
 
 
-def _tiles(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat) -> tuple[ir.Value, ir.Value]:
+def tiles_of(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat) -> tuple[ir.Value, ir.Value]:
+    """Tiles and factors of ``weight``, whose parts have the format ``form``, in front of ``node``."""
     parts, begin, end = _parts(weight)
     stored = [part for part in parts if part is not None]
     codes = [_bytes_of(graph, part.codes, form) for part in stored]
@@ -99,7 +101,7 @@ def _tiles(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat)
     return made.outputs[0], made.outputs[1]
 
 
-def _form(weight: ir.Value) -> WeightFormat | None:
+def common_form(weight: ir.Value) -> WeightFormat | None:
     """The format of all parts of a weight, None where they have none in common."""
     parts, _, _ = _parts(weight)
     forms = {None if part is None else part.form for part in parts}

@@ -19,6 +19,7 @@ from hybridge.runtime.engines.torch.ops import (
     rotary,
     routing,
     shapes,
+    tiled_experts,
 )
 from hybridge.trt_plugins import catalog
 
@@ -40,6 +41,7 @@ _FUSED: dict[str, Builder] = {
     **elementwise.FUSED_ROWS,
     **cached_attention.ROWS,
     **routing.FUSED_ROWS,
+    **tiled_experts.FUSED_ROWS,
 }
 OPERATORS: dict[str, dict[str, Builder]] = {
     "": _STANDARD,

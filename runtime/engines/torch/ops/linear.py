@@ -15,9 +15,10 @@ from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, d
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.norms import Norm
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
+from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import linear_decode
 from hybridge.trt_plugins.kernels.fused.linear_decode import LARGEST_NORM_ROWS, LARGEST_ROWS, LinearDecode
-from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, unpack_plan
+from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
 
 _ALIGNMENT = 16
 _KERNEL_TYPES = (torch.float16, torch.bfloat16)
@@ -146,16 +147,15 @@ class Linear:
 
     def _unpacked(self, given: Operands) -> Operands:
         """The operands with matrices in place of tiles."""
-        up = None if given.up_weight is None else self._matrix(given.up_weight, given.up_factors)
-        return replace(given, weight=self._matrix(given.weight, given.factors), up_weight=up)
+        assert given.factors is not None
+        weight = self._matrix(given.weight, given.factors)
+        if given.up_weight is None or given.up_factors is None:
+            return replace(given, weight=weight)
+        return replace(given, weight=weight, up_weight=self._matrix(given.up_weight, given.up_factors))
 
-    def _matrix(self, tiles: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    def _matrix(self, tiles: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         assert self._kernels is not None and self._tiles is not None
-        problem = self._tiles
-        dtype = torch_from_dtype(problem.weight.dtype)
-        matrix = torch.empty(problem.outputs, problem.inputs, dtype=dtype, device=tiles.device)
-        self._kernels.launch(problem, lambda traits: unpack_plan(problem), (tiles, factors), [matrix])
-        return matrix
+        return unpacked_tiles(self._kernels, self._tiles, tiles, factors)
 
     def _problem(self, given: Operands) -> LinearDecode:
         out, residual = self._dtype or given.x.dtype, given.residual

@@ -1,0 +1,49 @@
+"""Routed experts whose weights stay in 4 or 8 bits on a GPU.
+
+A ``TiledExperts`` node is a routed_experts node with the inputs x, expert_ids, expert_weights, and tiles and factors of
+the up and of the down projections of all experts, which are the rows of one matrix each.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from hybridge.runtime.engines.torch.fusion.quantized import common_form, form_attributes, tiles_of
+from hybridge.runtime.engines.torch.graph import fuse, producer, tidy_graph
+from hybridge.trt_plugins.catalog import DOMAIN as OPERATORS
+from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS
+
+TILED_EXPERTS = "TiledExperts"
+
+
+def tile_experts(graph: ir.Graph) -> None:
+    """Let routed_experts nodes over quantised weights read tiles of them."""
+    for node in list(graph):
+        if (node.domain, node.op_type) == (OPERATORS, "routed_experts"):
+            _tile(graph, node)
+    tidy_graph(graph)
+
+
+def _tile(graph: ir.Graph, node: ir.Node) -> None:
+    x, ids, weights, up, down = node.inputs
+    matrices = [_matrix(value) for value in (up, down)]
+    forms = [None if matrix is None else common_form(matrix) for matrix in matrices]
+    if x is None or any(form is None or x.dtype not in (None, form.dtype.onnx) for form in forms):
+        return
+    experts, hidden, intermediate = (int(size) for size in down.shape)  # type: ignore[union-attr,arg-type]
+    if hidden % TILE_ROWS or intermediate % TILE_ROWS:
+        return  # an expert begins inside of a tile
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    attributes |= {"experts": experts, "hidden": hidden, "intermediate": intermediate}
+    tiles: list[ir.Value] = []
+    for matrix, form, prefix in zip(matrices, forms, ("up_", "down_"), strict=True):
+        assert matrix is not None and form is not None
+        tiles += tiles_of(graph, node, matrix, form)
+        attributes |= form_attributes(form, prefix)
+    fuse([node.outputs[0]], TILED_EXPERTS, [x, ids, weights, *tiles], attributes)
+
+
+def _matrix(value: ir.Value | None) -> ir.Value | None:
+    """The matrix [experts * rows, columns] that the weights of all experts are a view of."""
+    reshape = producer(value, "Reshape")
+    return None if reshape is None else reshape.inputs[0]

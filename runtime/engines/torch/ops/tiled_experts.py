@@ -1,0 +1,108 @@
+"""Routed experts whose weights are tiles of 4 or 8 bits (see fusion/quantized_experts.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.torch.fusion.quantized import taken_form
+from hybridge.runtime.engines.torch.fusion.quantized_experts import TILED_EXPERTS
+from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of
+from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
+from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
+from hybridge.trt_plugins.kernels.fused import tiled_experts
+from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
+from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat
+from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
+
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class ExpertSizes:
+    """up, down: how the weights are stored."""
+
+    experts: int
+    hidden: int
+    intermediate: int
+    up: WeightFormat
+    down: WeightFormat
+
+
+class TiledExperts:
+    """As RoutedExperts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
+
+    Few routes run kernels on the tiles. For more, the weights of all experts become matrices as long as the call lasts.
+    """
+
+    def __init__(self, sizes: ExpertSizes, activation: str, gated: bool, kernels: KernelRunner) -> None:
+        self._sizes, self._activation, self._gated, self._kernels = sizes, activation, gated, kernels
+        self._with_matrices = RoutedExperts(activation, gated, kernels)
+        self._refused: set[tiled_experts.TiledExperts] = set()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        up: torch.Tensor,
+        up_factors: torch.Tensor,
+        down: torch.Tensor,
+        down_factors: torch.Tensor,
+    ) -> torch.Tensor:
+        """up, down: tiles."""
+        tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
+        if chosen.numel() <= LARGEST_ROUTES and tokens.stride(-1) == 1 and alignment_of(tokens) == _ALIGNMENT:
+            given = [tokens, chosen.contiguous(), weights.reshape(chosen.shape).contiguous()]
+            y = self._launched([*given, up, up_factors, down, down_factors])
+            if y is not None:
+                return y.view(x.shape)
+        sizes, parts = self._sizes, 2 if self._gated else 1
+        rows = sizes.experts * parts * sizes.intermediate
+        up_matrix = unpacked_tiles(self._kernels, UnpackTiles(sizes.up, rows, sizes.hidden), up, up_factors)
+        problem = UnpackTiles(sizes.down, sizes.experts * sizes.hidden, sizes.intermediate)
+        down_matrix = unpacked_tiles(self._kernels, problem, down, down_factors)
+        stacked = (matrix.view(sizes.experts, -1, matrix.shape[1]) for matrix in (up_matrix, down_matrix))
+        return self._with_matrices(x, ids, weights, *stacked)
+
+    def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
+        """The result [n, hidden] of the kernels, None where they refuse the sizes."""
+        x, ids, sizes, problem = inputs[0], inputs[1], self._sizes, None
+        try:
+            tokens, top_k = ids.shape
+            problem = tiled_experts.TiledExperts(
+                tokens,
+                top_k,
+                sizes.experts,
+                sizes.hidden,
+                sizes.intermediate,
+                sizes.up,
+                sizes.down,
+                self._activation,
+                self._gated,
+                x.stride(0),
+            )
+            if problem in self._refused:
+                return None
+            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
+            self._kernels.launch(found, lambda traits: tiled_experts.plan(found, traits), inputs, [y])
+        except UnsupportedError:
+            if problem is not None:
+                self._refused.add(problem)
+            return None
+        return y
+
+
+def _tiled_experts(context: NodeContext) -> Run:
+    take = context.attributes.take
+    forms = taken_form(context.attributes, "up_"), taken_form(context.attributes, "down_")
+    sizes = ExpertSizes(take("experts"), take("hidden"), take("intermediate"), *forms)
+    attributes = ROUTED_EXPERTS.complete_attributes(context.attributes.rest())
+    assert context.kernels is not None
+    return TiledExperts(sizes, str(attributes["activation"]), bool(attributes["gated"]), context.kernels)
+
+
+FUSED_ROWS: dict[str, Builder] = {TILED_EXPERTS: _tiled_experts}
