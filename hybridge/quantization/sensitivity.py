@@ -25,17 +25,17 @@ class Sensitivity:
     def divergence(self, weights: Mapping[str, np.ndarray]) -> float:
         """Mean KL divergence, in nats, when the modules have these ``weights`` [rows, columns] float32."""
         torch, layers = self._calibration.torch, self._calibration.layers_of(weights)
-        kept = {module: layer.weight.data for module, layer in layers.items()}
+        originals = {module: layer.weight.data for module, layer in layers.items()}
         try:
             for module, layer in layers.items():
-                layer.weight.data = torch.from_numpy(weights[module]).to(kept[module].device)
+                layer.weight.data = torch.from_numpy(weights[module]).to(originals[module].device)
             found = Divergence()
             for reference, logits, tokens in zip(self._reference, self._logits(), self._batch, strict=True):
                 found.add(reference[:-1], logits[:-1], tokens[1:])
             return found.mean
         finally:
             for module, layer in layers.items():
-                layer.weight.data = kept[module]
+                layer.weight.data = originals[module]
 
     def _first_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
         """Tokens [rows, T]: several windows, each cut to its beginning."""

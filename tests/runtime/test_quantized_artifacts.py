@@ -89,7 +89,7 @@ def test_a_model_of_transformers_runs_its_quantised_checkpoint(checkpoints: tupl
     way = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False}
     tokens = model.generate(ids, **way).tolist()
     # As transformers loads it where the library of the format is installed.
-    model.config._name_or_path = str(quantized)
+    model.config.name_or_path = str(quantized)
     with accelerate(model, "onnxruntime", max_cache_len=96, cache_folder=tmp_path, threads=1) as fast:
         assert fast.generate(ids, **way).tolist() == tokens
     (weights,) = tmp_path.rglob("weights/quantized.safetensors")
