@@ -18,7 +18,7 @@ from hybridge.runtime.engines.rollback.rollback import SnapshotSlots
 from hybridge.runtime.engines.torch import paged_steps
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.step_rows import StepRows
-from hybridge.runtime.engines.torch.step_shapes import draft_shape
+from hybridge.runtime.engines.torch.step_shapes import draft_shape, padded_shape
 from tests.support.artifacts import ArtifactCache, Exported
 
 MOST, BLOCK_SIZE = 4, 8
@@ -118,6 +118,28 @@ def test_sizes_of_recorded_steps() -> None:
 
     assert [size([2]), size([4]), size([4, 2]), size([4, 4, 4])] == [(1, 4), (1, 4), (2, 8), (4, 16)]
     assert size([2, 2, 2], most=3) == (3, 8)
+
+
+@pytest.mark.parametrize(("tokens", "longest"), [(1023, 1024), (1024, 1024), (1025, 2048)])
+def test_the_longest_row_is_padded_to_a_power_of_two(tokens: int, longest: int) -> None:
+    inputs = PackedInputs(
+        input_ids=np.zeros(1 + tokens, np.int64),
+        positions=np.arange(1 + tokens),
+        query_start_loc=np.array([0, 1, 1 + tokens], np.int32),
+        seq_lens=np.array([1, tokens], np.int32),
+        block_table=np.zeros((2, 128), np.int32),
+        slot_mapping=np.zeros(1 + tokens, np.int32),
+        state_indices=np.array([0, 1], np.int32),
+        logits_indices=np.array([0, tokens], np.int32),
+    )
+    assert padded_shape(inputs, 0, 16)[0].longest == longest
+
+
+def test_rows_after_those_of_one_token_are_named_without_padding() -> None:
+    """A single token, three tokens, none, and two tokens of a padding row."""
+    bounds = torch.tensor([0, 1, 4, 4, 6], dtype=torch.int32)
+    rows = StepRows(bounds, (1, 3, 0, 2), (5, 7, 9, 0), 1, 3)
+    assert rows.singles == 1 and list(rows.others()) == [(1, 1, 4)]
 
 
 def test_steps_that_run_row_by_row_are_not_recorded() -> None:
