@@ -22,7 +22,7 @@ from hybridge.artifact.errors import (
     UnsupportedError,
 )
 from hybridge.artifact.progress import NoProgress
-from hybridge.trt_plugins.build import builder
+from hybridge.trt_plugins.build import build_plan
 from hybridge.trt_plugins.build.build_progress import TOTAL
 from hybridge.trt_plugins.build.builder import build_engine, engine_folder
 from hybridge.trt_plugins.build.model import parser_model
@@ -222,7 +222,7 @@ def test_what_cannot_be_honoured_is_refused_first(
 
 
 def test_full_tensorrt_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "this_machine", lambda: Machine(("tensorrt",), None))
+    monkeypatch.setattr(build_plan, "this_machine", lambda: Machine(("tensorrt",), None))
     with pytest.raises(EngineError, match="NVIDIA GPU, found none"):
         build_engine(write_tiny_artifact(tmp_path / "artifact"), BuildOptions())
 

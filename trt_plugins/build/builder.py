@@ -20,10 +20,9 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.engine_record import (
     ENGINE_FILE,
     ENGINES_FOLDER,
@@ -32,10 +31,7 @@ from hybridge.artifact.engine_record import (
     ProfileRecord,
     write_engine_record,
 )
-from hybridge.artifact.errors import SettingError
 from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
-from hybridge.artifact.paged import PAGED
-from hybridge.artifact.path_kind import require_artifact
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.trt_plugins.build.advance_engine import (
     ADVANCE_LOG_FILE,
@@ -44,19 +40,16 @@ from hybridge.trt_plugins.build.advance_engine import (
     advance_profile,
     advance_record,
 )
+from hybridge.trt_plugins.build.build_plan import plan_build
 from hybridge.trt_plugins.build.child import run_job
 from hybridge.trt_plugins.build.failed_log import failed_log_path, saved_log
 from hybridge.trt_plugins.build.job import BuildJob
-from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
-from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
-from hybridge.trt_plugins.build.plugin_choice import choose_plugins
-from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
-from hybridge.trt_plugins.build.record import PLAN_FILE, engine_bindings, engine_record
-from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
-from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
+from hybridge.trt_plugins.build.model import ParserModel
+from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.profiles import Limits
+from hybridge.trt_plugins.build.record import engine_bindings, engine_record
 
 LOG_FILE = "build.log"
-TIMING_CACHE_FILE = "timing.cache"
 DEFAULT_OPTIONS, NO_PROGRESS = BuildOptions(), NoProgress()
 
 
@@ -70,27 +63,20 @@ def build_engine(
     ``options.overwrite``) or cannot be written.
     """
     started = time.perf_counter()
-    require_artifact(artifact)
-    config = read_config(artifact)
-    target = choose_target(options, this_machine())
-    check_dtype(target, config.dtype)
-    limits = engine_limits(config, target.preset, options)
-    drafts = _draft_slots(config, options)
-    stepped = config if drafts is None else replace(config, bindings=drafts.bindings(config.bindings))
-    profiles = engine_profiles(stepped, target.preset, limits, options.speculative_tokens)
+    plan = plan_build(artifact, options)
+    target, limits, profiles = plan.target, plan.limits, plan.profiles
     out = engine_folder(artifact, target.name)
     check_output(out, options.overwrite, ENGINE)
-    choose = partial(choose_plugins, options=options, target=target, profiles=profiles)
-    model = parser_model(artifact, config, limits.max_seq_len, choose, drafts)
+    model = plan.parser_model()
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
-            job = _job(artifact.resolve(), folder.resolve(), out.resolve(), target, options, profiles, model)
+            job = plan.job(model, folder.resolve(), out.resolve())
             with saved_log(folder / LOG_FILE, failed_log_path(out)):
                 result = run_job(job, model.serialized, folder / LOG_FILE, progress)
-                declared = (*stepped.bindings.inputs, *stepped.bindings.outputs, *model.stored)
+                declared = (*plan.config.bindings.inputs, *plan.config.bindings.outputs, *model.stored)
                 bindings = engine_bindings(declared, limits, result.summaries())
             with saved_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
-                advance = _advance(job, model, stepped, limits, profiles, folder, progress)
+                advance = _advance(job, model, plan.config, limits, profiles, folder, progress)
             seconds = time.perf_counter() - started
             record = engine_record(target, limits, profiles, bindings, result, model, seconds, advance)
             record = replace(record, speculative_tokens=options.speculative_tokens)
@@ -106,25 +92,6 @@ def build_engine(
 def engine_folder(artifact: Path, name: str) -> Path:
     """The folder of the engine that is built for the target ``name``."""
     return artifact / ENGINES_FOLDER / name
-
-
-def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:
-    """The slots that the graph gets for draft tokens; None: none, as it has no states or rows no draft tokens.
-
-    SettingError when the artifact cannot have any, or nothing asks for the states that must be replayed.
-    """
-    tokens, replays = options.speculative_tokens, options.draft_states == REPLAY
-    if tokens and config.layout != PAGED:
-        raise SettingError(
-            f"speculative_tokens: expected an artifact of layout {PAGED}, found {config.layout}: export with "
-            f"`layout={PAGED!r}`, or leave it out"
-        )
-    if replays and not (tokens and config.recurrent_layers):
-        raise SettingError(
-            f"draft_states: expected for {REPLAY!r} an artifact with recurrent layers and `speculative_tokens` of at "
-            f"least 1, found {len(config.recurrent_layers)} recurrent layers and {tokens}: leave it out"
-        )
-    return DraftSlots(tokens, replays) if tokens and config.recurrent_layers else None
 
 
 def _advance(
@@ -144,32 +111,3 @@ def _advance(
     job = advance_job(step, model.advance, profile, folder.resolve())
     result = run_job(job, model.advance.serialized, folder / ADVANCE_LOG_FILE, progress)
     return advance_record(bindings, profile, limits, result)
-
-
-def _job(
-    artifact: Path,
-    folder: Path,
-    previous: Path,
-    target: Target,
-    options: BuildOptions,
-    profiles: list[ProfileRecord],
-    model: ParserModel,
-) -> BuildJob:
-    preset, level = target.preset, options.optimization_level
-    return BuildJob(
-        library=target.library,
-        model_path=str(artifact / MODEL_FILE),
-        compute_capabilities=list(target.compute_capabilities),
-        hardware_compatible=target.hardware_compatible,
-        profiles={profile.name: profile.shapes for profile in profiles},
-        fp32_values=list(model.fp32_values),
-        workspace_mib=options.workspace_mib or preset.workspace_mib,
-        optimization_level=preset.optimization_level if level is None else level,
-        engine=str(folder / PLAN_FILE),
-        timing_cache=str(folder / TIMING_CACHE_FILE),
-        old_timing_cache=str(previous / TIMING_CACHE_FILE),
-        plugin_nodes=model.plugins.nodes,
-        plugins_off=model.plugins.reason,
-        alias_states=model.plugins.aliased,
-        plugin_version=model.plugins.version,
-    )

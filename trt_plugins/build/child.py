@@ -19,6 +19,7 @@ from hybridge.artifact.progress import Progress
 from hybridge.trt_plugins.build.job import BuildJob, BuildResult
 from hybridge.trt_plugins.build.rtx_libraries import unversioned_links
 from hybridge.trt_plugins.build.worker import OS_ERROR_KIND
+from hybridge.trt_plugins.network.description import NetworkDescription
 
 _COMMAND = "from hybridge.trt_plugins.build.worker import main; main()"
 
@@ -29,6 +30,16 @@ def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> Build
     EngineError: TensorRT failed or its process died. OSError: a file could not be written. The child never
     outlives this call, also when it is interrupted.
     """
+    return BuildResult(**_answer(job, model, log, progress))
+
+
+def run_description(job: BuildJob, model: bytes, log: Path, progress: Progress) -> NetworkDescription:
+    """The network that TensorRT makes of ``model``, whose constants ``job`` writes to a file; errors as in
+    ``run_job``."""
+    return NetworkDescription.from_json(_answer(job, model, log, progress))
+
+
+def _answer(job: BuildJob, model: bytes, log: Path, progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hybridge-") as folder, log.open("wb") as log_file:
         with _child(child_environment(Path(folder)), log_file) as child:
             stage, outcome = _follow(child, json.dumps(asdict(job)).encode() + b"\n" + model, progress)
@@ -74,9 +85,10 @@ def _follow(child: subprocess.Popen[bytes], request: bytes, progress: Progress) 
     return stage, message
 
 
-def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> BuildResult:
+def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> dict[str, Any]:
     if "result" in message:
-        return BuildResult(**message["result"])
+        result: dict[str, Any] = message["result"]
+        return result
     if "error" in message:
         if message["kind"] == OS_ERROR_KIND:
             raise OSError(message["errno"], message["error"])

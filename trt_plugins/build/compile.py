@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -29,10 +29,25 @@ class BuildListener(Protocol):
         """``amount`` more units of the stage are done."""
 
 
-def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildListener) -> BuildResult:
-    """Parse the serialized ``model``, build and write ``job``; TensorRT's messages go to ``log``.
+@dataclass(frozen=True)
+class ParsedJob:
+    """The network of a job, and what it needs to stay valid. ``errors``: those that plugins meet."""
 
-    EngineError: TensorRT or a plugin cannot read or build the graph. OSError: a file cannot be read or written.
+    library: TensorRTLibrary
+    logger: Any
+    errors: PluginErrors
+    builder: Any
+    parsed: Any
+
+    @property
+    def network(self) -> Any:
+        return self.parsed.network
+
+
+def parse_job(job: BuildJob, model: bytes, log: TextIO, listener: BuildListener) -> ParsedJob:
+    """Parse the serialized ``model`` as ``job`` says, and check the network; TensorRT's messages go to ``log``.
+
+    EngineError: TensorRT or a plugin cannot read the graph.
     """
     listener.stage("load TensorRT", None)
     library = TensorRTLibrary(job.library)
@@ -45,6 +60,16 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
         parsed = parse_network(library, builder, logger, model, job.model_path)
     check_float32(parsed.network, job.fp32_values)
     check_plugin_layers(parsed.network, job.plugin_nodes)
+    return ParsedJob(library, logger, errors, builder, parsed)
+
+
+def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildListener) -> BuildResult:
+    """Parse the serialized ``model``, build and write ``job``; TensorRT's messages go to ``log``.
+
+    EngineError: TensorRT or a plugin cannot read or build the graph. OSError: a file cannot be read or written.
+    """
+    found = parse_job(job, model, log, listener)
+    library, logger, errors, builder, parsed = found.library, found.logger, found.errors, found.builder, found.parsed
     config = _configured(library, builder, parsed.network, job, logger, listener.advance)
     timing_cache = library.load_timing_cache(config, Path(job.old_timing_cache) if job.old_timing_cache else None)
     aliased = bool(job.plugin_nodes) and job.alias_states and library.alias_plugin_states(config)

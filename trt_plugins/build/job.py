@@ -15,6 +15,7 @@ class BuildJob:
     engine: the file to write; timing_cache: the file to write, seeded from old_timing_cache.
     plugin_nodes: name to operator of the nodes that have to become plugins; where none does, plugins_off says why.
     alias_states: plugins update states in place where TensorRT can. plugin_version: of their operators' domain.
+    constants: build no engine, but describe the network, and write its constants to this file.
     """
 
     library: str
@@ -32,6 +33,7 @@ class BuildJob:
     plugins_off: str = ""
     alias_states: bool = True
     plugin_version: int = 1
+    constants: str | None = None
 
 
 @dataclass(frozen=True)

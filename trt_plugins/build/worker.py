@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from hybridge.artifact.errors import HybridgeError
 from hybridge.trt_plugins.build.compile import compile_engine
+from hybridge.trt_plugins.build.describe import describe_network
 from hybridge.trt_plugins.build.job import BuildJob
 
 ERROR_KIND, OS_ERROR_KIND = "build", "os"
@@ -55,13 +56,16 @@ def main() -> None:
     os.dup2(2, 1)
     job, model = BuildJob(**json.loads(sys.stdin.buffer.readline())), sys.stdin.buffer.read()
     try:
-        result = compile_engine(job, model, sys.stderr, channel)
+        if job.constants is None:
+            result = asdict(compile_engine(job, model, sys.stderr, channel))
+        else:
+            result = describe_network(job, model, sys.stderr, channel).as_json()
     except HybridgeError as error:
         channel.send(error=str(error), kind=ERROR_KIND)
     except OSError as error:
         channel.send(error=str(error), kind=OS_ERROR_KIND, errno=error.errno)
     else:
-        channel.send(result=asdict(result))
+        channel.send(result=result)
     sys.stderr.flush()
     # TensorRT's destructors take seconds with large graphs; nothing is left to write.
     os._exit(0)

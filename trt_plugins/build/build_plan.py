@@ -1,0 +1,99 @@
+"""What a build decides before TensorRT runs: target, limits, profiles, plugins, and the job of the building process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.engine_record import ProfileRecord
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.paged import PAGED
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.trt_plugins.build.job import BuildJob
+from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
+from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
+from hybridge.trt_plugins.build.plugin_choice import choose_plugins
+from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
+from hybridge.trt_plugins.build.record import PLAN_FILE
+from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
+
+TIMING_CACHE_FILE = "timing.cache"
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """``exported``: config.json; ``config``: the same with the slots for draft tokens that the engine's graph has."""
+
+    artifact: Path
+    options: BuildOptions
+    exported: RuntimeConfig
+    config: RuntimeConfig
+    target: Target
+    limits: Limits
+    profiles: list[ProfileRecord]
+    drafts: DraftSlots | None
+
+    def parser_model(self) -> ParserModel:
+        """The graph for TensorRT's parser; errors as in ``model.parser_model``."""
+        choose = partial(choose_plugins, options=self.options, target=self.target, profiles=self.profiles)
+        return parser_model(self.artifact, self.exported, self.limits.max_seq_len, choose, self.drafts)
+
+    def job(self, model: ParserModel, folder: Path, previous: Path) -> BuildJob:
+        """The build of ``model`` into ``folder``; ``previous``: the engine's folder of an earlier build."""
+        preset, level = self.target.preset, self.options.optimization_level
+        return BuildJob(
+            library=self.target.library,
+            model_path=str(self.artifact.resolve() / MODEL_FILE),
+            compute_capabilities=list(self.target.compute_capabilities),
+            hardware_compatible=self.target.hardware_compatible,
+            profiles={profile.name: profile.shapes for profile in self.profiles},
+            fp32_values=list(model.fp32_values),
+            workspace_mib=self.options.workspace_mib or preset.workspace_mib,
+            optimization_level=preset.optimization_level if level is None else level,
+            engine=str(folder / PLAN_FILE),
+            timing_cache=str(folder / TIMING_CACHE_FILE),
+            old_timing_cache=str(previous / TIMING_CACHE_FILE),
+            plugin_nodes=model.plugins.nodes,
+            plugins_off=model.plugins.reason,
+            alias_states=model.plugins.aliased,
+            plugin_version=model.plugins.version,
+        )
+
+
+def plan_build(artifact: Path, options: BuildOptions) -> BuildPlan:
+    """The build of the folder ``artifact`` with ``options`` on this machine.
+
+    ArtifactError: the artifact is missing or damaged. UnsupportedError: options or a target that cannot be honoured.
+    SettingError: options that the artifact does not allow. EngineError: no usable TensorRT.
+    """
+    require_artifact(artifact)
+    config = read_config(artifact)
+    target = choose_target(options, this_machine())
+    check_dtype(target, config.dtype)
+    limits = engine_limits(config, target.preset, options)
+    drafts = _draft_slots(config, options)
+    stepped = config if drafts is None else replace(config, bindings=drafts.bindings(config.bindings))
+    profiles = engine_profiles(stepped, target.preset, limits, options.speculative_tokens)
+    return BuildPlan(artifact, options, config, stepped, target, limits, profiles, drafts)
+
+
+def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:
+    """The slots that the graph gets for draft tokens; None: none, as it has no states or rows no draft tokens.
+
+    SettingError when the artifact cannot have any, or nothing asks for the states that must be replayed.
+    """
+    tokens, replays = options.speculative_tokens, options.draft_states == REPLAY
+    if tokens and config.layout != PAGED:
+        raise SettingError(
+            f"speculative_tokens: expected an artifact of layout {PAGED}, found {config.layout}: export with "
+            f"`layout={PAGED!r}`, or leave it out"
+        )
+    if replays and not (tokens and config.recurrent_layers):
+        raise SettingError(
+            f"draft_states: expected for {REPLAY!r} an artifact with recurrent layers and `speculative_tokens` of at "
+            f"least 1, found {len(config.recurrent_layers)} recurrent layers and {tokens}: leave it out"
+        )
+    return DraftSlots(tokens, replays) if tokens and config.recurrent_layers else None
