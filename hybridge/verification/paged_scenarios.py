@@ -51,7 +51,8 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
     States are those of the new tokens only.
     """
     # Blocks of the first tokens, one of zeros, and those of the new tokens.
-    pools = PagedSequences(engine, 1, FILLED + len(row.tokens) + 3 * BLOCK_SIZE, BLOCK_SIZE, seed=index)
+    size = engine.block_size(BLOCK_SIZE)
+    pools = PagedSequences(engine, 1, FILLED + len(row.tokens) + 3 * size, size, seed=index)
     handle, past = pools.add_filled(row.caches), row.caches.length
     for tokens in row.parts:
         at_once = past == row.caches.length
@@ -69,7 +70,7 @@ def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observa
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
     """(scenario, no layer, whether unchanged): states of other sequences in a step, and free blocks and slots."""
-    pools = PagedSequences(engine, 2, 4 * len(prompt), BLOCK_SIZE)
+    pools = PagedSequences(engine, 2, 4 * len(prompt), engine.block_size(BLOCK_SIZE))
     first, second = pools.add(), pools.add()
     _feed(engine, pools, {first: prompt, second: prompt})
     before = pools.states(second)
@@ -81,7 +82,7 @@ def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
 
 def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
-        pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
+        pools = PagedSequences(engine, 1, len(prompt), engine.block_size(BLOCK_SIZE), seed=index)
         handle = pools.add()
         hidden: Sequence[np.ndarray] = ()
         embeddings = None
@@ -97,7 +98,7 @@ def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observa
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
-        pools = PagedSequences(engine, 1, len(prompt), BLOCK_SIZE, seed=index)
+        pools = PagedSequences(engine, 1, len(prompt), engine.block_size(BLOCK_SIZE), seed=index)
         handle = pools.add()
         for part in np.split(prompt, np.cumsum(parts_of(len(prompt)))[:-1]):
             logits = _feed(engine, pools, {handle: part})[handle]
@@ -110,7 +111,7 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
     The first sequence starts late: its prompt shares a step with the first single tokens of the others.
     """
     total = sum(len(tokens) for tokens in sequences)
-    pools = PagedSequences(engine, len(sequences), total, BLOCK_SIZE)
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE))
     handles = [pools.add() for _ in sequences]
     heads = [len(tokens) - steps for tokens in sequences]
     late = {handles[0]: sequences[0][: heads[0]]} if len(handles) > 1 else {}
@@ -144,7 +145,7 @@ def _draft_tokens(
     rng = np.random.default_rng(0)
     total = sum(len(tokens) + most for tokens in sequences)
     engine.prepare_rollback(len(sequences), most)
-    pools = PagedSequences(engine, len(sequences), total, BLOCK_SIZE)
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE))
     by_handle = {pools.add(): tokens for tokens in sequences}
     lengths = dict(zip(by_handle, heads, strict=True))
     rows = {handle: row for row, handle in enumerate(by_handle)}

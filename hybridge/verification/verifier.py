@@ -74,7 +74,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         for name in engines:
             gc.collect()
             progress.start(f"run the artifact ({name})")
-            comparisons += _run(artifact, name, cases, options.decode_steps, tolerance, progress)
+            comparisons += _run(artifact, name, cases, options.decode_steps, tolerance, progress, notes)
     finally:
         progress.finish()
     return VerifyReport(
@@ -124,10 +124,17 @@ def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> t
 
 
 def _run(
-    artifact: Path, name: str, cases: Cases, decode_steps: int, tolerance: float, progress: Progress
+    artifact: Path,
+    name: str,
+    cases: Cases,
+    decode_steps: int,
+    tolerance: float,
+    progress: Progress,
+    notes: list[str],
 ) -> Iterator[Comparison]:
-    """All comparisons of the engine ``name``, which is open only here."""
+    """All comparisons of the engine ``name``, which is open only here; its remarks are added to ``notes``."""
     opened = layout_steps(cases.config).opened(artifact, name, cases.draft_tokens)
+    notes += opened.engine.notes
     with closing(opened.engine) as engine:
         for observation in opened.observations(cases.prompts, cases.sequences, decode_steps, cases.far):
             yield from _compare(engine.name, observation, cases, tolerance)

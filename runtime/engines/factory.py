@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hybridge.artifact.call_arguments import checked_path
 from hybridge.artifact.config import DENSE, read_config
-from hybridge.artifact.engine_record import ENGINES_FOLDER
+from hybridge.artifact.engine_record import ENGINES_FOLDER, TENSORRT_LIBRARIES
 from hybridge.artifact.errors import EngineError, SettingError, located
 from hybridge.artifact.extras import install_command
 from hybridge.artifact.path_kind import require_artifact
@@ -16,7 +18,16 @@ from hybridge.artifact.settings import bad_value, check_settings, setting
 from hybridge.runtime.engines.dense import DenseEngine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
-ENGINE_NAMES = (AUTO, ONNXRUNTIME, "onnxruntime-portable", TENSORRT, TORCH)
+TENSORRT_NETWORK, TENSORRT_NETWORK_NATIVE = "tensorrt-network", "tensorrt-network-native"
+ENGINE_NAMES = (
+    AUTO,
+    ONNXRUNTIME,
+    "onnxruntime-portable",
+    TENSORRT,
+    TENSORRT_NETWORK,
+    TENSORRT_NETWORK_NATIVE,
+    TORCH,
+)
 # More than any machine's processors: starting far more threads takes minutes and gigabytes.
 MOST_THREADS = 1024
 
@@ -170,6 +181,23 @@ def _need_tensorrt() -> None:
     check_machine()
 
 
+def _tensorrt_network(folder: Path, options: EngineOptions, native: bool = False) -> DenseEngine:
+    from hybridge.runtime.engines.tensorrt_network.engine import NativeNetworkEngine, NetworkEngine
+    from hybridge.runtime.engines.torch.library import set_threads
+
+    set_threads(options.threads)
+    return NativeNetworkEngine(folder) if native else NetworkEngine(folder)
+
+
+def _need_network() -> None:
+    _need_torch()
+    if not any(importlib.util.find_spec(name) is not None for name in TENSORRT_LIBRARIES):
+        raise EngineError(
+            f"the {TENSORRT_NETWORK} engine needs TensorRT's parser, found none of {', '.join(TENSORRT_LIBRARIES)}: "
+            f"{install_command('rtx')}"
+        )
+
+
 def _torch(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.torch.engine import TorchEngine
     from hybridge.runtime.engines.torch.library import set_threads
@@ -188,5 +216,7 @@ ENGINES: dict[str, EngineKind] = {
     ONNXRUNTIME: EngineKind(_need_onnxruntime, _onnxruntime),
     "onnxruntime-portable": EngineKind(_need_onnxruntime, _onnxruntime_portable),
     TENSORRT: EngineKind(_need_tensorrt, _tensorrt),
+    TENSORRT_NETWORK: EngineKind(_need_network, _tensorrt_network),
+    TENSORRT_NETWORK_NATIVE: EngineKind(_need_network, partial(_tensorrt_network, native=True)),
     TORCH: EngineKind(_need_torch, _torch),
 }

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from hybridge.artifact.config import read_config
 from hybridge.artifact.errors import EngineError, located
 from hybridge.artifact.path_kind import require_artifact
-from hybridge.runtime.engines.factory import AUTO, ONNXRUNTIME, TORCH, EngineOptions, check_engine
+from hybridge.runtime.engines.factory import (
+    AUTO,
+    ONNXRUNTIME,
+    TENSORRT_NETWORK,
+    TENSORRT_NETWORK_NATIVE,
+    TORCH,
+    EngineOptions,
+    check_engine,
+)
 from hybridge.runtime.engines.paged import PagedEngine
 
 
@@ -60,6 +69,20 @@ def _torch(folder: Path, options: EngineOptions) -> PagedEngine:
     return TorchPagedEngine(folder)
 
 
+def _tensorrt_network(folder: Path, options: EngineOptions, native: bool = False) -> PagedEngine:
+    from hybridge.runtime.engines.tensorrt_network.paged_engine import NativeNetworkPagedEngine, NetworkPagedEngine
+    from hybridge.runtime.engines.torch.library import set_threads
+
+    set_threads(options.threads)
+    return NativeNetworkPagedEngine(folder) if native else NetworkPagedEngine(folder)
+
+
 PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = MappingProxyType(
-    {ONNXRUNTIME: _onnxruntime, "onnxruntime-portable": _onnxruntime_portable, TORCH: _torch}
+    {
+        ONNXRUNTIME: _onnxruntime,
+        "onnxruntime-portable": _onnxruntime_portable,
+        TENSORRT_NETWORK: _tensorrt_network,
+        TENSORRT_NETWORK_NATIVE: partial(_tensorrt_network, native=True),
+        TORCH: _torch,
+    }
 )

@@ -32,7 +32,7 @@ TORCH_FREE = (
     "hybridge/inspection",
 )
 # Files that are the torch side of their package (an engine that computes with torch, later).
-TORCH_SIDE = ("runtime/engines/torch",)
+TORCH_SIDE = ("runtime/engines/torch", "runtime/engines/tensorrt_network")
 TORCH = {"torch", "transformers"}
 
 

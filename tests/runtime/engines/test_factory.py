@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.runtime.engines import create_dense_engine
-from hybridge.runtime.engines.factory import ENGINES, EngineKind, EngineOptions, check_engine
+from hybridge.runtime.engines.factory import ENGINE_NAMES, ENGINES, EngineKind, EngineOptions, check_engine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -90,9 +90,7 @@ def test_auto_needs_no_onnxruntime_where_tensorrt_runs(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingError, match="expected one of auto, onnxruntime, onnxruntime-portable, tensorrt, torch, found 'cuda'"
-    ):
+    with pytest.raises(SettingError, match=f"expected one of {', '.join(ENGINE_NAMES)}, found 'cuda'"):
         create_dense_engine(tmp_path, "cuda")
 
 
@@ -113,6 +111,7 @@ def test_a_folder_that_is_no_artifact_is_an_artifact_error(tmp_path: Path) -> No
         ("onnxruntime", "onnxruntime", "cpu"),
         ("onnxruntime-portable", "onnxruntime", "cpu"),
         ("torch", "torch", "torch"),
+        ("tensorrt-network", "torch", "torch"),
     ],
 )
 def test_a_missing_library_names_the_extra_to_install(

@@ -17,7 +17,7 @@ from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from hybridge.runtime.engines.paged_factory import PAGED_ENGINES, create_paged_engine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
 from tests.support.artifacts import ArtifactCache, Exported
@@ -26,6 +26,7 @@ from tests.support.effort import sample
 TOLERANCE = 5e-5
 # What each sequence is fed, step by step; rows of one and of many tokens, with and without a past, share steps.
 LENGTHS = (37, 1, 9, 20)
+ENGINES = ("onnxruntime", "onnxruntime-portable", "torch")
 STEPS: list[tuple[dict[int, tuple[int, int]], int]] = [
     ({0: (0, 20)}, 0),
     ({2: (0, 1), 0: (20, 21), 3: (0, 7), 1: (0, 1)}, 2),
@@ -63,11 +64,9 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
 # On push ONNX Runtime runs every family, the other engines one with each kind of layer.
 EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
 CASES = sample(
-    product(sorted(FAMILIES), PAGED_ENGINES),
+    product(sorted(FAMILIES), ENGINES),
     on_push=[
-        (family, name)
-        for family, name in product(FAMILIES, PAGED_ENGINES)
-        if name == "onnxruntime" or family in EVERY_ENGINE
+        (family, name) for family, name in product(FAMILIES, ENGINES) if name == "onnxruntime" or family in EVERY_ENGINE
     ],
 )
 
@@ -107,7 +106,7 @@ def hybrid(artifacts: ArtifactCache) -> Exported:
     return artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6)
 
 
-@pytest.mark.parametrize("name", PAGED_ENGINES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_copied_and_swapped_sequences_continue_as_the_original(hybrid: Exported, name: str) -> None:
     engine = engine_of(hybrid, name)
     tokens = np.random.default_rng(3).integers(0, hybrid.config.vocab_size, 12)
@@ -184,7 +183,7 @@ def test_weights_are_used_from_their_files(hybrid: Exported) -> None:
     assert held["weights mapped from files"] > 0
 
 
-@pytest.mark.parametrize("name", PAGED_ENGINES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_a_step_may_want_no_logits(hybrid: Exported, name: str) -> None:
     engine = engine_of(hybrid, name)
     engine.allocate_pools(PoolSizes(3, 4, 1))

@@ -1,0 +1,103 @@
+"""The network of steps with draft tokens, and how the states of their rows advance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from hybridge.artifact.bindings import Binding
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import NUM_ACCEPTED_TOKENS, QUERY_START_LOC, STATE_INDICES
+from hybridge.runtime.engines.artifact_graph import read_model
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, OperatorCost, chosen_modes
+from hybridge.runtime.engines.rollback.rollback import DeferredRows
+from hybridge.runtime.engines.tensorrt_network.interpreter import NetworkInterpreter
+from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
+from hybridge.runtime.engines.tensorrt_network.states import run_in_place
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.trt_plugins.rewrites.draft_slots import recurrent_pools
+
+
+@dataclass(frozen=True)
+class DraftNetwork:
+    """``network``: steps whose deferred rows have up to ``tokens`` tokens. modes: by recurrent operator, all ``mode``.
+
+    advance: with replay, the network that advances states; stored: the outputs of a step that it reads.
+    """
+
+    tokens: int
+    mode: str
+    modes: Mapping[str, str]
+    network: NetworkInterpreter
+    stored: tuple[str, ...]
+    advance: NetworkInterpreter | None
+
+    @classmethod
+    def parsed(
+        cls, folder: Path, tokens: int, mode: str | Mapping[str, str], uses_plugins: bool, widen: bool
+    ) -> DraftNetwork:
+        """Parse the artifact ``folder`` for rows of ``tokens``; "auto" is replay with plugins, else snapshots.
+
+        EngineError for operators with different modes, and for a replay without plugins.
+        """
+        operators = sorted(set(recurrent_pools(read_model(folder).graph).values()))
+        requested = (REPLAY if uses_plugins else SNAPSHOT) if mode == AUTO else mode
+        modes = chosen_modes(dict.fromkeys(operators, OperatorCost(1, 1 if uses_plugins else None)), requested)
+        if len(set(modes.values())) != 1:
+            raise EngineError(f"expected one mode for all recurrent operators of an engine, found {modes}: choose one")
+        (chosen,) = set(modes.values())
+        # A row needs one column of slots more than it has tokens, so that its own state stays: a replay has it anyway.
+        drafts = tokens - 1 if chosen == REPLAY else tokens
+        plugins = "on" if uses_plugins else "off"
+        found = parse_artifact(folder, widen, plugins=plugins, speculative_tokens=drafts, draft_states=chosen)
+        return cls(tokens, chosen, modes, found.network, tuple(b.name for b in found.stored), found.advance)
+
+    def snapshot_slots(self, specs: Sequence[Binding], rows: int) -> dict[str, int]:
+        """By pool of states, the slots for the states after the draft tokens of ``rows``."""
+        return {} if self.mode == REPLAY else {spec.name: rows * self.tokens for spec in specs if not spec.grows}
+
+
+@dataclass(frozen=True)
+class SnapshotRows:
+    """A ``RollbackMemory`` that copies the state after the last accepted token."""
+
+    pools: TorchPools
+
+    def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_slots(sources, targets)
+
+
+@dataclass(frozen=True)
+class ReplayedRows:
+    """A ``RollbackMemory`` that runs the second network over what a step has ``stored`` of the accepted tokens.
+
+    columns: slots of a row, of which the last accepted token's has the row's state. starts [n]: in the step, the first
+    token of each deferred row.
+    """
+
+    network: NetworkInterpreter
+    specs: Sequence[Binding]
+    pools: TorchPools
+    stored: Mapping[str, Tensor]
+    columns: int
+    deferred: DeferredRows
+    starts: np.ndarray
+
+    def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        rows = zip(self.starts.tolist(), accepted, self.deferred.slots.tolist(), strict=True)
+        chosen = [(start, count, slot) for start, count, slot in rows if count]
+        counts = np.array([count for _, count, _ in chosen])
+        table = np.full((len(chosen), self.columns), -1, np.int32)
+        table[np.arange(len(chosen)), counts - 1] = [slot for _, _, slot in chosen]
+        tokens = np.concatenate([np.arange(start, start + count) for start, count, _ in chosen])
+        feeds = {
+            QUERY_START_LOC: np.array([0, *np.cumsum(counts)], np.int32),
+            STATE_INDICES: table,
+            NUM_ACCEPTED_TOKENS: counts.astype(np.int32),
+        }
+        memory = {**self.pools.tensors, **{name: value[tokens] for name, value in self.stored.items()}}
+        run_in_place(self.network, [spec for spec in self.specs if not spec.grows], feeds, memory)

@@ -1,0 +1,123 @@
+"""ELEMENTWISE, SELECT, UNARY, ACTIVATION, CAST and IDENTITY: each output element from the inputs' in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hybridge.runtime.engines.tensorrt_network.layer_call import LayerCall
+
+
+def elementwise(call: LayerCall) -> Tensor:
+    """Two inputs of one type and rank, in which sizes of 1 are repeated."""
+    first, second = call.wide(0), call.wide(1)
+    call.same_rank(first, second)
+    if call.input(0).dtype != call.input(1).dtype:
+        raise call.error(f"expected inputs of one type, found {call.input(0).dtype} and {call.input(1).dtype}")
+    operation = _BINARY.get(call["op"])
+    if operation is None:
+        raise call.error(f"expected an operation among {', '.join(_BINARY)}, found {call['op']}")
+    return operation(first, second)
+
+
+def select(call: LayerCall) -> Tensor:
+    """``condition``, then what to take where it is true, and elsewhere."""
+    condition, chosen, other = (call.input(index) for index in range(3))
+    call.same_rank(condition, chosen, other)
+    return torch.where(condition, chosen, other)
+
+
+def unary(call: LayerCall) -> Tensor:
+    """One input; integers stay integers."""
+    operation = _UNARY.get(call["op"])
+    if operation is None:
+        raise call.error(f"expected an operation among {', '.join(_UNARY)}, found {call['op']}")
+    return operation(call.wide(0))
+
+
+def activation(call: LayerCall) -> Tensor:
+    """One input, and the attributes alpha and beta of some."""
+    operation = _ACTIVATIONS.get(call["type"])
+    if operation is None:
+        raise call.error(f"expected an activation among {', '.join(_ACTIVATIONS)}, found {call['type']}")
+    return operation(call.wide(0), call["alpha"], call["beta"])
+
+
+def cast(call: LayerCall) -> Tensor:
+    """The input in the type of the output: a fraction is cut off, a number that is not zero is true."""
+    value, dtype = call.input(0), call.dtypes[0]
+    return value != 0 if dtype is torch.bool else value.to(dtype)
+
+
+def identity(call: LayerCall) -> Tensor:
+    """The input."""
+    return call.input(0)
+
+
+def _divide(first: Tensor, second: Tensor) -> Tensor:
+    return first / second if first.is_floating_point() else torch.div(first, second, rounding_mode="trunc")
+
+
+_BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SUM": torch.add,
+    "SUB": torch.sub,
+    "PROD": torch.mul,
+    "DIV": _divide,
+    "FLOOR_DIV": torch.floor_divide,
+    "POW": torch.pow,
+    "MAX": torch.maximum,
+    "MIN": torch.minimum,
+    "AND": torch.logical_and,
+    "OR": torch.logical_or,
+    "XOR": torch.logical_xor,
+    "EQUAL": torch.eq,
+    "GREATER": torch.gt,
+    "LESS": torch.lt,
+}
+_UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "EXP": torch.exp,
+    "LOG": torch.log,
+    "SQRT": torch.sqrt,
+    "RECIP": torch.reciprocal,
+    "ABS": torch.abs,
+    "NEG": torch.neg,
+    "SIN": torch.sin,
+    "COS": torch.cos,
+    "TAN": torch.tan,
+    "SINH": torch.sinh,
+    "COSH": torch.cosh,
+    "TANH": torch.tanh,
+    "CEIL": torch.ceil,
+    "FLOOR": torch.floor,
+    "ERF": torch.erf,
+    "NOT": torch.logical_not,
+    "SIGN": torch.sign,
+    "ROUND": torch.round,  # to even in the middle
+    "ISINF": torch.isinf,
+    "ISNAN": torch.isnan,
+}
+
+
+def _softplus(x: Tensor, alpha: float, beta: float) -> Tensor:
+    return alpha * torch.logaddexp(beta * x, torch.zeros_like(x))
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Tensor, float, float], Tensor]] = {
+    "RELU": lambda x, a, b: torch.relu(x),
+    "SIGMOID": lambda x, a, b: torch.sigmoid(x),
+    "TANH": lambda x, a, b: torch.tanh(x),
+    "LEAKY_RELU": lambda x, a, b: torch.where(x >= 0, x, a * x),
+    "ELU": lambda x, a, b: torch.where(x >= 0, x, a * torch.expm1(x)),
+    "SELU": lambda x, a, b: torch.where(x > 0, b * x, b * a * torch.expm1(x)),
+    "SOFTSIGN": lambda x, a, b: x / (1 + x.abs()),
+    "SOFTPLUS": _softplus,
+    "CLIP": lambda x, a, b: x.clamp(a, b),
+    "HARD_SIGMOID": lambda x, a, b: (a * x + b).clamp(0, 1),
+    "SCALED_TANH": lambda x, a, b: a * torch.tanh(b * x),
+    "THRESHOLDED_RELU": lambda x, a, b: torch.where(x > a, x, torch.zeros_like(x)),
+    "GELU_ERF": lambda x, a, b: functional.gelu(x),
+    "GELU_TANH": lambda x, a, b: functional.gelu(x, approximate="tanh"),
+}

@@ -1,0 +1,74 @@
+"""GATHER and SCATTER: elements at positions that a tensor of indices names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridge.runtime.engines.tensorrt_network.layer_call import LayerCall
+
+
+def gather(call: LayerCall) -> Tensor:
+    """Rows of an axis (DEFAULT), an element for each index (ELEMENT), or what tuples of indices name (ND)."""
+    mode = call.expect("mode", "DEFAULT", "ELEMENT", "ND")
+    if mode == "ND":
+        return _gather_nd(call, call["num_elementwise_dims"])
+    data = call.input(0)
+    axis = call.axis("axis", data.dim())
+    indices = _inside(call, call.input(1), data.shape[axis])
+    if mode == "ELEMENT":
+        call.same_rank(data, indices)
+        return data.gather(axis, indices)
+    if call["num_elementwise_dims"] == 0:
+        rows = data.index_select(axis, indices.reshape(-1))
+        return rows.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+    batch = max(data.shape[0], indices.shape[0])
+    data, indices = data.expand(batch, *data.shape[1:]), indices.expand(batch, *indices.shape[1:])
+    picked = [one.index_select(axis - 1, row.reshape(-1)) for one, row in zip(data, indices, strict=True)]
+    sizes = (*data.shape[:axis], *indices.shape[1:], *data.shape[axis + 1 :])
+    return torch.stack(picked).reshape(sizes) if picked else data.new_empty(sizes)
+
+
+def scatter(call: LayerCall) -> Tensor:
+    """``data`` with ``updates`` at the positions that ``indices`` name; of updates of one place the last one stays."""
+    data, indices, updates = (call.input(index) for index in range(3))
+    mode = call.expect("mode", "ELEMENT", "ND")
+    found = data.clone()
+    if mode == "ELEMENT":
+        axis = call.axis("axis", data.dim())
+        return found.scatter_(axis, _inside(call, indices, data.shape[axis]), updates)
+    flat, rest = _flat_indices(call, data, indices, 0)
+    found.reshape(-1, *rest)[flat.reshape(-1)] = updates.reshape(-1, *rest)
+    return found
+
+
+def _gather_nd(call: LayerCall, batch_axes: int) -> Tensor:
+    data, indices = call.input(0), call.input(1)
+    flat, rest = _flat_indices(call, data, indices, batch_axes)
+    return data.reshape(-1, *rest)[flat]
+
+
+def _flat_indices(call: LayerCall, data: Tensor, indices: Tensor, batch_axes: int) -> tuple[Tensor, list[int]]:
+    """The rows that tuples of ``indices`` [..., n] name in ``data`` with its first batch_axes + n axes joined, and its
+    other sizes."""
+    count = indices.shape[-1]
+    sizes, rest = list(data.shape[: batch_axes + count]), list(data.shape[batch_axes + count :])
+    flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
+    for axis, size in enumerate(sizes):
+        if axis < batch_axes:
+            own = [size if index == axis else 1 for index in range(flat.dim())]
+            positions = torch.arange(size, device=indices.device).reshape(own)
+        else:
+            positions = _inside(call, indices[..., axis - batch_axes], size)
+        flat = flat * size + positions
+    return flat, rest
+
+
+def _inside(call: LayerCall, indices: Tensor, size: int) -> Tensor:
+    """int64 indices from 0; one below 0 counts from the end. EngineError for one outside of ``size`` elements."""
+    positions = indices.to(torch.int64)
+    if positions.is_meta or not positions.numel():
+        return positions
+    if int(positions.min()) < -size or int(positions.max()) >= size:
+        raise call.error(f"expected indices of {size} elements, found {int(positions.min())} to {int(positions.max())}")
+    return torch.where(positions < 0, positions + size, positions)

@@ -1,0 +1,42 @@
+"""PLUGIN_V3: the operator's reference, called with what the plugin has made of its fields."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.runtime.engines.tensorrt_network.layer_call import Kind, LayerCall
+from hybridge.trt_plugins import torch_ops
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.torch_ops.schema import OVERLOADS
+
+
+def plugin(call: LayerCall) -> tuple[Tensor, ...]:
+    """The outputs of the operator; a state that the plugin updates in place is written into its input's memory."""
+    torch_ops.register()
+    spec = spec_of(call["operator"], call["version"])
+    operator = getattr(getattr(torch.ops.trt_edgellm, spec.name), OVERLOADS[spec.version])
+    inputs = [_operator_bytes(call.optional(index)) for index in range(len(spec.inputs))]
+    fields = spec.complete_attributes(call["fields"])
+    try:
+        found = operator(*inputs, *(fields[attribute.name] for attribute in spec.attributes))
+    except UnsupportedError as error:
+        raise call.error(str(error)) from error
+    outputs = list(found if isinstance(found, tuple) else (found,))
+    for index, (name, dtype) in enumerate(zip(call.layer.outputs, call.dtypes, strict=True)):
+        if outputs[index].dtype is torch.uint8:
+            outputs[index] = outputs[index].view(dtype)
+        state = call.in_place.get(name)
+        if state is not None:
+            memory = call.input(call.layer.inputs.index(state))
+            outputs[index] = memory if memory.is_meta else memory.copy_(outputs[index])
+    return tuple(outputs)
+
+
+def _operator_bytes(value: Tensor | None) -> Tensor | None:
+    """The bytes of e4m3 are int8 in a network, uint8 in an operator."""
+    return value.view(torch.uint8) if value is not None and value.dtype is torch.int8 else value
+
+
+PLUGIN_KIND = Kind(plugin)
