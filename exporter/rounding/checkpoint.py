@@ -17,7 +17,7 @@ from hybridge.exporter.rounding.roles import (
     group_size,
     is_embedding,
     is_head,
-    is_kept,
+    is_unchanged,
 )
 from hybridge.exporter.rounding.weight import RoundedWeight
 
@@ -37,11 +37,11 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
             "out, or give the original checkpoint"
         )
     weights = {}
-    kept = 0
+    unchanged = 0
     for name in dict.fromkeys(names):
         slot, module = source.tensors[name], name.removesuffix(".weight")
-        if len(slot.shape) != 2 or is_kept(module):
-            kept += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
+        if len(slot.shape) != 2 or is_unchanged(module):
+            unchanged += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
             continue
         is_output = is_head(module) or (tied and is_embedding(module))
         own, group = _format(HEAD_FORMATS[form] if is_output else form, slot.shape[1])
@@ -49,8 +49,8 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
     if not weights:
         raise UnsupportedError("quantize: expected matrices to quantise, found none: leave the option out")
     notes = [f"the weights were rounded to the nearest {form}: `hybridge quantize` finds more precise ones"]
-    if kept:
-        notes.append(f"experts that are stored in one tensor stay as they are: {kept} bytes")
+    if unchanged:
+        notes.append(f"experts that are stored in one tensor stay as they are: {unchanged} bytes")
     return replace(
         source,
         tensors={**source.tensors, **{name: weight.logical_slot() for name, weight in weights.items()}},

@@ -14,7 +14,7 @@ FLOAT_GROUPS = {NVFP4: 16, MXFP4: 32}
 HEAD_FORMATS = {INT4: INT8, INT8: INT8, FP8: FP8, NVFP4: FP8, MXFP4: FP8}
 
 # Parts of the names of modules that stay as they are.
-_KEPT = (
+_UNCHANGED = (
     re.compile(r"(^|\.)mtp\."),
     re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."),
     re.compile(r"\.in_proj_(a|b|ba)$"),  # gates of a gated delta net
@@ -25,9 +25,9 @@ _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$")
 _HEAD = re.compile(r"(^|\.)lm_head$")
 
 
-def is_kept(module: str) -> bool:
+def is_unchanged(module: str) -> bool:
     """Whether the weight of ``module`` stays as it is: gates, routers, prediction heads, parts that see images."""
-    return any(pattern.search(module) for pattern in _KEPT)
+    return any(pattern.search(module) for pattern in _UNCHANGED)
 
 
 def is_embedding(module: str) -> bool:

@@ -15,7 +15,7 @@ from hybridge.exporter.rounding.roles import (
     group_size,
     is_embedding,
     is_head,
-    is_kept,
+    is_unchanged,
 )
 from hybridge.quantization.options import QuantizeOptions
 from hybridge.quantization.scheme import Scheme
@@ -51,7 +51,7 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
         if len(slot.shape) != 2 or module == name or 0 in slot.shape or is_embedding(module):
             continue
         head = is_head(module)
-        if (head and tied) or is_kept(module):
+        if (head and tied) or is_unchanged(module):
             ignored.append(module)
             continue
         form = HEAD_FORMATS[options.format] if head else options.format
