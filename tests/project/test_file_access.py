@@ -37,6 +37,7 @@ ALLOWED = {
     "hybridge/transformers_host/bucket_store.py": "the user's own cache",
     "hybridge/quantization/shard.py": "writes",
     "hybridge/inspection/onnx_check.py": "writes the view that onnx reads",
+    "runtime/engines/onnxruntime/dequantize.py": "memory of no file",
     "runtime/engines/onnxruntime/graph_cache.py": "hashes its own sources",
     "runtime/engines/tensorrt/library.py": "maps a file that untrusted_file has opened",
     "trt_plugins/build/child.py": "the log that it has written",
