@@ -34,8 +34,8 @@ LAYOUTS = (DENSE, PAGED)
 
 @dataclass(frozen=True)
 class Quantization:
-    """How weights are quantised. formats: format to number of weights. bits: average per number over all matrices of
-    the model, quantised or not, with scales. inputs: rounding of inputs in the graph to number of products."""
+    """How weights are quantised. formats: format to number of weights. bits: average per weight over all matrices of
+    the model, quantised or not, with scales. inputs: how the graph rounds inputs to the number of such products."""
 
     formats: Mapping[str, int]
     bits: float

@@ -1,4 +1,4 @@
-"""Hidden folders next to an output: locked while a run uses them, so that a later run can find remains of killed ones.
+"""Hidden folders next to an output, locked while a run uses them, so that a later run finds remains of killed ones.
 
 A lock belongs to the open folder, not to a file: it is released when the process ends for any reason.
 On systems without such locks, no folder counts as left over.

@@ -135,16 +135,16 @@ def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folde
     progress.start("place weights")
     used = plan.quantized(source)
     joined = [p for p in plan.all_parameters if p.parts and p.parts[0] in used]
-    inner = {part for p in joined for part in p.parts}
-    quantized = {name: weight for name, weight in used.items() if name not in inner}
+    joined_parts = {part for p in joined for part in p.parts}
+    quantized = {name: weight for name, weight in used.items() if name not in joined_parts}
     quantized |= {p.initializer: joined_weight(p.initializer, [used[part] for part in p.parts]) for p in joined}
     placed = place_shards(shards_to_place(source.shards, quantized), folder, options.weights)
-    plain = [source.tensors[name] for name in plan.graph_sources if name not in used]
-    weights, tensors = place_quantized(folder, quantized.values(), plain, placed, progress.advance)
-    found: dict[str, TensorSlot | PlacedWeight] = {**tensors, **weights}
-    slots = {p.initializer: found[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
-    slots.update({part: found[part] for p in plan.all_parameters for part in p.parts if part not in inner})
-    slots.update({p.initializer: found[p.initializer] for p in joined})
+    unquantized = [source.tensors[name] for name in plan.graph_sources if name not in used]
+    weights, tensors = place_quantized(folder, quantized.values(), unquantized, placed, progress.advance)
+    stored: dict[str, TensorSlot | PlacedWeight] = {**tensors, **weights}
+    slots = {p.initializer: stored[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
+    slots.update({part: stored[part] for p in plan.all_parameters for part in p.parts if part not in joined_parts})
+    slots.update({p.initializer: stored[p.initializer] for p in joined})
     derived = plan.derived_values(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))

@@ -74,7 +74,7 @@ class ExportOptions:
     mtp: bool = setting(True, "Leave out the multi-token prediction head (paged).", flag="--no-mtp", group=_GRAPH)
     rounded_inputs: bool = setting(
         True,
-        "Leave inputs of products as computed where a quantised checkpoint rounds them.",
+        "Do not round inputs of products where a quantised checkpoint does.",
         flag="--no-rounded-inputs",
         group=_GRAPH,
     )

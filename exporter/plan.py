@@ -61,7 +61,7 @@ class ExportPlan:
         return tuple(dict.fromkeys(source for p in self.all_parameters if not p.derived for source in p.sources))
 
     def quantized(self, source: Checkpoint) -> dict[str, QuantizedTensor]:
-        """The quantised weights of ``source`` that are used, by name; only products with ``rounded`` round inputs."""
+        """The used quantised weights of ``source`` by name; inputs are rounded only for those in ``rounded``."""
         used = {name: source.quantized[name] for name in self.sources if name in source.quantized}
         return {name: w if name in self.rounded else replace(w, inputs=None) for name, w in used.items()}
 
@@ -135,7 +135,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
     plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp)
-    rounded = _rounded(source, plan, options, notes)
+    rounded = _products_with_rounding(source, plan, options, notes)
     plan = replace(plan, rounded=rounded, notes=tuple(notes))
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
@@ -155,7 +155,9 @@ def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
     return Quantization(dict(sorted(formats.items())), round(bits, 2), dict(sorted(inputs.items())))
 
 
-def _rounded(source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes: list[str]) -> frozenset[str]:
+def _products_with_rounding(
+    source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes: list[str]
+) -> frozenset[str]:
     """The weights whose products round their inputs; ``notes`` name the roundings that the graph leaves out."""
     rounding = {name for name in plan.sources if name in source.quantized and source.quantized[name].inputs}
     if not rounding:
@@ -165,16 +167,18 @@ def _rounded(source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes
         return frozenset()
     linear = [p.source for p in plan.all_parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts]
     rounded = rounding & {name for name in linear if name is not None}
-    if left := len(rounding) - len(rounded):
-        notes.append(f"the checkpoint rounds the inputs of {left} products of experts: they stay as they are computed")
+    if experts := len(rounding) - len(rounded):
+        notes.append(f"the checkpoint rounds the inputs of {experts} products of experts: they are not rounded")
     uneven = {name for name in rounded if _has_uneven_groups(source.quantized[name])}
     if uneven:
-        notes.append(f"the inputs of {len(uneven)} products stay as they are computed: their groups are not whole")
+        notes.append(
+            f"the inputs of {len(uneven)} products are not rounded: their size is no multiple of the group size"
+        )
     return frozenset(rounded - uneven)
 
 
 def _has_uneven_groups(weight: QuantizedTensor) -> bool:
-    """Whether the features of an input are no whole number of the groups that share a scale."""
+    """Whether the size of inputs is not a multiple of the number of features that share a scale."""
     group = None if weight.inputs is None else weight.inputs.group
     return group is not None and group > 0 and weight.shape[1] % group != 0
 

@@ -94,11 +94,11 @@ def quantize(
     ``out`` is an ordinary checkpoint in the format of compressed-tensors, which vLLM and transformers load too.
     format: "int4", "int8", "fp8", "nvfp4" or "mxfp4". group_size: columns that share a scale of integers, 16, 32, 64 or
     128 (None: 32 for int4, 128 for int8). bits: choose int4 (of any group size), int8 or no change for each group of
-    matrices, so that a weight has so many bits on average, by how far the predictions move when the group alone is
+    matrices, so that weights have this many bits on average, by how far the predictions move when that group alone is
     quantised. method: "rtn" takes each scale from the largest weight of its group, "mse"
-    the scale of least squared error, and "gptq" also rounds each column so that it makes up for the errors of those
-    before it over the text file ``text`` (as transformers computes it, in windows of 512 tokens, 32 at most). Where no
-    text is given, the model's own samples are used.
+    the scale of least squared error, and "gptq" also rounds each column so that it compensates for the errors
+    of earlier ones on the text file ``text`` (run in transformers, in at most 32 windows of 512 tokens; without a text,
+    on samples of the model itself).
 
     The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.
@@ -226,7 +226,7 @@ def inspect(path: StrPath, check: bool = False) -> Inspection:
 
 
 def _folders(checkpoint: StrPath, out: StrPath) -> tuple[Path, Path]:
-    """The folder of ``checkpoint``, which is downloaded where it is the id of a model, and ``out``."""
+    """The folder of ``checkpoint``, downloaded if this is a model id, and ``out``."""
     from hybridge.hub import checkpoint_folder
 
     source, folder = checked_path("checkpoint", checkpoint), checked_path("out", out)

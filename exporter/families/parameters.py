@@ -25,12 +25,12 @@ from hybridge.exporter.families.decoder_config import (
 )
 from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
-# The second one is that of the text model of a model of text and images.
+# The second is that of the text model in a vision-language model.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
 EMBEDDING, LM_HEAD = "embedding.weight", "lm_head.weight"
 # Old checkpoints store tensors that follow from the config; transformers no longer does.
 REDUNDANT = ".rotary_emb.inv_freq"
-# Of the numbers of a quantised matrix.
+# Types of quantised weights.
 QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
 # A gated delta net with separate projections has other names for these.
 SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}

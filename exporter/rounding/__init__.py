@@ -1,1 +1,1 @@
-"""Rounding weights in full precision to numbers of few bits."""
+"""Rounding of full-precision weights to types of 4 and 8 bits."""

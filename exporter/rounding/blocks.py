@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, read and worked on in blocks of rows by several threads."""
+"""Reading and processing a checkpoint's weights in blocks of rows, in several threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import TensorSlot
 
-# Weights of a block; each takes some 40 bytes while it is rounded.
+# Weights of a block; each takes about 40 bytes of memory while it is rounded.
 BLOCK = 1 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
@@ -29,7 +29,7 @@ def row_blocks(rows: int, columns: int, block: int = BLOCK) -> Iterator[slice]:
 
 
 def in_threads(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """``function`` of each item, in their order; a few results at most wait for the reader."""
+    """The result of ``function`` for each item, in order; at most a few are computed ahead."""
     waiting: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(_THREADS) as pool:
         for item in items:

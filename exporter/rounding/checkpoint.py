@@ -1,4 +1,4 @@
-"""A checkpoint in full precision whose matrices are rounded while they are written into an artifact."""
+"""A full-precision checkpoint whose matrices are rounded while they are written into an artifact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hybridge.exporter.rounding.roles import (
 )
 from hybridge.exporter.rounding.weight import RoundedWeight
 
-# Columns that share a scale of integers: with them the int4 weights of a model take 0.26 of bfloat16's bytes.
+# Columns that share a scale in integer formats: int4 weights then take 0.26 of the bytes of bfloat16.
 _GROUP = 128
 
 
@@ -48,7 +48,7 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
         weights[name] = RoundedWeight(slot, own, group)
     if not weights:
         raise UnsupportedError("quantize: expected matrices to quantise, found none: leave the option out")
-    notes = [f"the weights were rounded to the nearest {form}: `hybridge quantize` finds more precise ones"]
+    notes = [f"the weights were rounded to the nearest {form}: `hybridge quantize` gives more precise weights"]
     if unchanged:
         notes.append(f"experts that are stored in one tensor stay as they are: {unchanged} bytes")
     return replace(
@@ -60,7 +60,7 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
 
 
 def _format(form: str, columns: int) -> tuple[str, int | None]:
-    """The format of rows of ``columns``, and how many of these share a scale; None: all."""
+    """The format of a matrix with ``columns``, and its group size; None: each row has one scale."""
     if form == INT4 and columns % 2:
         form = INT8
     if form in BITS:

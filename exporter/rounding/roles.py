@@ -7,13 +7,13 @@ import re
 INT4, INT8, FP8, NVFP4, MXFP4 = "int4", "int8", "fp8", "nvfp4", "mxfp4"
 FORMATS = (INT4, INT8, FP8, NVFP4, MXFP4)
 BITS = {INT4: 4, INT8: 8}
-# Columns that may share a scale of integers, and those that do in the formats of 4-bit floating-point numbers.
+# Group sizes of integer formats, and those of 4-bit floating-point formats.
 GROUP_SIZES = (128, 64, 32, 16)
 FLOAT_GROUPS = {NVFP4: 16, MXFP4: 32}
-# The format of heads, which need more bits: logits are read as they are.
+# The format of heads, which need more bits: their errors go straight into the logits.
 HEAD_FORMATS = {INT4: INT8, INT8: INT8, FP8: FP8, NVFP4: FP8, MXFP4: FP8}
 
-# Parts of the names of modules that stay as they are.
+# Patterns in the names of modules that are not quantised.
 _UNCHANGED = (
     re.compile(r"(^|\.)mtp\."),
     re.compile(r"(^|\.)(visual|vision_tower|vision_model)\."),
@@ -26,20 +26,20 @@ _HEAD = re.compile(r"(^|\.)lm_head$")
 
 
 def is_unchanged(module: str) -> bool:
-    """Whether the weight of ``module`` stays as it is: gates, routers, prediction heads, parts that see images."""
+    """Whether the weight of ``module`` is not quantised: gates, routers, prediction heads, vision encoders."""
     return any(pattern.search(module) for pattern in _UNCHANGED)
 
 
 def is_embedding(module: str) -> bool:
-    """Whether ``module`` is the embedding of tokens."""
+    """Whether ``module`` is the token embedding."""
     return _EMBEDDING.search(module) is not None
 
 
 def is_head(module: str) -> bool:
-    """Whether ``module`` is the head."""
+    """Whether ``module`` is the language-model head."""
     return _HEAD.search(module) is not None
 
 
 def group_size(columns: int, most: int) -> int | None:
-    """The largest group of at most ``most`` columns that divides ``columns``; None: only the whole row does."""
+    """The largest group size, at most ``most``, that divides ``columns``; None: no group size does."""
     return next((each for each in GROUP_SIZES if each <= most and columns % each == 0), None)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-# Scales that are tried, in parts of the one that lets the largest weight of a group fit.
+# Scales to try, as fractions of the scale at which the largest weight of a group just fits.
 _PARTS = tuple(float(part) for part in np.linspace(0.55, 1.05, 21))
-# Columns whose errors are passed on at once, where a scale is that of a row.
+# Columns whose errors are propagated together, where each row has one scale.
 _COLUMNS = 128
 # float32 scales -> the nearest ones above 0 that can be stored, as float32.
 Storable = Callable[[np.ndarray], np.ndarray]
@@ -31,7 +31,7 @@ def integer_levels(bits: int) -> Levels:
 
 
 def _float_levels(dtype: type) -> Levels:
-    """Some ten times as fast as ml_dtypes' casts."""
+    """Numbers of a floating-point type; ``nearest`` is about ten times as fast as a cast of ml_dtypes."""
     info = ml_dtypes.finfo(dtype)
     peak, least, digits = float(info.max), int(info.minexp), int(info.nmant)
 
@@ -50,25 +50,25 @@ E2M1 = _float_levels(ml_dtypes.float4_e2m1fn)
 
 
 def powers_of_two(scales: np.ndarray) -> np.ndarray:
-    """2^(floor(log2 of a group's largest weight) - 2), as the specification of mxfp4 has it; 2 is the exponent of 4."""
+    """2^(floor(log2 of a group's largest weight) - 2), as OCP Microscaling specifies; 2 is e2m1's largest exponent."""
     exponents = np.floor(np.log2(scales * np.float32(E2M1.peak))) - 2
     return np.exp2(np.clip(exponents, -126, 127)).astype(np.float32)
 
 
 def e4m3_divisor(peak: float) -> np.float32:
-    """What e4m3 scales of e2m1 numbers are divided by: with it the scale of the largest weight is the largest one."""
+    """The divisor of e4m3 scales of e2m1 numbers: the group of the largest weight ``peak`` gets the largest scale."""
     largest = np.finfo(np.float32).max / 4
     return np.float32(min(E4M3.peak * E2M1.peak / peak, largest) if peak else 1)
 
 
 def e4m3_scales(divisor: np.float32) -> Storable:
-    """Scales of type e4m3 that are divided by ``divisor``."""
+    """Rounds scales to e4m3 numbers divided by ``divisor``."""
     least = np.float32(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).smallest_subnormal)
     return lambda scales: E4M3.nearest(np.maximum(scales * divisor, least)) / divisor
 
 
 def scales_as(dtype: np.dtype) -> Storable:
-    """Scales of a floating-point type."""
+    """Rounds scales to a floating-point type."""
     least = np.float32(ml_dtypes.finfo(dtype).smallest_normal)
     return lambda scales: np.maximum(scales, least).astype(dtype).astype(np.float32)
 
@@ -79,8 +79,8 @@ def rounded(
     """Numbers [rows, columns] of ``levels`` and scales [rows, columns / group], both float32, whose products are close
     to ``weights`` [rows, columns], which must be finite.
 
-    parts: each group takes, of its scale and these parts of it, the one that gives the least squared error.
-    A group of zeros has the scale of one whose largest weight is the peak.
+    parts: fractions of each group's scale to try too; the one with the least squared error is used.
+    A group of zeros gets the scale 1, or the nearest one that can be stored.
     """
     groups = weights.reshape(len(weights), -1, group)
     largest = _largest(groups, levels)
@@ -112,8 +112,8 @@ def _largest(groups: np.ndarray, levels: Levels) -> np.ndarray:
     return largest
 
 
-def searched(search: bool) -> Sequence[float]:
-    """The parts to try, where a search is requested."""
+def parts_to_try(search: bool) -> Sequence[float]:
+    """The fractions of a scale to try; none without a search."""
     return _PARTS if search else ()
 
 
@@ -124,14 +124,14 @@ def _error(groups: np.ndarray, numbers: np.ndarray, scales: np.ndarray) -> np.nd
     return np.einsum("rgc,rgc->rg", difference, difference)[:, :, None]
 
 
-def rounded_in_turn(
+def gptq_rounded(
     weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float], factor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As ``rounded``, but column by column, the later ones making up for the errors of the earlier (GPTQ,
+    """As ``rounded``, but column by column, each compensating for the errors of the earlier ones (GPTQ,
     arXiv 2210.17323).
 
     factor: the upper Cholesky factor [columns, columns] of the inverse of the sum of x xᵀ over inputs x. The scales of
-    a group are those of its weights as changed by the errors before it; one of a whole row is that of the weights.
+    a group are computed after its weights were corrected for earlier errors; the scale of a whole row is not.
     """
     left, columns = weights.copy(), weights.shape[1]
     numbers, scales = np.empty_like(weights), np.empty((len(weights), columns // group), np.float32)

@@ -1,4 +1,4 @@
-"""A weight in full precision, rounded to the nearest numbers of a format while it is written into an artifact."""
+"""A full-precision weight that is rounded to the nearest numbers of a format while it is written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DTYPES = {
     NVFP4: DType.FLOAT4E2M1,
     MXFP4: DType.FLOAT4E2M1,
 }
-# The type of scales that a format sets; others have that of the weight.
+# Types of scales that a format prescribes; others have the type of the weight.
 _SCALES = {NVFP4: DType.FLOAT8E4M3FN, MXFP4: DType.BFLOAT16}
 
 
@@ -46,8 +46,8 @@ _SCALES = {NVFP4: DType.FLOAT8E4M3FN, MXFP4: DType.BFLOAT16}
 class RoundedWeight:
     """The matrix in ``slot`` in the format ``form``; ``group`` columns share a scale, None: a row.
 
-    The weight is read once for the scales and once for the numbers, in blocks of rows. CheckpointError while it is
-    written when a weight is not finite.
+    The weight is read once for the scales and once for the numbers, in blocks of rows. CheckpointError, while it
+    is written: a weight is not finite.
     """
 
     slot: TensorSlot
@@ -55,7 +55,7 @@ class RoundedWeight:
     group: int | None
 
     def tensor(self) -> QuantizedTensor:
-        """The weight as a graph has it."""
+        """The quantised weight; its numbers are computed when they are read."""
         rows, columns = self.slot.shape
         shape = (rows,) if self.group is None else (rows, columns // self.group)
         return QuantizedTensor(
@@ -71,7 +71,7 @@ class RoundedWeight:
         )
 
     def logical_slot(self) -> TensorSlot:
-        """The weight as the tensor of a checkpoint: its type and bytes are those of the artifact."""
+        """A slot for the weight with the type and the number of bytes that it has in the artifact."""
         tensor = self.tensor()
         nbytes = sum(part.dtype.nbytes(prod(part.shape)) for part in tensor.parts.values())
         return TensorSlot(
@@ -91,24 +91,24 @@ class RoundedWeight:
         return e4m3_divisor(peak_of(self.slot))
 
     @cached_property
-    def _how(self) -> tuple[int, Levels, Storable]:
+    def _rounding(self) -> tuple[int, Levels, Storable]:
         if self.form == NVFP4:
             return self._width, E2M1, e4m3_scales(self._divisor)
         return self._width, _LEVELS[self.form], powers_of_two if self.form == MXFP4 else scales_as(self._scale.numpy)
 
     def _blocks(self, converted: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
         rows, columns = self.slot.shape
-        _ = self._how  # computed before the threads need it
+        _ = self._rounding  # computed before the threads need it
         yield from in_threads(lambda part: converted(float32_rows(self.slot, part)), row_blocks(rows, columns))
 
     def _numbers(self, weights: np.ndarray) -> np.ndarray:
-        numbers = rounded(weights, *self._how)[0]
+        numbers = rounded(weights, *self._rounding)[0]
         if self.form == INT4:
             return signed_from_numbers((numbers + 8).astype(np.uint8), 4)
         return packed_e2m1(numbers) if self.form in FLOAT_GROUPS else numbers.astype(_DTYPES[self.form].numpy)
 
     def _scales(self, weights: np.ndarray) -> np.ndarray:
-        scales = scales_of(weights, *self._how)
+        scales = scales_of(weights, *self._rounding)
         if self.form == NVFP4:
             return (scales * self._divisor).astype(ml_dtypes.float8_e4m3fn)
         return scales.astype(self._scale.numpy)

@@ -70,7 +70,7 @@ def _reference_weights(
 
 
 def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot, out: Path) -> None:
-    """Let ``value`` be what ``slot`` holds; where the stored type differs from the compute type, a Cast follows."""
+    """Read ``value`` from ``slot``, with a Cast where the stored type is not the compute type."""
     del graph.initializers[value.name or ""]
     tensor = external_tensor(name, slot, out)
     if tensor.dtype == value.dtype:
@@ -83,24 +83,24 @@ def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorS
 def _reference_quantized(
     graph: ir.Graph, value: ir.Value, name: str, weight: PlacedWeight, out: Path, rounded: RoundedInputs
 ) -> None:
-    """Let ``value`` be computed from what ``weight`` holds, and round the inputs of its products where that asks."""
+    """Dequantise ``value`` from ``weight``, and round the inputs of its products if ``weight`` says so."""
     assert value.dtype is not None
     del graph.initializers[value.name or ""]
-    made = WeightNodes(graph, value.dtype, out)
+    builder = WeightNodes(graph, value.dtype, out)
     edited = True
     if weight.order is not None:
-        edited = edit_inputs(graph, value, "Gather", made.tensor(f"{name}_order", weight.order), axis=-1)
+        edited = edit_inputs(graph, value, "Gather", builder.tensor(f"{name}_order", weight.order), axis=-1)
     if weight.factors is not None:
-        edited &= edit_inputs(graph, value, "Mul", made.tensor(f"{name}_factors", weight.factors, cast=True))
+        edited &= edit_inputs(graph, value, "Mul", builder.tensor(f"{name}_factors", weight.factors, cast=True))
     if not edited:
         raise UnsupportedError(
             f"{name}: act-order (g_idx) and pre_quant_scale are supported where only products read the weight, found "
-            "another reader: take a checkpoint without"
+            "another reader: take a checkpoint without them"
         )
     if weight.inputs is not None:
         rounded.apply(value, name, weight.inputs)
-    made.matrix(name, weight)
-    _replace(graph, value, made.nodes)
+    builder.matrix(name, weight)
+    _replace(graph, value, builder.nodes)
 
 
 def _join_weights(
@@ -110,12 +110,12 @@ def _join_weights(
     del graph.initializers[value.name or ""]
     assert value.dtype is not None
     name, sizes = parameter.initializer, [int(size) for size in value.shape or () if isinstance(size, int)]
-    whole = slots.get(name)
-    if isinstance(whole, PlacedWeight):
-        made = WeightNodes(graph, value.dtype, out)
-        rows, nodes = made.matrix(f"{name}.weight", whole), made.nodes
+    joined = slots.get(name)
+    if isinstance(joined, PlacedWeight):
+        builder = WeightNodes(graph, value.dtype, out)
+        rows, nodes = builder.matrix(f"{name}.weight", joined), builder.nodes
     else:
-        parts = [initializer(graph, external_tensor(part, _plain(slots[part]), out)) for part in parameter.parts]
+        parts = [initializer(graph, external_tensor(part, _unquantized(slots[part]), out)) for part in parameter.parts]
         concat = ir.node("Concat", parts, {"axis": 0})
         rows, nodes = concat.outputs[0], [concat]
         rows.name, rows.shape = f"{name}.rows", ir.Shape([sizes[0] * sizes[1], *sizes[2:]])
@@ -130,7 +130,7 @@ def _join_weights(
     _replace(graph, value, [*nodes, shape, stacked, *casts])
 
 
-def _plain(slot: TensorSlot | PlacedWeight) -> TensorSlot:
+def _unquantized(slot: TensorSlot | PlacedWeight) -> TensorSlot:
     assert isinstance(slot, TensorSlot)
     return slot
 

@@ -1,7 +1,7 @@
 """Rounded inputs of products in the graph, in standard operators that every engine has.
 
-An input is divided by its scales, rounded by QuantizeLinear and DequantizeLinear, and multiplied with them again, all
-in float32. One that is rounded in the same way for several products is rounded once.
+An input is divided by its scales, rounded by QuantizeLinear and DequantizeLinear, and multiplied by them again, all in
+float32. Products that round an input in the same way share the rounded input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridge.exporter.weights.quantized import PlacedRounding
 _LARGEST: Mapping[DType, float] = MappingProxyType(
     {DType.INT8: 127.0, DType.FLOAT8E4M3FN: 448.0, DType.FLOAT4E2M1: 6.0}
 )
-# The least scale: features that are all zero are divided by it.
+# The smallest divisor, for features that are all zero.
 _LEAST_SCALE = 1e-30
 Initializer = Callable[[str, TensorSlot], ir.Value]
 
@@ -34,11 +34,11 @@ class _Key:
 
 
 class RoundedInputs:
-    """Lets products of ``graph`` read rounded inputs. ``initializer`` registers a stored tensor by its name."""
+    """Makes products of ``graph`` read rounded inputs. ``initializer`` registers a stored tensor under a name."""
 
     def __init__(self, graph: ir.Graph, initializer: Initializer) -> None:
         self._graph, self._initializer = graph, initializer
-        self._made: dict[_Key, ir.Value] = {}
+        self._rounded_inputs: dict[_Key, ir.Value] = {}
         self._constants: dict[object, ir.Value] = {}
 
     def apply(self, weight: ir.Value, name: str, rounding: PlacedRounding) -> None:
@@ -53,12 +53,14 @@ class RoundedInputs:
     def _rounded(self, x: ir.Value, name: str, rounding: PlacedRounding) -> ir.Value:
         slot = rounding.scale
         key = _Key(x, rounding.dtype, rounding.group, None if slot is None else (slot.path, slot.offset))
-        if key not in self._made:
-            self._made[key] = self._round(x, name, rounding)
-        return self._made[key]
+        if key not in self._rounded_inputs:
+            self._rounded_inputs[key] = self._round(x, name, rounding)
+        return self._rounded_inputs[key]
 
     def _round(self, x: ir.Value, name: str, rounding: PlacedRounding) -> ir.Value:
-        chain = _Chain(self._graph, x, f"{name.removesuffix('.weight')}.input.{len(self._made)}", self._constant)
+        chain = _Chain(
+            self._graph, x, f"{name.removesuffix('.weight')}.input.{len(self._rounded_inputs)}", self._constant
+        )
         wide = chain.cast(x, ir.DataType.FLOAT)
         if rounding.group:
             wide = chain.groups(wide, rounding.group)
@@ -95,7 +97,7 @@ class RoundedInputs:
 
 
 class _Chain:
-    """The nodes that round one value; they are in the graph only after ``insert``."""
+    """The nodes that round one value; ``insert`` puts them into the graph."""
 
     def __init__(
         self, graph: ir.Graph, x: ir.Value, prefix: str, constant: Callable[[float | tuple[int, ...]], ir.Value]
@@ -107,7 +109,7 @@ class _Chain:
         self._nodes: list[ir.Node] = []
 
     def insert(self) -> None:
-        """Put the nodes behind the one that computes the value."""
+        """Insert the nodes after the one that computes the value."""
         producer = self._x.producer()
         if producer is None:
             self._graph.insert_before(self._graph[0], self._nodes)
@@ -129,7 +131,7 @@ class _Chain:
         return self._reshape(value, (*(0 for _ in range(self._rank - 1)), *sizes))
 
     def joined(self, value: ir.Value) -> ir.Value:
-        """The reverse."""
+        """[..., columns / group, group] as [..., columns]."""
         count, group = self._dims[-2:]
         assert isinstance(count, int) and isinstance(group, int)
         self._dims = (*self._dims[:-2], count * group)
@@ -143,19 +145,22 @@ class _Chain:
 
     def dynamic(self, value: ir.Value, dtype: DType) -> ir.Value:
         """``value`` rounded to numbers of ``dtype`` times the scale of its last axis."""
-        scale = self._op("Div", self._largest(value), self._constant(_LARGEST[dtype]), dims=self._one())
-        scale = self._op("Max", scale, self._constant(_LEAST_SCALE), dims=self._one())
+        scale = self._op("Div", self._largest(value), self._constant(_LARGEST[dtype]), dims=self._scale_shape())
+        scale = self._op("Max", scale, self._constant(_LEAST_SCALE), dims=self._scale_shape())
         numbers = self.quantized(self._op("Div", value, scale), self._constant(1.0), dtype)
         return self._op("Mul", numbers, scale)
 
-    def e2m1(self, value: ir.Value, whole: ir.Value) -> ir.Value:
-        """``value`` rounded to e2m1 numbers times the scale of its last axis, an e4m3 number times ``whole``.
+    def e2m1(self, value: ir.Value, global_scale: ir.Value) -> ir.Value:
+        """``value`` rounded to e2m1 numbers times the scale of its last axis, an e4m3 number times ``global_scale``.
 
-        Not every engine has the type: numbers below 2 are multiples of 1/2, those below 4 of 1, others of 2.
+        It takes float32 operators, as not every engine has the type: e2m1 numbers below 2 are multiples of 1/2, those
+        below 4 of 1, others of 2.
         """
-        scale = self._op("Div", self._largest(value), self._constant(_LARGEST[DType.FLOAT4E2M1]), dims=self._one())
-        scale = self.quantized(scale, whole, DType.FLOAT8E4M3FN, self._one())
-        divisor = self._op("Max", scale, self._constant(_LEAST_SCALE), dims=self._one())
+        scale = self._op(
+            "Div", self._largest(value), self._constant(_LARGEST[DType.FLOAT4E2M1]), dims=self._scale_shape()
+        )
+        scale = self.quantized(scale, global_scale, DType.FLOAT8E4M3FN, self._scale_shape())
+        divisor = self._op("Max", scale, self._constant(_LEAST_SCALE), dims=self._scale_shape())
         numbers = self._op("Div", value, divisor)
         size = self._op("Abs", numbers)
         step = self._where(size, 4.0, self._constant(2.0), self._constant(1.0))
@@ -170,10 +175,12 @@ class _Chain:
         return self._op("Where", is_less, below, above)
 
     def _largest(self, value: ir.Value) -> ir.Value:
-        """The largest size in the last axis, which is kept."""
-        return self._op("ReduceMax", self._op("Abs", value), self._constant((-1,)), dims=self._one(), keepdims=1)
+        """The largest magnitude along the last axis, [..., 1]."""
+        return self._op(
+            "ReduceMax", self._op("Abs", value), self._constant((-1,)), dims=self._scale_shape(), keepdims=1
+        )
 
-    def _one(self) -> ir.Shape:
+    def _scale_shape(self) -> ir.Shape:
         return ir.Shape((*self._dims[:-1], 1))
 
     def _reshape(self, value: ir.Value, shape: tuple[int, ...]) -> ir.Value:

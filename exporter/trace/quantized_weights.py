@@ -56,10 +56,12 @@ class WeightNodes:
     def _scales(self, name: str, weight: PlacedWeight, direct: bool) -> ir.Value:
         scales = self._initializer(f"{name}_scale", weight.scales)
         if weight.global_scale is not None:
-            whole = self._initializer(f"{name}_global_scale", weight.global_scale)
-            assert whole.dtype is not None
+            global_scale = self._initializer(f"{name}_global_scale", weight.global_scale)
+            assert global_scale.dtype is not None
             shape, axes = weight.scales.shape, {"axis": 0} if weight.global_scale.shape else {}
-            scales = self._op("DequantizeLinear", f"{name}_scale.wide", shape, whole.dtype, scales, whole, **axes)
+            scales = self._op(
+                "DequantizeLinear", f"{name}_scale.wide", shape, global_scale.dtype, scales, global_scale, **axes
+            )
         exact = direct or self._dtype in (scales.dtype, ir.DataType.FLOAT)
         return self._cast(scales, self._dtype if exact else ir.DataType.FLOAT, f"{name}_scale.cast")
 

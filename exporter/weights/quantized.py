@@ -18,7 +18,7 @@ from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 from hybridge.exporter.weights.placing import QUANTIZED_FILE, WEIGHTS_FOLDER
 
-# A shard whose converted weights exceed this fraction of it is not placed: its other tensors are copied instead.
+# A shard is not placed if more than this fraction of it is converted; its other tensors are copied instead.
 _MOST_TWICE = 1 / 8
 _BYTES = DType.UINT8
 
@@ -138,7 +138,7 @@ def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[
 
 
 def _append(file: BinaryIO, raw: np.ndarray) -> int:
-    """Write ``raw`` and return its length; of zeros alone the file gets a hole, as a sparse checkpoint has."""
+    """Write ``raw`` and return its length; zeros become a hole in the file, as in a sparse checkpoint."""
     if raw.any():
         return file.write(raw.data)
     file.seek(len(raw), os.SEEK_CUR)

@@ -25,7 +25,7 @@ _FLAGS = {
     "the longest run": "--prompt-tokens, or --context and --new-tokens together",
     "the longest request": "--prompt-tokens and --new-tokens together",
 }
-# Options of each kind of measurement; one of the second kind selects it.
+# Options of each kind of measurement; giving one of the second kind selects that kind.
 _ONLY_STEPS, _ONLY_REQUESTS = ("context", "batch", "repetitions", "plot"), ("requests", "request_rate", "concurrency")
 
 

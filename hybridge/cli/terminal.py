@@ -109,7 +109,7 @@ class Terminal:
             self.remark(f"note: {in_flags(note, {})}")
 
     def report(self, report: Report) -> None:
-        """The result of a command: a table and notes for a person, or one JSON document."""
+        """Print the result of a command: a table and notes, or one JSON document."""
         self.progress.finish()
         self.show(report.render())
         self.notes(report.notes)

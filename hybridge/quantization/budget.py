@@ -1,4 +1,4 @@
-"""Choose a scheme for each group of matrices so that the sum of divergences is small and the bytes fit a budget."""
+"""Choose a scheme for each group of matrices: the smallest sum of divergences within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridge.quantization.scheme import Scheme
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme of a group (None: it stays as it is), its bytes, and the divergence that it causes by itself."""
+    """A scheme for a group (None: not quantised), its bytes, and the divergence that it causes alone."""
 
     scheme: Scheme | None
     nbytes: int
@@ -19,10 +19,10 @@ class Choice:
 
 
 def chosen(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Choice]:
-    """One choice for each group, of at most ``budget`` bytes together; at least the smallest ones must fit.
+    """A choice for each group, at most ``budget`` bytes together; the smallest choices must fit.
 
-    The steps along each group's lower convex hull of divergence over bytes are taken in the order of what they gain a
-    byte: no other choice of as many bytes as any prefix of these steps has a smaller sum (Everett's theorem).
+    Steps along each group's lower convex hull of divergence over bytes are taken in order of their gain per byte: after
+    any prefix of them, no other choices with as many bytes have a smaller sum (Everett's theorem).
     """
     hulls = {name: _hull(choices) for name, choices in options.items()}
     found = {name: hull[0] for name, hull in hulls.items()}
@@ -30,7 +30,7 @@ def chosen(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Ch
     assert left >= 0, "the caller checks the smallest bytes"
     steps = [(_gain(*pair), name, *pair) for name, hull in hulls.items() for pair in itertools.pairwise(hull)]
     for _, name, before, after in sorted(steps, key=lambda step: -step[0]):
-        # Where a step did not fit, those behind it of the same group are passed over too.
+        # After a step that did not fit, later steps of its group are skipped too.
         if found[name] is before and after.nbytes - before.nbytes <= left:
             found[name] = after
             left -= after.nbytes - before.nbytes
@@ -38,7 +38,7 @@ def chosen(options: Mapping[str, Sequence[Choice]], budget: int) -> dict[str, Ch
 
 
 def _hull(choices: Sequence[Choice]) -> list[Choice]:
-    """The choices from the smallest on that no line between two others is below; each has a smaller divergence."""
+    """The lower convex hull of divergence over bytes, from the smallest choice on."""
     hull: list[Choice] = []
     for choice in sorted(choices, key=lambda c: (c.nbytes, c.divergence)):
         if hull and choice.divergence >= hull[-1].divergence:
@@ -52,5 +52,5 @@ def _hull(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _gain(before: Choice, after: Choice) -> float:
-    """Divergence that a byte more takes away."""
+    """The decrease of divergence per additional byte."""
     return (before.divergence - after.divergence) / max(1, after.nbytes - before.nbytes)

@@ -27,9 +27,9 @@ _DAMPING = 0.01
 
 
 class Calibration:
-    """The checkpoint in transformers, and ``windows`` of a text, or of the model's own samples where ``text`` is None.
+    """The checkpoint in transformers, and ``windows`` of tokens of ``text``, or sampled from the model if that is None.
 
-    SettingError: there is no tokenizer for the text, or too little of it.
+    SettingError: there is no tokenizer for the text, or the text is too short.
     """
 
     def __init__(self, checkpoint: Path, text: Path | None, progress: Progress) -> None:
@@ -42,24 +42,28 @@ class Calibration:
             check_tokens(given, self.vocab_size, checkpoint)
         self.windows = own_samples(self._model, progress) if given is None else given
         layers = self._model.model.named_modules()
-        self._layers = {_place(name): layer for name, layer in layers if type(layer) is self.torch.nn.Linear}
+        self._layers = {_without_prefix(name): layer for name, layer in layers if type(layer) is self.torch.nn.Linear}
 
     def layers_of(self, modules: Iterable[str]) -> dict[str, Any]:
-        """The linear layers of those ``modules`` that have one."""
-        return {module: self._layers[_place(module)] for module in modules if _place(module) in self._layers}
+        """Module to linear layer, for those ``modules`` that have one."""
+        return {
+            module: self._layers[_without_prefix(module)]
+            for module in modules
+            if _without_prefix(module) in self._layers
+        }
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits [T, vocab] float32 of all of ``tokens`` [T]."""
+        """Logits [T, vocab] float32 of ``tokens`` [T]."""
         with self._model.failures("run"), self.torch.no_grad():
             output = self._model.model(self.torch.from_numpy(tokens)[None], use_cache=False)
         return output.logits[0].float().numpy()
 
     def batches(self, modules: Mapping[str, int]) -> Iterator[list[str]]:
-        """``modules``, with their numbers of inputs, in lists whose sums fit into memory; the last has no layers."""
+        """``modules``, given with their input sizes, in lists whose sums fit into memory; the last has no layers."""
         batch: list[str] = []
         room = _BYTES
         for module, columns in modules.items():
-            if _place(module) not in self._layers:
+            if _without_prefix(module) not in self._layers:
                 continue
             if batch and room < 4 * columns * columns:
                 yield batch
@@ -68,11 +72,11 @@ class Calibration:
             room -= 4 * columns * columns
         if batch:
             yield batch
-        if others := [module for module in modules if _place(module) not in self._layers]:
+        if others := [module for module in modules if _without_prefix(module) not in self._layers]:
             yield others
 
     def factors(self, modules: Iterable[str], progress: Progress) -> dict[str, np.ndarray]:
-        """Of each module, the factor that ``rounded_in_turn`` takes; none for modules without a layer."""
+        """The ``factor`` of ``gptq_rounded`` for each module that has a linear layer."""
         torch = self.torch
         sums: dict[str, Any] = {}
 
@@ -100,8 +104,8 @@ class Calibration:
 def _text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:
     if not has_file(checkpoint, TOKENIZER_FILE):
         raise SettingError(
-            f"{checkpoint}: expected a tokenizer for the text, found no {TOKENIZER_FILE}: leave the text out, and the "
-            "model's own samples are used"
+            f"{checkpoint}: expected a tokenizer for the text, found no {TOKENIZER_FILE}: leave the text out to "
+            "calibrate on samples of the model itself"
         )
     tokenizer = Tokenizer.from_folder(checkpoint)
     try:
@@ -110,8 +114,8 @@ def _text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:
         tokenizer.close()
 
 
-def _place(name: str) -> str:
-    """The name from its layer on: transformers and checkpoints differ in what is before it."""
+def _without_prefix(name: str) -> str:
+    """The name from "layers." on, as transformers and checkpoints have different prefixes."""
     return name[name.index("layers.") :] if "layers." in name else name.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""A mix of schemes with a given number of bits a weight, chosen by what each group of matrices does to predictions."""
+"""A mix of schemes of a given number of bits per weight, chosen by how much each group of matrices matters."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hybridge.quantization.schemes import IntegerScheme
 from hybridge.quantization.sensitivity import Sensitivity
 from hybridge.quantization.siblings import groups_of
 
-# Columns of the groups in the scheme whose divergence is measured; that of others is scaled with the squared error.
+# Group size of the int4 scheme whose divergence is measured; others are estimated by their squared errors.
 _MEASURED = 32
-# Weights of a matrix from which its errors are estimated.
+# Weights of a matrix that its error is estimated from.
 _SAMPLE = 1 << 18
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """Matrices that got one scheme ("" where they stay): how many, their weights, the mean KL divergence in nats that
-    they cause in 4 bits by themselves, and the bits of each weight with its scales.
+    """Matrices that share a scheme ("": not quantised): their number, the number of their weights, the mean KL
+    divergence in nats with only them in 4 bits, and the bits per weight with scales.
     """
 
     name: str
@@ -52,7 +52,7 @@ class _Group:
         return sum(math.prod(slot.shape) for slot in self.slots.values())
 
     def schemes(self) -> list[Scheme]:
-        """Those that each matrix can have, and with the smallest bytes first."""
+        """The schemes that fit every matrix of the group, the smallest one first."""
         columns = math.gcd(*(slot.shape[1] for slot in self.slots.values()))
         sizes: list[int | None] = [size for size in GROUP_SIZES if columns % size == 0]
         return [*(IntegerScheme(4, size) for size in sizes or [None]), IntegerScheme(8, group_size(columns, 128))]
@@ -64,7 +64,7 @@ class _Group:
         return sum(dtype.nbytes(math.prod(shape)) for each in parts for dtype, shape in each)
 
     def squared_error(self, scheme: Scheme, scale: DType) -> float:
-        """Estimated from some rows of each matrix."""
+        """The squared error of all weights, estimated from some rows of each matrix."""
         return sum(_sampled_error(slot, scheme, scale) for slot in self.slots.values())
 
 
@@ -77,9 +77,9 @@ def mixed(
     calibration: Calibration,
     progress: Progress,
 ) -> tuple[Roles, tuple[GroupReport, ...]]:
-    """``roles`` with a scheme for each of the modules in ``slots``, of ``bits`` a weight on average.
+    """``roles`` with schemes for the modules in ``slots`` that take ``bits`` per weight on average, and their groups.
 
-    search: measure with the scales of least squared error. ``check_bits`` has found that so many can be reached.
+    search: measure with the scales of least squared error. ``check_bits`` must have accepted ``bits``.
     """
     groups = _groups(slots)
     weights = sum(group.weights for group in groups)
@@ -89,18 +89,18 @@ def mixed(
     for group in groups:
         divergences[group.name] = _measured(group, scale, search, sensitivity, calibration)
         progress.advance()
-    each = _filled(groups, divergences)
-    options = {group.name: _choices(group, scale, each[group.name]) for group in groups}
-    found = chosen(options, int(bits * weights / 8))
+    all_divergences = _with_averages(groups, divergences)
+    options = {group.name: _choices(group, scale, all_divergences[group.name]) for group in groups}
+    found = chosen(options, round(bits * weights / 8))
     schemes = {module: found[g.name].scheme for g in groups for module in g.slots}
     quantised = {module: scheme for module, scheme in schemes.items() if scheme is not None}
     left = [module for module, scheme in schemes.items() if scheme is None]
-    reports = tuple(_report(group, each[group.name], found[group.name]) for group in groups)
+    reports = tuple(_report(group, all_divergences[group.name], found[group.name]) for group in groups)
     return replace(roles, schemes=quantised, ignored=[*roles.ignored, *left]), reports
 
 
 def check_bits(bits: float, slots: Mapping[str, TensorSlot], scale: DType) -> None:
-    """SettingError when the modules in ``slots`` cannot have so few bits a weight."""
+    """SettingError if the modules in ``slots`` need more bits per weight than ``bits``."""
     groups = _groups(slots)
     weights = sum(group.weights for group in groups)
     least = 8 * sum(group.nbytes(group.schemes()[0], scale) for group in groups) / weights
@@ -118,12 +118,12 @@ def _report(group: _Group, divergence: float, choice: Choice) -> GroupReport:
     return GroupReport(group.name, len(group.slots), group.weights, divergence, name, bits)
 
 
-def _base(group: _Group) -> Scheme:
+def _measured_scheme(group: _Group) -> Scheme:
     return next((s for s in group.schemes() if s == IntegerScheme(4, _MEASURED)), group.schemes()[0])
 
 
 def _choices(group: _Group, scale: DType, divergence: float) -> list[Choice]:
-    base = group.squared_error(_base(group), scale) or 1.0
+    base = group.squared_error(_measured_scheme(group), scale) or 1.0
     found = [
         Choice(scheme, group.nbytes(scheme, scale), divergence * group.squared_error(scheme, scale) / base)
         for scheme in group.schemes()
@@ -134,23 +134,23 @@ def _choices(group: _Group, scale: DType, divergence: float) -> list[Choice]:
 def _measured(
     group: _Group, scale: DType, search: bool, sensitivity: Sensitivity, calibration: Calibration
 ) -> float | None:
-    """None where transformers has no linear layer of a module, as with experts in one tensor."""
+    """The divergence with ``group`` quantised; None if a module has no linear layer of its own in transformers."""
     if len(calibration.layers_of(group.slots)) < len(group.slots):
         return None
-    context, scheme = MatrixContext(scale, search), _base(group)
+    context, scheme = MatrixContext(scale, search), _measured_scheme(group)
     return sensitivity.divergence({name: _products(slot, scheme, context) for name, slot in group.slots.items()})
 
 
-def _filled(groups: Sequence[_Group], found: Mapping[str, float | None]) -> dict[str, float]:
-    """Groups that were not measured get the average divergence of a weight."""
+def _with_averages(groups: Sequence[_Group], found: Mapping[str, float | None]) -> dict[str, float]:
+    """The divergences of all groups: those not measured get the measured average per weight."""
     measured = [(group.weights, value) for group in groups if (value := found[group.name]) is not None]
     total = sum(weights for weights, _ in measured)
-    usual = sum(value for _, value in measured) / total if total else 1.0
-    return {g.name: usual * g.weights if (value := found[g.name]) is None else value for g in groups}
+    average = sum(value for _, value in measured) / total if total else 1.0
+    return {g.name: average * g.weights if (value := found[g.name]) is None else value for g in groups}
 
 
 def _products(slot: TensorSlot, scheme: Scheme, context: MatrixContext) -> np.ndarray:
-    """The weight in ``slot`` after rounding, float32."""
+    """The weight in ``slot`` after rounding, float32 [rows, columns]."""
     rows, columns = _shape(slot)
     blocks = in_threads(lambda part: scheme.rows(float32_rows(slot, part), context).products, row_blocks(rows, columns))
     return np.concatenate(list(blocks))

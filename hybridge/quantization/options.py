@@ -30,7 +30,7 @@ class QuantizeOptions:
     )
     bits: float | None = setting(
         None,
-        "Bits a weight on average, scales included: a mix of int4, int8 and unchanged matrices by sensitivity.",
+        "Average bits per weight, scales included: a mix of int4, int8 and unchanged matrices by sensitivity.",
         metavar="N",
         least=4,
         most=12,
@@ -69,7 +69,7 @@ class QuantizeOptions:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the model runs over a text, or over its own samples."""
+        """Whether the method runs the model on a text or on its own samples."""
         return self.method == GPTQ or self.bits is not None
 
     def group_of(self, format: str) -> int:

@@ -1,4 +1,4 @@
-"""Bits of each group of matrices against what the group does to predictions: a table and a picture."""
+"""A table and a picture of the bits and the sensitivity of each group of matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TABLE_FILE, PICTURE_FILE = "hybridge_sensitivity.txt", "hybridge_sensitivity.png
 
 
 def table_text(groups: Sequence[GroupReport]) -> str:
-    """A line for each group, in the order of the model."""
+    """The table: a line for each group, in the order of the model."""
     width = max(len(group.name) for group in groups)
     lines = [f"{'matrices':{width}} {'weights':>12} {'KL divergence':>14} {'bits':>7}  scheme"]
     for group in groups:
@@ -23,7 +23,7 @@ def table_text(groups: Sequence[GroupReport]) -> str:
 
 
 def write_sensitivities(groups: Sequence[GroupReport], folder: Path) -> tuple[str, ...]:
-    """Write the table, and the picture where matplotlib is installed; notes for the user."""
+    """Write the table, and the picture if matplotlib is installed; returns notes for the user."""
     (folder / TABLE_FILE).write_text(table_text(groups), encoding="utf-8")
     try:
         require("matplotlib")
@@ -40,7 +40,7 @@ def _draw(groups: Sequence[GroupReport], path: Path) -> None:
     bits, divergences = figure.subplots(1, 2, sharey=True)
     positions = range(len(groups))
     bits.barh(positions, [group.bits for group in groups])
-    bits.set(xlabel="bits a weight", yticks=list(positions), yticklabels=[group.name for group in groups])
+    bits.set(xlabel="bits per weight", yticks=list(positions), yticklabels=[group.name for group in groups])
     bits.invert_yaxis()
     divergences.barh(positions, [group.divergence for group in groups], color="tab:orange")
     divergences.set(xlabel="KL divergence of the group alone in 4 bits, nats", xscale="log")

@@ -64,7 +64,7 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
 
 
 def _scheme(form: str, columns: int, options: QuantizeOptions) -> tuple[Scheme, bool]:
-    """The scheme of a matrix of ``columns`` in the format ``form``, and whether it is that of most column counts."""
+    """The scheme of a matrix with ``columns`` in the format ``form``, and whether it is the usual one of the format."""
     if form in BITS:
         size = options.group_of(form)
         group = group_size(columns, size)

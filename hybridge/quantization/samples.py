@@ -1,4 +1,4 @@
-"""Calibration windows that a model writes itself, where no text is given."""
+"""Calibration windows sampled from the model itself, used without a text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SEED = 0
 
 
 def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray]:
-    """WINDOWS sequences of WINDOW tokens, int64, drawn from the model's own distribution after BOS.
+    """WINDOWS sequences of WINDOW tokens, int64, sampled from the model's own distribution after BOS.
 
-    Where the config names no BOS, each begins with another random token (as LLM-QAT does, arXiv 2305.17888).
+    If the config has no BOS, each begins with a random token (as LLM-QAT does, arXiv 2305.17888).
     CheckpointError: transformers cannot generate with the model.
     """
     torch = model.torch
@@ -31,8 +31,8 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
         settings = GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=WINDOW - 1, pad_token_id=0
         )
-        model.model.generation_config = GenerationConfig()  # without tokens that end a sequence
-        progress.start("write calibration samples", WINDOW - 1)
+        model.model.generation_config = GenerationConfig()  # no end-of-sequence tokens
+        progress.start("sample calibration text", WINDOW - 1)
         with model.failures("generate with"), torch.no_grad():
             found = model.model.generate(
                 first,
@@ -44,6 +44,6 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
 
 
 def _advance(progress: Progress, ids: object) -> object:
-    """Count a step; never stops a sequence."""
+    """Report a step; a stopping criterion that stops no sequence."""
     progress.advance()
     return ids.new_zeros(len(ids), dtype=bool)  # type: ignore[attr-defined, arg-type]

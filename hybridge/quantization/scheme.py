@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.exporter.rounding.rounding import Levels, Storable, rounded, rounded_in_turn, searched
+from hybridge.exporter.rounding.rounding import Levels, Storable, gptq_rounded, parts_to_try, rounded
 
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 
@@ -28,7 +28,7 @@ class QuantizedRows:
 @dataclass(frozen=True)
 class MatrixContext:
     """scale: the type of scales. search: find the scales of least squared error. peak: the largest magnitude of the
-    weights that share a second scale. factor: of ``rounded_in_turn``, None to round each weight by itself.
+    weights that share a second scale. factor: of ``gptq_rounded``, None to round each weight by itself.
     """
 
     scale: DType
@@ -40,10 +40,10 @@ class MatrixContext:
         self, weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers and scales as ``rounded`` gives them; parts: to try in a search, None for the usual ones."""
-        tried = searched(self.search) if parts is None or not self.search else parts
+        tried = parts_to_try(self.search) if parts is None or not self.search else parts
         if self.factor is None:
             return rounded(weights, group, levels, storable, tried)
-        return rounded_in_turn(weights, group, levels, storable, tried, self.factor)
+        return gptq_rounded(weights, group, levels, storable, tried, self.factor)
 
 
 class Scheme(ABC):

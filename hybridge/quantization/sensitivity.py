@@ -1,4 +1,4 @@
-"""How far a model's predictions move when single groups of its matrices are quantised."""
+"""How far a model's predictions move when a single group of its matrices is quantised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from hybridge.evaluation.divergence import Divergence
 from hybridge.quantization.calibration import Calibration
 
-# Tokens that are compared: their logits are in memory.
+# Tokens that are compared, and the most bytes of their logits, which stay in memory.
 _TOKENS = 1024
 _LOGITS_BYTES = 1 << 29
 
@@ -23,7 +23,7 @@ class Sensitivity:
         self._reference = self._logits()
 
     def divergence(self, weights: Mapping[str, np.ndarray]) -> float:
-        """Mean KL divergence, in nats, when the modules have these ``weights`` [rows, columns] float32."""
+        """Mean KL divergence, in nats, when modules get these ``weights`` [rows, columns] float32."""
         torch, layers = self._calibration.torch, self._calibration.layers_of(weights)
         originals = {module: layer.weight.data for module, layer in layers.items()}
         try:
@@ -38,7 +38,7 @@ class Sensitivity:
                 layer.weight.data = originals[module]
 
     def _first_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
-        """Tokens [rows, T]: several windows, each cut to its beginning."""
+        """Tokens [rows, T]: the beginnings of a few windows."""
         most = max(64, min(_TOKENS, _LOGITS_BYTES // (4 * self._calibration.vocab_size)))
         rows = min(len(windows), 4)
         length = min(len(windows[0]), max(16, most // rows))

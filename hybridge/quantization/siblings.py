@@ -1,4 +1,4 @@
-"""Matrices that engines join to one, because they have the same input: they share what belongs to a whole matrix."""
+"""Matrices with the same input that engines join into one, so that they must share a scheme and a global scale."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 def shared_peaks(peaks: Mapping[str, float]) -> dict[str, float]:
-    """The largest magnitude of each module with those that it is joined with."""
+    """Module to the largest magnitude in it and in the modules that it is joined with."""
     return {module: max(peaks[each] for each in _siblings(module, peaks)) for module in peaks}
 
 
 def groups_of(modules: Iterable[str]) -> dict[str, list[str]]:
-    """Modules that get one scheme, by a name: those that are joined, and all experts of a layer with them."""
+    """Name to the modules that share a scheme: joined ones, and the same matrices of all experts of a layer."""
     groups: dict[str, list[str]] = {}
     for module in modules:
         parent, _, last = _EXPERT.sub(".experts.*.", module).rpartition(".")

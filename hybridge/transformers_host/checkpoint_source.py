@@ -70,16 +70,16 @@ def _folder_of(model: Any) -> Path | None:
 
 
 def _holds(folder: Path, model: Any) -> bool:
-    """Whether ``folder`` is a checkpoint with the weights of ``model``; those that are quantised are not compared."""
+    """Whether ``folder`` is a checkpoint with the weights of ``model``; quantised ones are not compared."""
     try:
         checkpoint = open_checkpoint(folder)
     except HybridgeError:
         return False
-    plain = checkpoint.tensors.keys() - checkpoint.quantized.keys()
-    stored = {_plain(name): checkpoint.tensors[name] for name in plain}
+    unquantized = checkpoint.tensors.keys() - checkpoint.quantized.keys()
+    stored = {_without_root(name): checkpoint.tensors[name] for name in unquantized}
     compared = 0
     for name, tensor in model.state_dict().items():
-        slot = stored.get(_plain(name))
+        slot = stored.get(_without_root(name))
         if slot is None:
             continue
         flat, values = slot.map().reshape(-1), tensor.detach().reshape(-1)
@@ -93,7 +93,7 @@ def _holds(folder: Path, model: Any) -> bool:
     return compared > 0
 
 
-def _plain(name: str) -> str:
+def _without_root(name: str) -> str:
     return next(name.removeprefix(root) for root in ROOTS if name.startswith(root))
 
 

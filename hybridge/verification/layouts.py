@@ -25,7 +25,7 @@ from hybridge.verification.far_windows import FarRow
 from hybridge.verification.scenarios import Observation
 
 Prompts = list[np.ndarray]
-# What the artifact means is compared to the last bits; what rounded inputs cost is measured by ``evaluate``.
+# Verification compares exact products; ``evaluate`` measures the effect of rounding inputs.
 _OPTIONS = EngineOptions(exact_products=True)
 
 

@@ -26,14 +26,14 @@ NARROW_TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 # The reference rounds keys and values to e4m3 as the artifact does, but a value close to the middle of two e4m3 numbers
 # may be rounded to the other one, a relative difference of 1/16.
 E4M3_TOLERANCE = 1e-2
-# Inputs of products that are rounded differ in the same way, in every layer again.
+# Rounded inputs of products may differ in the same way, in every layer.
 ROUNDED_TOLERANCE = 5e-2
 
 
 def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False, rounded_inputs: bool = False) -> float:
     """The tolerance for an artifact of compute type ``dtype`` in that engine.
 
-    kv_scales: with e4m3 in its pools. rounded_inputs: products round their inputs.
+    kv_scales: its pools hold e4m3. rounded_inputs: products round their inputs.
     """
     computed = NARROW_TOLERANCES.get(computed_type(engine, dtype), DEFAULT_TOLERANCE)
     return max(computed, E4M3_TOLERANCE * kv_scales, ROUNDED_TOLERANCE * rounded_inputs)

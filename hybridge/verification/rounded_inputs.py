@@ -1,6 +1,6 @@
 """How a quantised checkpoint rounds the inputs of products, by each format's own formula, for the reference.
 
-As ``dequantized`` this shares nothing with the exporter's readers but the names of files and tensors.
+Like ``dequantized``, it shares only names of files and tensors with the exporter's readers.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 Tensors = Mapping[str, TensorSlot]
 INT8, FP8, FP4 = "int8", "fp8", "fp4"
-# Midpoints of the sizes of e2m1 numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6.
-_E2M1_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+# The magnitudes of e2m1 numbers, and the midpoints between them.
+_E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 @dataclass(frozen=True)
 class Rounding:
     """Rounds x [..., features] float32. kind: INT8, FP8 or FP4.
 
-    group: features that share a scale that is computed of them; 0: those of a token; None: ``scale`` is the only one.
-    factors: [features], with which x is multiplied before that, and the weights of the reference afterwards.
+    group: features that share a scale computed from them; 0: all of a token; None: ``scale`` is the only scale.
+    factors: [features], by which x is multiplied before rounding and divided afterwards: the reference's weights
+    include them.
     """
 
     kind: str
@@ -73,20 +74,20 @@ def _e4m3(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _e2m1(numbers: torch.Tensor) -> torch.Tensor:
-    """To the nearest e2m1 number, at ties to the one whose mantissa is even."""
+    """The nearest e2m1 numbers; at ties, those with an even mantissa."""
     import torch
 
     sizes, codes = numbers.abs(), torch.zeros_like(numbers, dtype=torch.long)
-    for code, middle in enumerate(_E2M1_MIDDLES):
+    for code, middle in enumerate(_E2M1_MIDPOINTS):
         codes += sizes > middle if code % 2 == 0 else sizes >= middle
-    return torch.tensor(_E2M1_SIZES)[codes] * numbers.sign()
+    return torch.tensor(_E2M1_MAGNITUDES)[codes] * numbers.sign()
 
 
 _NUMBERS = {INT8: _int8, FP8: _e4m3, FP4: _e2m1}
 
 
 def stored_roundings(checkpoint: Path) -> dict[str, Rounding]:
-    """How the checkpoint folder ``checkpoint`` rounds inputs, by module; CheckpointError: it cannot be read."""
+    """Module to the rounding of its inputs in the folder ``checkpoint``; CheckpointError: it cannot be read."""
     config = read_json(checkpoint, CONFIG_FILE)
     if config is None:
         return {}
@@ -95,7 +96,7 @@ def stored_roundings(checkpoint: Path) -> dict[str, Rounding]:
 
 
 def rounded_inputs(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Rounding]:
-    """Module to the rounding of its inputs, by the quantization_config ``config``; none where that is not simulated."""
+    """Module to the rounding of its inputs, by the quantization_config ``config``, where it is simulated."""
     method = _METHODS.get(config["quant_method"])
     return {} if method is None else {name: found for name, found in method(config, tensors) if found is not None}
 
@@ -103,12 +104,12 @@ def rounded_inputs(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Rou
 def _compressed_tensors(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
     groups = config["config_groups"].values()
     for module in _quantized(tensors, "weight_packed", "weight_scale"):
-        named = (group for group in groups if any(_is_meant(module, target) for target in group["targets"]))
+        named = (group for group in groups if any(_matches(module, target) for target in group["targets"]))
         group = next(named, None) or next((group for group in groups if "Linear" in group["targets"]), None)
         yield module, None if group is None else _of_scheme(module, group.get("input_activations") or {}, tensors)
 
 
-def _is_meant(module: str, target: str) -> bool:
+def _matches(module: str, target: str) -> bool:
     if target.startswith("re:"):
         return re.match(target[3:], module) is not None
     return fnmatchcase(module, target) if "*" in target else module == target
@@ -118,7 +119,7 @@ _KINDS = {("int", 8): INT8, ("float", 8): FP8, ("float", 4): FP4}
 
 
 def _of_scheme(module: str, inputs: Mapping[str, Any], tensors: Tensors) -> Rounding | None:
-    """The rounding that input_activations asks for."""
+    """The rounding by the input_activations ``inputs``; None: none, or not simulated."""
     kind = _KINDS.get((inputs.get("type", "int"), inputs.get("num_bits", 0)))
     strategy = inputs.get("strategy") or "tensor"
     if kind is None or not inputs.get("symmetric", True):
@@ -152,15 +153,15 @@ def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str
         kind = {"NVFP4": FP4, "NVFP4_AWQ": FP4, "W8A8_SQ_PER_CHANNEL": INT8, "FP8": FP8}.get(algorithm)
         kind = FP8 if algorithm.startswith("W4A8") else kind
         stored, factors = tensors.get(f"{module}.input_scale"), tensors.get(f"{module}.pre_quant_scale")
-        own = None if factors is None else factors.map().astype(np.float32)
+        own_factors = None if factors is None else factors.map().astype(np.float32)
         if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-            yield module, Rounding(FP8, 0, factors=own)
+            yield module, Rounding(FP8, 0, factors=own_factors)
         elif kind is not None and stored is not None:
-            yield module, Rounding(kind, 16 if kind == FP4 else None, _number(stored), own)
+            yield module, Rounding(kind, 16 if kind == FP4 else None, _number(stored), own_factors)
 
 
 def _quantized(tensors: Tensors, *suffixes: str) -> list[str]:
-    """The modules that have a tensor of one of these names."""
+    """The modules that have a tensor with one of these last names, sorted."""
     return sorted({name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in suffixes})
 
 

@@ -84,7 +84,7 @@ class TransformersModel:
             ) from error
 
     def round_inputs(self, roundings: Mapping[str, Callable[[Any], Any]]) -> int:
-        """Let the linear layers round their inputs by ``roundings``, of modules of the checkpoint; how many do."""
+        """Make linear layers round their inputs by ``roundings``, by checkpoint module; returns the number that do."""
         count = 0
         for name, module in self.model.named_modules():
             _, layers, rest = name.partition("layers.")

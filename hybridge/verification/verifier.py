@@ -104,9 +104,9 @@ def _cases(
 
 
 def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> tuple[str, ...]:
-    """Let ``reference`` round inputs as the artifact with ``config`` does, by the checkpoint ``source``; remarks.
+    """Make ``reference`` round inputs like the artifact with ``config``, as the checkpoint ``source`` says; remarks.
 
-    CheckpointError: the artifact rounds others than the checkpoint asks for.
+    CheckpointError: the artifact rounds the inputs of more or fewer products than the checkpoint.
     """
     roundings = stored_roundings(source)
     expected = sum(config.quantization.inputs.values()) if config.quantization is not None else 0
@@ -161,7 +161,7 @@ class Cases:
     The logits are those of each prompt's last token and of the decode tokens only.
     far, at_far: rows with filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    draft_tokens: most of a row in steps that check draft tokens; 0: no such steps.
+    draft_tokens: the most of a row in steps that check draft tokens; 0: no such steps.
     """
 
     config: RuntimeConfig

@@ -8,7 +8,15 @@ import pytest
 
 from hybridge.exporter.checkpoint.quantized.nibbles import packed_e2m1
 from hybridge.exporter.rounding import rounding
-from hybridge.exporter.rounding.rounding import E2M1, E4M3, Levels, integer_levels, rounded_in_turn, scales_as, searched
+from hybridge.exporter.rounding.rounding import (
+    E2M1,
+    E4M3,
+    Levels,
+    gptq_rounded,
+    integer_levels,
+    parts_to_try,
+    scales_as,
+)
 from hybridge.quantization.packing import packed_words
 from tests.quantization.dequantized import integers
 
@@ -16,7 +24,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def rounded(given: np.ndarray, bits: int, group: int, scale: np.dtype, search: bool) -> tuple[np.ndarray, np.ndarray]:
-    return rounding.rounded(given, group, integer_levels(bits), scales_as(scale), searched(search))
+    return rounding.rounded(given, group, integer_levels(bits), scales_as(scale), parts_to_try(search))
 
 
 def weights(rows: int, columns: int) -> np.ndarray:
@@ -99,8 +107,8 @@ def factor_of(inputs: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("group", [16, 48])
 def test_independent_inputs_leave_each_weight_to_itself(group: int) -> None:
     given = weights(5, 48)
-    arguments = given, group, integer_levels(4), scales_as(BFLOAT16), searched(True)
-    found = rounded_in_turn(*arguments, np.diag(np.linspace(0.5, 2, 48)).astype(np.float32))
+    arguments = given, group, integer_levels(4), scales_as(BFLOAT16), parts_to_try(True)
+    found = gptq_rounded(*arguments, np.diag(np.linspace(0.5, 2, 48)).astype(np.float32))
     for one, two in zip(found, rounding.rounded(*arguments), strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -121,7 +129,7 @@ def test_later_columns_make_up_for_earlier_ones(monkeypatch: pytest.MonkeyPatch)
             best = np.linalg.lstsq(rest, inputs[:, [column]], rcond=None)[0][:, 0]
             left[:, column + 1 :] -= error[:, None] * best
     arguments = levels, scales_as(np.dtype(np.float32)), ()
-    found, scales = rounded_in_turn(given.astype(np.float32), 12, *arguments, factor_of(inputs).astype(np.float32))
+    found, scales = gptq_rounded(given.astype(np.float32), 12, *arguments, factor_of(inputs).astype(np.float32))
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(scales, scale)
 

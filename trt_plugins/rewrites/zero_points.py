@@ -1,7 +1,7 @@
-"""Zero points of quantised weights, which TensorRT does not have, as a product of their own.
+"""Rewrites zero points of quantised weights, which TensorRT does not support, as a second product.
 
 With blocks of g columns, weight = s (q - z) gives x · weightᵀ = x · (s q)ᵀ - (block sums of x) · (s z)ᵀ: the packed
-numbers q stay, and the second product is by a matrix [rows, columns / g].
+numbers q stay, and the second product has a matrix [rows, columns / g].
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from hybridge.artifact.errors import EngineError
 
 
 def without_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` in which no DequantizeLinear has zero points; ``model`` itself where none has.
+    """``model`` without zero points in DequantizeLinear; ``model`` itself if there are none.
 
-    EngineError: the number of axes of a product's input is not known.
+    EngineError: a product has an input of unknown rank.
     """
     if not any(node.op_type == "DequantizeLinear" and len(node.input) > 2 for node in model.graph.node):
         return model
@@ -27,7 +27,7 @@ def without_zero_points(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Insertion:
-    """Makes nodes of ``graph`` whose values are named after the output of ``node``."""
+    """Inserts nodes into ``graph`` whose outputs are named after the output of ``node``."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node) -> None:
         self.graph, self._prefix, self._count = graph, f"{node.outputs[0].name}.offsets", 0
@@ -35,7 +35,7 @@ class _Insertion:
     def op(
         self, place: ir.Node, op_type: str, *inputs: ir.Value, dtype: ir.DataType | None, **attributes: int
     ) -> ir.Value:
-        """The output of a new node in front of ``place``."""
+        """The output of a new node, inserted before the node ``place``."""
         node = ir.node(op_type, list(inputs), attributes or None)
         output = node.outputs[0]
         output.name, output.type = f"{self._prefix}.{self._count}", ir.TensorType(dtype or ir.DataType.FLOAT)
@@ -44,12 +44,12 @@ class _Insertion:
         return output
 
     def ints(self, place: ir.Node, *values: int) -> ir.Value:
-        """A vector of constants."""
+        """A constant int64 vector, inserted before the node ``place``."""
         return self.op(place, "Constant", dtype=ir.DataType.INT64, value_ints=list(values))  # type: ignore[arg-type]
 
 
 def _lower(insertion: _Insertion, node: ir.Node) -> None:
-    """Take the zero points from ``node``, which dequantises a weight."""
+    """Remove the zero points of ``node``, which dequantises a weight, and subtract their effect elsewhere."""
     weight, scales, zeros = node.outputs[0], node.inputs[1], node.inputs[2]
     assert scales is not None and zeros is not None and scales.shape is not None
     one = insertion.op(node, "Constant", dtype=ir.DataType.FLOAT, value_float=1.0)  # type: ignore[arg-type]
@@ -72,13 +72,13 @@ def _lower(insertion: _Insertion, node: ir.Node) -> None:
 
 
 def _is_product(node: ir.Node) -> bool:
-    """Whether ``node`` transposes a weight for products."""
+    """Whether ``node`` transposes a weight and only products read the result."""
     readers = [user for user, _ in node.outputs[0].uses()]
     return node.op_type == "Transpose" and all(user.op_type == "MatMul" and not user.domain for user in readers)
 
 
 def _correct(insertion: _Insertion, product: ir.Node, offsets: ir.Value, axes: int, block: int) -> None:
-    """Subtract (block sums of x) · offsetsᵀ from x · weightᵀ. ``axes``: of the offsets [rows, blocks], [rows] or []."""
+    """Subtract (block sums of x) · offsetsᵀ from x · weightᵀ; ``axes``: the rank of ``offsets``."""
     x, output = product.inputs[0], product.outputs[0]
     if x is None or x.shape is None or x.dtype is None:
         raise EngineError(f"{product.name}: expected an input of known rank, found none: export the checkpoint again")
@@ -99,7 +99,7 @@ def _correct(insertion: _Insertion, product: ir.Node, offsets: ir.Value, axes: i
 
 
 def _subtract(insertion: _Insertion, weight: ir.Value, offsets: ir.Value, axes: int, block: int) -> None:
-    """Subtract ``offsets`` from the weight itself, which something else than a product reads."""
+    """Subtract ``offsets`` from the weight itself, as other nodes than products read it."""
     assert weight.shape is not None
     node = weight.producer()
     assert node is not None
@@ -115,7 +115,7 @@ def _subtract(insertion: _Insertion, weight: ir.Value, offsets: ir.Value, axes: 
 
 
 def _replace(insertion: _Insertion, value: ir.Value, taken: ir.Value) -> None:
-    """Let every reader of ``value`` read it less ``taken``, by the same name."""
+    """Replace ``value`` for all its readers by ``value`` - ``taken``, under the same name."""
     producer = value.producer()
     assert producer is not None
     difference = ir.node("Sub", [taken, taken])

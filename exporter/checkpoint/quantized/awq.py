@@ -36,7 +36,7 @@ _UNUSED = (
 def read_awq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
     """The weights of a checkpoint with the quantization_config ``config``.
 
-    UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
+    UnsupportedError: an unsupported setting. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED)
     # GEMV and Marlin kernels have other orders.

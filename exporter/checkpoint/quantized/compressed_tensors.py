@@ -43,14 +43,14 @@ _CALIBRATION = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dt
 # Columns that share a scale in the formats of 4-bit floating-point numbers.
 _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
 _INPUT_TYPES = {("int", 8): DType.INT8, ("float", 8): DType.FLOAT8E4M3FN, ("float", 4): DType.FLOAT4E2M1}
-# Parameters of quantised activations; those that no rounding needs are dropped.
+# Tensors of quantised activations; those that no rounding reads are dropped.
 _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
 _OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
 
 
 @dataclass(frozen=True)
 class Activations:
-    """How the inputs of products are rounded, by the config. group: features that share a scale, where they do."""
+    """The input_activations of a group: how inputs of products are rounded. group: features that share a scale."""
 
     kind: str
     bits: int
@@ -167,13 +167,14 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
 
 
 def _activations(where: str, group: Mapping[str, Any] | None) -> Activations | None:
+    """The parsed input_activations ``group``; None without them."""
     if not group:
         return None
     fields = Fields(group, where, CheckpointError)
     for name in (*_CALIBRATION, "block_structure"):
         fields.raw(name, None)
-    dynamic = fields.raw("dynamic", False)  # "local": each group by a scale of its own, times a stored one of all
-    found = Activations(
+    dynamic = fields.raw("dynamic", False)  # "local": a scale per group, times a stored global scale
+    activations = Activations(
         fields.string("type", "int"),
         fields.integer("num_bits"),
         fields.string("strategy", None) or "tensor",
@@ -182,7 +183,7 @@ def _activations(where: str, group: Mapping[str, Any] | None) -> Activations | N
         bool(dynamic),
     )
     fields.refuse_unknown()
-    return found
+    return activations
 
 
 def _refuse_extras(fields: Fields) -> None:
@@ -203,7 +204,7 @@ def _scheme_of(module: str, schemes: tuple[Scheme, ...], ignored: tuple[str, ...
         found = next(own, None) or next((scheme for scheme in schemes if LINEAR in scheme.targets), None)
     if found is None:
         raise CheckpointError(
-            f"{WHERE}: expected a group in config_groups with the module {module}, which is quantised, found none"
+            f"{WHERE}: expected a group in config_groups for the quantised module {module}, found none"
         )
     return found
 
@@ -246,7 +247,7 @@ def _packed(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
 def _with_inputs(
     weight: QuantizedTensor, module: str, activations: Activations | None, stored: StoredTensors
 ) -> QuantizedTensor:
-    """``weight`` with the rounding of its inputs; one that is not followed is only named."""
+    """``weight`` with the rounding of its inputs; ``unrounded`` names a rounding that is not supported."""
     if activations is None:
         return weight
     rounding, slots = _rounding(module, activations, stored)
@@ -258,7 +259,7 @@ def _with_inputs(
 def _rounding(
     module: str, activations: Activations, stored: StoredTensors
 ) -> tuple[InputRounding | None, tuple[TensorSlot, ...]]:
-    """The rounding, and the tensors of the checkpoint that it needs."""
+    """The rounding, None if it is not supported, and the stored tensors that it reads."""
     dtype = _INPUT_TYPES.get((activations.kind, activations.bits))
     if dtype is None or not activations.symmetric:
         return None, ()
@@ -286,7 +287,7 @@ def _shape(name: str, stored: StoredTensors) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def _plain(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTensor:
+def _eight_bits(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTensor:
     """X.weight [rows, columns] in 8 bits, to be multiplied by X.weight_scale."""
     name = f"{module}.weight"
     weight = stored.take(name, DType.FLOAT8E4M3FN if scheme.kind == "float" else DType.INT8)
@@ -334,11 +335,11 @@ def _float4(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
     rows, columns = matrix_shape(packed)[0], 2 * matrix_shape(packed)[1]
     assert scheme.group is not None
     groups = check_groups(name, columns, scheme.group)
-    whole: GraphTensor | None = None
+    global_scale: GraphTensor | None = None
     if scheme.format == NVFP4:
         scale = stored.take(f"{name}_scale", DType.FLOAT8E4M3FN, shape=(rows, groups))
         divisor = stored.take(f"{name}_global_scale", DType.FLOAT32)
-        sources, scales, whole = [packed, scale, divisor], as_stored(scale), reciprocal(divisor)
+        sources, scales, global_scale = [packed, scale, divisor], as_stored(scale), reciprocal(divisor)
     else:
         scale = stored.take(f"{name}_scale", DType.UINT8, shape=(rows, groups))
         sources, scales = [packed, scale], power_of_two_scales(scale)
@@ -350,8 +351,15 @@ def _float4(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
         scales,
         scheme.group,
         tuple(sources),
-        global_scale=whole,
+        global_scale=global_scale,
     )
 
 
-_READERS = {PACKED: _packed, INTEGERS: _plain, FLOATS: _plain, NAIVE: _plain, NVFP4: _float4, MXFP4: _float4}
+_READERS = {
+    PACKED: _packed,
+    INTEGERS: _eight_bits,
+    FLOATS: _eight_bits,
+    NAIVE: _eight_bits,
+    NVFP4: _float4,
+    MXFP4: _float4,
+}

@@ -25,7 +25,7 @@ _UNUSED = (
 def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
     """The weights of a checkpoint with the quantization_config ``config``.
 
-    UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
+    UnsupportedError: an unsupported setting. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED)
     for name, known in (("fmt", ("e4m3", "float8_e4m3fn")), ("activation_scheme", ("dynamic", "static"))):
@@ -36,14 +36,14 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
         sizes = block if isinstance(block, list) else []
         if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
             raise fields.fail("weight_block_size", "[rows, columns]")
-    plain = [*names_of(fields, "modules_to_not_convert"), *names_of(fields, "ignored_layers")]
+    excluded = [*names_of(fields, "modules_to_not_convert"), *names_of(fields, "ignored_layers")]
     fields.refuse_unknown()
-    check_names(plain, stored.all_modules, "modules_to_not_convert")
+    check_names(excluded, stored.all_modules, "modules_to_not_convert")
     suffix = "weight_scale_inv" if block else "weight_scale"
     stored.drop("k_scale", "v_scale")
     for module in stored.modules(suffix):
-        if matches(module, plain):
-            raise CheckpointError(f"{WHERE}: {module} is not to be converted, yet it has {module}.{suffix}")
+        if matches(module, excluded):
+            raise CheckpointError(f"{WHERE}: {module} is excluded from quantisation, but {module}.{suffix} exists")
         name = f"{module}.weight"
         weight = stored.take(name, DType.FLOAT8E4M3FN)
         shape = matrix_shape(weight)
@@ -59,7 +59,7 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
 def _inputs(
     module: str, config: Mapping[str, Any], block: list[int] | None, stored: StoredTensors
 ) -> tuple[InputRounding, tuple[TensorSlot, ...]]:
-    """How the inputs of ``module`` are rounded, and the tensors that it needs."""
+    """How the inputs of ``module`` are rounded, and the stored tensors that this reads."""
     if config.get("activation_scheme", "dynamic") == "dynamic":
         stored.drop_of(module, "input_scale", "activation_scale")
         return InputRounding(DType.FLOAT8E4M3FN, block[1] if block else 0), ()

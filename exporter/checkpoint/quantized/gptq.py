@@ -32,7 +32,7 @@ from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 _VERSION_1, _VERSION_2 = "gptq", "gptq_v2"
 # AutoRound's name of this way of packing.
 _AUTO_ROUND = "auto_round:auto_gptq"
-# Of calibration, of kernels to run with, and of where it was made.
+# Settings of calibration, kernels and origin.
 _UNUSED = (
     *("quant_method", "desc_act", "static_groups", "damp_percent", "true_sequential", "model_name_or_path", "meta"),
     *("model_file_base_name", "sym", "pack_dtype", "act_group_aware", "use_exllama", "exllama_config", "version"),
@@ -46,7 +46,7 @@ _UNUSED = (
 def read_gptq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[QuantizedTensor]:
     """The weights of a checkpoint with the quantization_config ``config``.
 
-    UnsupportedError: a setting that is not honoured. CheckpointError: the tensors are not what the config says.
+    UnsupportedError: an unsupported setting. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED)
     bits, group = fields.integer("bits"), fields.integer("group_size")

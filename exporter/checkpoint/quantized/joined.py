@@ -1,4 +1,4 @@
-"""The quantised matrices of all experts of a layer as one, so that the graph has a few nodes for all of them."""
+"""Joins the quantised matrices of a layer's experts, so that the graph has the same few nodes for any number."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, Quantized
 def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """The weight ``name`` [all rows, columns]: ``weights``, of equal columns, one after another.
 
-    Where each has a scale, or scale of scales, for all of its numbers, the result has one for each row.
-    CheckpointError: they are not quantised alike. UnsupportedError: their columns are in an order of their own.
+    A scale or global scale of a whole matrix becomes one per row. CheckpointError: the weights are quantised in
+    different ways. UnsupportedError: they have act-order or pre_quant_scale.
     """
     first, columns = weights[0], weights[0].shape[1]
     forms = {(w.values.dtype, w.scales.dtype, w.block, w.global_scale is None, w.shape[1]) for w in weights}
     if len(forms) > 1:
-        raise CheckpointError(f"{first.name}: expected one way of quantising for all experts of a layer, found several")
+        raise CheckpointError(
+            f"{first.name}: expected all experts of a layer quantised in the same way, found several ways"
+        )
     if any(w.order is not None or w.factors is not None for w in weights):
         raise UnsupportedError(f"{first.name}: act-order (g_idx) and pre_quant_scale of experts are not supported")
     rows = sum(w.shape[0] for w in weights)
@@ -29,7 +31,7 @@ def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTen
         name,
         first.format,
         (rows, columns),
-        GraphTensor(first.values.dtype, (rows, columns), blocks=_in_turn([w.values for w in weights])),
+        GraphTensor(first.values.dtype, (rows, columns), blocks=_concatenated([w.values for w in weights])),
         _scales([w.scales for w in weights], weights, groups),
         first.block,
         tuple(source for w in weights for source in w.sources),
@@ -39,33 +41,33 @@ def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTen
 
 
 def _scales(scales: Sequence[GraphTensor], weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor:
-    """The scales of all; of one that has one for all its numbers, it is repeated for each row."""
+    """The scales of all weights, concatenated; the scale of a whole matrix is repeated for each of its rows."""
     parts = [
         tensor if tensor.shape else _repeated(tensor, weight.shape[0])
         for tensor, weight in zip(scales, weights, strict=True)
     ]
-    return GraphTensor(parts[0].dtype, shape, blocks=_in_turn(parts))
+    return GraphTensor(parts[0].dtype, shape, blocks=_concatenated(parts))
 
 
 def _zero_points(weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor | None:
-    """Those of all; zeros for a weight that has none, None where no weight has any."""
+    """The zero points of all weights, concatenated: zeros for a weight without any; None if no weight has any."""
     if all(w.zero_points is None for w in weights):
         return None
     parts = []
     for weight in weights:
-        own = weight.shape[0] if len(shape) == 1 else weight.shape[0] * shape[1]
-        zeros = GraphTensor(weight.values.dtype, (own,), blocks=_zeros(weight.values.dtype.nbytes(own)))
+        count = weight.shape[0] if len(shape) == 1 else weight.shape[0] * shape[1]
+        zeros = GraphTensor(weight.values.dtype, (count,), blocks=_zeros(weight.values.dtype.nbytes(count)))
         points = weight.zero_points or zeros
         parts.append(points if points.shape else _repeated(points, weight.shape[0]))
     if parts[0].dtype is DType.INT4 and any(np.prod(part.shape) % 2 for part in parts):
         raise UnsupportedError(f"{weights[0].name}: an odd number of zero points of 4 bits is not supported")
-    return GraphTensor(parts[0].dtype, shape, blocks=_in_turn(parts))
+    return GraphTensor(parts[0].dtype, shape, blocks=_concatenated(parts))
 
 
 def _global_scale(weights: Sequence[QuantizedTensor], rows: int) -> GraphTensor | None:
-    """One for each row."""
+    """The global scale of each row; None if the weights have no global scales."""
     parts = [_repeated(w.global_scale, w.shape[0]) for w in weights if w.global_scale is not None]
-    return GraphTensor(parts[0].dtype, (rows,), blocks=_in_turn(parts)) if parts else None
+    return GraphTensor(parts[0].dtype, (rows,), blocks=_concatenated(parts)) if parts else None
 
 
 def _zeros(nbytes: int) -> Callable[[], Iterator[np.ndarray]]:
@@ -73,7 +75,7 @@ def _zeros(nbytes: int) -> Callable[[], Iterator[np.ndarray]]:
 
 
 def _repeated(tensor: GraphTensor, count: int) -> GraphTensor:
-    """A number of 8 bits or more, ``count`` times."""
+    """A scalar of 8 bits or more, repeated: [count]."""
 
     def blocks() -> Iterator[np.ndarray]:
         (number,) = tensor.pieces()
@@ -82,5 +84,6 @@ def _repeated(tensor: GraphTensor, count: int) -> GraphTensor:
     return GraphTensor(tensor.dtype, (count,), blocks=blocks)
 
 
-def _in_turn(tensors: Sequence[GraphTensor]) -> Callable[[], Iterator[np.ndarray]]:
+def _concatenated(tensors: Sequence[GraphTensor]) -> Callable[[], Iterator[np.ndarray]]:
+    """A function that yields the bytes of all ``tensors`` in order."""
     return lambda: (piece for tensor in tensors for piece in tensor.pieces())

@@ -84,17 +84,17 @@ def _fp8_blocks(module: str, algorithm: str, stored: StoredTensors) -> Quantized
 
 
 def _scaled(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    """8 bits with one scale, or one a row."""
+    """Numbers of 8 bits with one scale, or one scale per row."""
     weight = stored.take(f"{module}.weight", DType.FLOAT8E4M3FN if algorithm.startswith("FP8") else DType.INT8)
     shape = matrix_shape(weight)
     scale = stored.take(f"{module}.weight_scale", *SCALE_TYPES)
-    rows = scale.shape in ((shape[0],), (shape[0], 1)) and shape[0] > 1
+    by_row = scale.shape in ((shape[0],), (shape[0], 1)) and shape[0] > 1
     return QuantizedTensor(
         weight.name,
         _name(algorithm),
         shape,
         as_stored(weight),
-        as_stored(scale, shape=(shape[0],)) if rows else one_scale(scale),
+        as_stored(scale, shape=(shape[0],)) if by_row else one_scale(scale),
         None,
         (weight, scale),
     )
@@ -103,7 +103,7 @@ def _scaled(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTens
 def _float4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
     """Bytes [rows, columns / 2] of two e2m1 numbers, the first in the low half.
 
-    X.weight_scale: e4m3 for 16 columns, times X.weight_scale_2; in MX formats, exponents for 32 columns.
+    X.weight_scale: an e4m3 number per 16 columns, times X.weight_scale_2; in MX formats an exponent per 32 columns.
     """
     block = 32 if "MXFP4" in algorithm else 16
     weight = stored.take(f"{module}.weight", DType.UINT8)
@@ -111,16 +111,16 @@ def _float4(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTens
     groups = check_groups(weight.name, shape[1], block)
     kind = DType.UINT8 if block == 32 else DType.FLOAT8E4M3FN
     scale = stored.take(f"{module}.weight_scale", kind, shape=(shape[0], groups))
-    whole = None if block == 32 else stored.take(f"{module}.weight_scale_2", DType.FLOAT32)
+    global_scale = None if block == 32 else stored.take(f"{module}.weight_scale_2", DType.FLOAT32)
     return QuantizedTensor(
         weight.name,
         _name(algorithm),
         shape,
         as_stored(weight, DType.FLOAT4E2M1, shape),
-        as_stored(scale) if whole else power_of_two_scales(scale),
+        as_stored(scale) if global_scale else power_of_two_scales(scale),
         block,
-        (weight, scale, whole) if whole else (weight, scale),
-        global_scale=one_scale(whole) if whole else None,
+        (weight, scale, global_scale) if global_scale else (weight, scale),
+        global_scale=one_scale(global_scale) if global_scale else None,
     )
 
 
@@ -157,7 +157,7 @@ def _with_factors(weight: QuantizedTensor, module: str, stored: StoredTensors) -
 
 
 def _with_inputs(weight: QuantizedTensor, module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:
-    """``weight`` with the rounding of its inputs; without the stored scale that it needs, it is only named."""
+    """``weight`` with the rounding of its inputs; ``unrounded`` names a rounding whose stored scale is missing."""
     if algorithm not in _INPUTS:
         return weight
     dtype, group = _INPUTS[algorithm]
@@ -166,7 +166,7 @@ def _with_inputs(weight: QuantizedTensor, module: str, algorithm: str, stored: S
         return replace(weight, inputs=rounding)
     slot = stored.optional(f"{module}.input_scale", *SCALE_TYPES)
     if slot is None:
-        return replace(weight, unrounded=f"{rounding.name} by an input_scale that is not there")
+        return replace(weight, unrounded=f"{rounding.name} with a missing input_scale")
     return replace(weight, inputs=replace(rounding, scale=one_scale(slot)), sources=(*weight.sources, slot))
 
 

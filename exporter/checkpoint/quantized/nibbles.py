@@ -28,21 +28,21 @@ def unpacked_bytes(raw: np.ndarray, bits: int) -> np.ndarray:
 
 
 def signed_from_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """ONNX's bytes, without axes where 4 bits have no whole number of bytes a row, of unsigned ``numbers`` uint8."""
+    """ONNX's bytes of unsigned ``numbers`` uint8; flat where rows of 4-bit numbers do not fill whole bytes."""
     if bits == 8:
         return numbers ^ np.uint8(_SIGNS[8])
     flat = numbers if numbers.shape[-1] % 2 == 0 else np.append(numbers.ravel(), np.zeros(numbers.size % 2, np.uint8))
-    return pairs(flat) ^ np.uint8(_SIGNS[4])
+    return packed_nibbles(flat) ^ np.uint8(_SIGNS[4])
 
 
-def pairs(nibbles: np.ndarray) -> np.ndarray:
-    """Of each two numbers uint8 of the last axis one byte, the first in its low half."""
+def packed_nibbles(nibbles: np.ndarray) -> np.ndarray:
+    """Each two 4-bit ``nibbles`` (uint8) of the last axis in one byte, the first in its low half."""
     return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 
 def packed_e2m1(numbers: np.ndarray) -> np.ndarray:
-    """``numbers`` [rows, columns], an even number of columns, of type E2M1 as [rows, columns / 2] uint8."""
-    return pairs(numbers.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
+    """``numbers`` [rows, columns] rounded to e2m1, two per byte: uint8 [rows, columns / 2]; ``columns`` is even."""
+    return packed_nibbles(numbers.astype(ml_dtypes.float4_e2m1fn).view(np.uint8))
 
 
 def _halves(raw: np.ndarray) -> np.ndarray:

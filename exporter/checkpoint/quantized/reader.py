@@ -99,15 +99,15 @@ def _notes(
 ) -> tuple[str, ...]:
     unrounded = Counter(weight.unrounded for weight in weights if weight.unrounded)
     notes = [
-        f"the checkpoint asks for the inputs of {count} products rounded to {way}, which is not supported: they stay "
-        "as they are computed"
-        for way, count in unrounded.items()
+        f"the checkpoint rounds the inputs of {count} products to {rounding}, which is not supported: they are not "
+        "rounded"
+        for rounding, count in unrounded.items()
     ]
     scheme = config and (config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo"))
     if scheme or any(name.endswith((".k_scale", ".v_scale")) for name in dropped):
         kind = scheme if isinstance(scheme, str) else "8 bits"
         notes.append(
-            f"the checkpoint asks for keys and values in {kind}: they have the compute type, or with "
+            f"the checkpoint asks for keys and values in {kind}: they get the compute type, or with "
             "`kv_dtype='fp8_e4m3'` 8 bits and a scale for each token and head; its k_scale and v_scale are not used"
         )
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""The settings of a quantization_config: every one of them is read, or known to change nothing."""
+"""The settings of a quantization_config: each is read, or known to have no effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WHERE = "config.json: quantization_config"
 
 
 def settings_of(config: Mapping[str, Any], unused: Iterable[str], where: str = WHERE) -> Fields:
-    """The fields of ``config``, named by ``where`` in errors; those called ``unused`` may have any value.
+    """The fields of ``config``, named by ``where`` in errors; those in ``unused`` may have any value.
 
     The reader of a format reads the others and then calls ``refuse_unknown``.
     """

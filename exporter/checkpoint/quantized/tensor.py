@@ -29,7 +29,7 @@ class GraphTensor:
     blocks: Callable[[], Iterator[np.ndarray]] | None = None
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """Arrays whose bytes follow each other in the tensor, of a few megabytes each."""
+        """The bytes of the tensor in order, in arrays of a few megabytes each."""
         if self.blocks is not None:
             yield from self.blocks()
             return
@@ -41,11 +41,11 @@ class GraphTensor:
 
 @dataclass(frozen=True)
 class InputRounding:
-    """The inputs x [..., columns] of a product become numbers of type ``dtype`` times scales.
+    """How inputs x [..., columns] of a product are rounded: to numbers of type ``dtype`` times scales.
 
-    group: how many features of a token share a scale, which is computed from the largest of them; 0: all of a token.
-    None: ``scale`` is that of all tokens.
-    scale: float [] or None; of FLOAT4E2M1 it is what the scales of groups, which are e4m3 numbers, are multiplied with.
+    group: features of a token that share a scale, computed from the largest magnitude among them; 0: all features of
+    the token; None: ``scale`` is the scale of all tokens.
+    scale: float [] or None; for FLOAT4E2M1 the factor of the groups' scales, which are e4m3 numbers.
     """
 
     dtype: DType
@@ -67,13 +67,13 @@ class QuantizedTensor:
 
     scales: [rows, columns / block]; of one scale a row (block None) [rows], of one scale for all [].
     zero_points: as scales, of the type of ``values``; None: all are zero.
-    global_scale: float32 [], with which ``scales`` are multiplied.
+    global_scale: float32 [] or [rows], by which ``scales`` are multiplied.
     order: int64 [columns]; column k of ``values`` belongs to the input's feature order[k]. None: to feature k.
-    factors: [columns], with which the input's features are multiplied first.
+    factors: [columns], by which the input's features are multiplied first.
     inputs: how inputs are rounded; None: not at all.
-    unrounded: how the checkpoint asks for them to be rounded where that is not followed, in words.
-    format: its name for reports. sources: the tensors of the checkpoint that it is made of.
-    rounded: ``sources`` is the weight in full precision.
+    unrounded: the unsupported rounding of inputs that the checkpoint asks for, in words; empty: none.
+    format: its name for reports. sources: the checkpoint's tensors that it is read from.
+    rounded: the export rounds the full-precision weight in ``sources``.
     """
 
     name: str

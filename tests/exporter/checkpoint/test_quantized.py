@@ -153,7 +153,7 @@ def test_experts_become_one_matrix(name: str, tmp_path: Path) -> None:
 def test_experts_that_are_quantised_in_several_ways(tmp_path: Path) -> None:
     tensors = gptq(16).pack("a", matrix(16, 64))[0] | gptq(16).pack("b", matrix(16, 128))[0]
     found = open_checkpoint(written(tmp_path / "c", tensors, gptq(16).config)).quantized
-    with pytest.raises(CheckpointError, match="one way of quantising for all experts of a layer, found several"):
+    with pytest.raises(CheckpointError, match="all experts of a layer quantised in the same way"):
         joined_weight("experts.up", list(found.values()))
 
 
@@ -234,14 +234,14 @@ def group(**changes: Any) -> dict[str, Any]:
         ({**G16.config, "config_groups": {}}, "config_groups: expected an object", CheckpointError),
         ({**G16.config, "config_groups": {"W4A16": ["Linear"]}}, "W4A16: expected an object", UnsupportedError),
         ({**G16.config, "ignore": ["model.layers.9.mlp.up_proj"]}, "ignore.*layers.9.mlp.up_proj", CheckpointError),
-        ({**G16.config, "ignore": ["re:.*up_proj"]}, "the module .*up_proj, which is quantised", CheckpointError),
+        ({**G16.config, "ignore": ["re:.*up_proj"]}, "the quantised module .*up_proj", CheckpointError),
         ({**G16.config, "ignore": ["re:(a+)+$"]}, "expected regular expressions", UnsupportedError),
         ({**G16.config, "ignore": ["re:["]}, "expected a regular expression", CheckpointError),
         ({**G16.config, "transform_config": {"config_groups": {}, "x": 1}}, "transform_config", UnsupportedError),
         ({**G16.config, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config", UnsupportedError),
         ({**G16.config, "something": 1}, "something", CheckpointError),
         (group(targets=["model.layers.7.mlp.up_proj"]), "targets: .*layers.7", CheckpointError),
-        (group(targets=["model.layers.0.mlp"]), "the module .*up_proj, which is quantised", CheckpointError),
+        (group(targets=["model.layers.0.mlp"]), "the quantised module .*up_proj", CheckpointError),
         (group(output_activations={"num_bits": 8}), "output_activations", UnsupportedError),
         (
             group(weights={"num_bits": 3}),
@@ -285,7 +285,7 @@ OTHERS: list[tuple[Format, dict[str, Any], str]] = [
     (fp8_blocks(), {"weight_block_size": [64, 128]}, r"weight_scale_inv: expected shape \[.*of its blocks"),
     (fp8_blocks(), {"weight_block_size": 128}, r"weight_block_size: expected \[rows, columns\]"),
     (fp8_blocks(), {"fmt": "e5m2"}, "fmt: supported is e4m3"),
-    (fp8_blocks(), {"modules_to_not_convert": [MODULE]}, "is not to be converted, yet it has"),
+    (fp8_blocks(), {"modules_to_not_convert": [MODULE]}, "is excluded from quantisation, but"),
     (fp8_blocks(), {"modules_to_not_convert": ["model.layers.8.mlp.gate"]}, "layers.8.mlp.gate'?, which it does not"),
     (modelopt("NVFP4"), {"quant_algo": "INT3"}, "supported is FP8, .*found 'INT3'"),
     (modelopt("NVFP4"), {"quant_algo": "FP8"}, "weight: expected float8e4m3fn, found uint8"),
@@ -329,7 +329,7 @@ def test_rounding_of_inputs_that_is_not_supported_is_named(tmp_path: Path) -> No
     form = formats.eight_bits("int", "channel", inputs=asymmetric)
     tensors, _ = form.pack(MODULE, matrix(7, 20))
     checkpoint = open_checkpoint(written(tmp_path / "c", tensors, form.config))
-    assert "rounded to int8 (dynamic, by token, with zero points), which is not supported" in " ".join(checkpoint.notes)
+    assert "to int8 (dynamic, by token, with zero points), which is not supported" in " ".join(checkpoint.notes)
 
 
 def test_a_rounding_without_its_scale_is_refused(tmp_path: Path) -> None:

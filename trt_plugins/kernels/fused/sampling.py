@@ -1,4 +1,4 @@
-"""``sampling``: a token for each row of logits, by the settings that device memory holds for it."""
+"""``sampling``: chooses a token from each row of logits, with settings read from device memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _MOST_SLICES, _MOST_SLICE, _LEAST_SLICE = 32, 16384, 2048
 _ALIGNMENT = 256
 # The grid has a row for each problem.
 _MOST_ROWS = 32767
-# Blocks of a multiprocessor at a time.
+# Resident blocks per multiprocessor.
 _BLOCKS = 5
 _OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
 class SamplingProblem:
-    """A token from each row of logits [rows, vocab] float32 and, where it ``lists``, the most likely tokens of some.
+    """Choose a token from each row of logits [rows, vocab] float32 and, with ``lists``, list the most likely tokens.
 
-    A problem is a token, or after all of these a list. Inputs: the logits, ``settings_type`` [problems], ``edit_type``
-    [edits] and masks [rows, ceil(vocab / 32)] uint32, of which only the parts that settings name are read. Outputs:
-    ``result_type`` [problems], and of lists the tokens int32 and logits float32 [problems, MOST_LISTED], the most
+    The problems are the rows' tokens, followed by the lists. Inputs: the logits, ``settings_type`` [problems],
+    ``edit_type`` [edits] and masks [rows, ceil(vocab / 32)] uint32, of which only
+    the parts that settings name are read. Outputs:
+    ``result_type`` [problems], and for lists tokens int32 and logits float32 [problems, MOST_LISTED], the most
     likely first. A list has no edits. Addresses are multiples of 16 bytes.
     """
 
@@ -53,25 +54,25 @@ class SamplingProblem:
 
     @property
     def problems(self) -> int:
-        """Tokens and lists."""
+        """The number of problems: tokens and lists."""
         return 2 * self.rows if self.lists else self.rows
 
 
 @cache
 def settings_type() -> np.dtype:
-    """The settings of a problem, as in plugin_src/sampling/params.cuh."""
+    """The type of a problem's settings, as in plugin_src/sampling/params.cuh."""
     return np.dtype(struct_type(SCORE, "Settings"))
 
 
 @cache
 def edit_type() -> np.dtype:
-    """A change of one logit."""
+    """The type of a change to one logit."""
     return np.dtype(struct_type(SCORE, "Edit"))
 
 
 @cache
 def result_type() -> np.dtype:
-    """The result of a problem."""
+    """The type of a problem's result."""
     return np.dtype(struct_type(SCORE, "Sampled"))
 
 
@@ -109,13 +110,13 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
 
 
 def sources() -> Iterator[KernelSource]:
-    """The three kernels, of rows that are aligned to 16 bytes and of others."""
+    """The three kernels, for rows aligned to 16 bytes and for others."""
     for vector in (1, 4):
         yield from _kernels(vector)
 
 
 def _kernels(vector: int) -> tuple[KernelSource, KernelSource, KernelSource]:
-    """The three kernels in their order; ``vector``: tokens of an access."""
+    """The three kernels in launch order; ``vector``: tokens per memory access."""
     sizes = {"THREADS": _THREADS, "VECTOR": vector}
     return (
         KernelSource.of(SCORE, "score_slices", {**sizes, "MOST_SLICE": _MOST_SLICE, "MOST_SLICES": _MOST_SLICES}),
@@ -125,7 +126,7 @@ def _kernels(vector: int) -> tuple[KernelSource, KernelSource, KernelSource]:
 
 
 def _slices(problem: SamplingProblem, multiprocessors: int) -> tuple[int, int]:
-    """Slices of a row and the tokens of each: as many as keep every multiprocessor busy once."""
+    """The number of slices of a row and the tokens of each: about one wave of blocks on all multiprocessors."""
     tokens = problem.problems * problem.vocab // (multiprocessors * _BLOCKS)
     tokens = max(tokens, _LEAST_SLICE, -(-problem.vocab // _MOST_SLICES))
     tokens = min(-(-tokens // 1024) * 1024, _MOST_SLICE)

@@ -19,7 +19,7 @@ UNPACK_FILE = "linear_decode/unpack_tiles.cu"
 UNPACK_INPUTS = ("tiles", "factors")
 _BITS: dict[Code, int] = {"int4": 4, "e2m1": 4, "int8": 8, "e4m3": 8}
 _CUDA_CODES: dict[Code, str] = {"int4": "Int4", "e2m1": "E2m1", "int8": "signed char", "e4m3": "E4m3"}
-# Log2 of a number over the one that its bits mean in 16 bits (Codes::LOWER in tile.cuh).
+# Log2 of a number divided by the value of its bits in the 16-bit type (Codes::LOWER in tile.cuh).
 _LOWER: dict[tuple[Code, DType], int] = {
     ("e2m1", DType.BFLOAT16): 126,
     ("e2m1", DType.FLOAT16): 14,
@@ -38,7 +38,7 @@ class WeightFormat:
     """How weights are stored.
 
     code: type of one weight. dtype: its type in products, float16 or bfloat16. group: inputs that share a scale; 0: one
-    factor for a row. byte_scales: scales are e4m3 (NVFP4), else of dtype. zero_points: a group has one.
+    factor per row. byte_scales: scales are e4m3 (NVFP4), else of dtype. zero_points: each group has one.
     """
 
     code: Code
@@ -81,7 +81,7 @@ class WeightFormat:
         return TILE_ROWS * size * self.bits // 8 + (2 if self.zero_points else 1) * scales
 
     def vector(self, inputs: int) -> int:
-        """Chunks of 32 inputs whose codes lie together for each lane: 16 bytes of them where a tile has as many."""
+        """Chunks of 32 inputs whose codes are contiguous for each lane: 16 bytes, or fewer in a smaller tile."""
         return min(16 // self.bits, self.tile_inputs(inputs) // 32)
 
     def tiles_shape(self, outputs: int, inputs: int) -> tuple[int, int, int]:
