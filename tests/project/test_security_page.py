@@ -25,5 +25,5 @@ def test_the_page_lists_every_limit() -> None:
     expected = {
         name: written(name, value) for name, value in vars(limits).items() if name.isupper() and name not in UNITS
     }
-    listed = re.findall(r"^\| `([A-Z_]+)` \| ([^|]+) \| .+ \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"^- `([A-Z_]+)`, (.+?): .+$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert dict(listed) == expected and len(listed) == len(expected)
