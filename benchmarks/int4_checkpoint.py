@@ -1,4 +1,4 @@
-"""One random model as two checkpoints: in bfloat16, and with its matrices in 4 bits."""
+"""One random model as two checkpoints: in bfloat16, and with 4-bit matrices."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hybridge.quantization.schemes import IntegerScheme
 from tools.sparse_checkpoint import tensors_of_config
 
 INT4_GROUP = 128
-# Name, type, shape and blocks of values of a tensor.
+# Name, type, shape and blocks of values.
 Tensor = tuple[str, DType, tuple[int, ...], Iterable[np.ndarray]]
 _GROUPS_OF_A_BLOCK = 8192
 
 
 class Int4Pool:
-    """Groups of random integers from -7 to 7 times a power of two each, which bfloat16 holds exactly.
+    """Groups of random integers from -7 to 7, each times a power of two, which bfloat16 represents exactly.
 
-    Matrices are cut out of it; its odd number of groups keeps rows different from each other.
+    Matrices are slices of it; its odd number of groups keeps their rows different.
     """
 
     def __init__(self, random: np.random.Generator) -> None:
@@ -50,7 +50,7 @@ class Int4Pool:
 def write_int4_checkpoints(plain: Path, quantized: Path, config: Config, seed: int = 0) -> None:
     """Write the new folders ``plain`` and ``quantized``, the latter in the format of compressed-tensors.
 
-    Matrices of products, the head too, are quantised; their inputs are multiples of INT4_GROUP.
+    Matrices of products, including the head, are quantised; their numbers of inputs are multiples of INT4_GROUP.
     """
     random = np.random.default_rng(seed)
     pool, other = Int4Pool(random), random.standard_normal(POOL_LENGTH, np.float32) * INITIALIZER_RANGE

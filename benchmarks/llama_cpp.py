@@ -1,4 +1,4 @@
-"""llama.cpp as a peer on the CPU: its converter, its quantiser and its benchmark, run as programs of a checkout."""
+"""llama.cpp as a peer on the CPU: its converter, its quantiser and its benchmark, run from a built checkout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 BENCH = "build/bin/llama-bench"
-# Random weights have no tokenizer, and transformers would add settings of experts to the configuration.
+# Converts without a tokenizer, which random weights lack, and without the expert settings that transformers would add.
 _CONVERT = """
 import json, pathlib, sys
 source, checkpoint, out = sys.argv[1:]
@@ -37,7 +37,7 @@ class LlamaCpp:
     """The Nemotron-H ``checkpoint`` as GGUF files of the types ``formats`` in ``work``."""
 
     def __init__(self, folder: Path, checkpoint: Path, work: Path, formats: tuple[str, ...], threads: int) -> None:
-        """Convert and quantise. CalledProcessError, after its last words on standard error, where a program fails."""
+        """Convert and quantise. CalledProcessError if a program fails, after its last output on standard error."""
         self._bench, self._threads = folder / BENCH, threads
         whole = work / "bf16.gguf"
         _run([sys.executable, "-c", _CONVERT, str(folder), str(checkpoint), str(whole)])
@@ -47,7 +47,7 @@ class LlamaCpp:
         whole.unlink()
 
     def speed(self, name: str, prompt: int, new: int) -> float:
-        """Tokens per second of a prompt of ``prompt`` tokens (``new`` is 0), or of ``new`` single tokens."""
+        """Tokens per second for a prompt of ``prompt`` tokens (``new`` is 0), or for decoding ``new`` tokens."""
         counts = ["-p", str(prompt), "-n", str(new), "-r", "1", "-t", str(self._threads)]
         found = json.loads(_run([str(self._bench), "-m", str(self.files[name]), *counts, "-o", "json"]))
         return float(found[-1]["avg_ts"])

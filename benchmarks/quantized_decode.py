@@ -1,4 +1,4 @@
-"""Decoding and prompts with weights of 4 and 8 bits on the CPU, against llama.cpp and against our float32."""
+"""Decoding and prompts with 4-bit and 8-bit weights on the CPU, compared with llama.cpp and with our float32."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 
 MODELS = {"150M": DECODE_MODEL, "850M": EXPORT_MODEL}
-# Our format, llama.cpp's, and the least ratio of decoding speed by model.
+# Our formats and llama.cpp's; goals for the ratio of decoding speeds, by format and model.
 PEERS = {"int4": "Q4_K_M", "int8": "Q8_0"}
 DECODE_GOALS = {("int4", "150M"): 1.15, ("int4", "850M"): 1.0, ("int8", "150M"): 1.1, ("int8", "850M"): 1.1}
 PROMPT_GOAL, MOST_SECONDS, MOST_MEMORY = 1.5, 1.0, 1.3
-# Logits with inputs rounded to 8 bits, relative to those with exact products.
+# Error of logits with inputs rounded to 8 bits, relative to those with exact products.
 ROUNDING_TOLERANCE = 0.05
 _OPEN = """
 import json, resource, sys, time
@@ -44,7 +44,7 @@ print(json.dumps([seconds, 1024 * int(resident[0].split()[1])]))
 
 @dataclass(frozen=True)
 class QuantizedSettings:
-    """A prompt of ``prefill_tokens``, and ``new_tokens`` single ones after ``prompt_tokens``.
+    """Times a prompt of ``prefill_tokens``, and decoding ``new_tokens`` after ``prompt_tokens``.
 
     llama_cpp: a built checkout of llama.cpp; without one, the peer is left out. model: 150M or 850M.
     """
@@ -59,7 +59,7 @@ class QuantizedSettings:
 
 
 def run(settings: QuantizedSettings) -> Report:
-    """Quantise a random checkpoint both ways, check that rounded inputs change little, and let all take turns."""
+    """Quantise a random checkpoint to both formats, check the error of rounded inputs, and time all in turns."""
     if settings.model not in MODELS:
         raise SettingError(f"model: expected one of {', '.join(MODELS)}, found {settings.model!r}: choose one of these")
     reason = missing_peer(settings.llama_cpp)
@@ -102,9 +102,9 @@ def _gate(name: str, folder: Path, settings: QuantizedSettings) -> Gate:
 
 
 def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
-    """Seconds until the engine is open and memory of its process, and that in relation to the weights' bytes.
+    """Seconds to open the engine, and memory of its process divided by the weights' bytes.
 
-    The peak counts what is freed again while sessions are created.
+    The peak includes memory that is freed again while sessions are created.
     """
     weights = sum(file.stat().st_size for file in (folder / "weights").iterdir())
     uses = [run_measured(("-c", _OPEN, str(folder), str(settings.threads))) for _ in range(1 + settings.repeats)][1:]
@@ -118,7 +118,7 @@ def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
 
 
 def _speeds(engines: dict[str, DenseEngine], peer: LlamaCpp | None, settings: QuantizedSettings) -> dict[str, Any]:
-    """Tokens per second of all in turns, and our ratios to float32 and to the peer's format of as many bits."""
+    """Tokens per second of all, measured in turns, and our ratios to float32 and to the peer's similar format."""
     new, prefill = settings.new_tokens, settings.prefill_tokens
     decode: dict[str, Callable[[], float]] = {}
     prompts: dict[str, Callable[[], float]] = {}

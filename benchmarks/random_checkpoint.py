@@ -80,7 +80,7 @@ def write_random_checkpoint(folder: Path, config: Config, seed: int = 0) -> int:
 
 
 def random_values(name: str, count: int, pool: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """``count`` values of the tensor ``name``, in blocks; those of matrices are cut out of ``pool``."""
+    """``count`` values of the tensor ``name``, in blocks; values of matrices are slices of ``pool``."""
     if name.endswith("A_log"):
         yield np.log(np.arange(1, count + 1))
     elif name.endswith("dt_bias"):

@@ -57,7 +57,7 @@ def run(settings: TorchEngineSettings) -> Report:
 
 @dataclass(frozen=True)
 class Int4Settings(TorchEngineSettings):
-    """As of the benchmark in bfloat16. prompt_ratio: goal for the time of the longest prompt over that in bfloat16."""
+    """Settings as in bfloat16. prompt_ratio: goal for the longest prompt's time divided by that in bfloat16."""
 
     decode_goals: Mapping[int, float] = field(default_factory=lambda: {1: 1900.0, 8: 9000.0})
     prompt_goals: Mapping[int, float] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class Int4Settings(TorchEngineSettings):
 
 
 def run_int4(settings: Int4Settings) -> Report:
-    """The same model with matrices in int4 and in bfloat16, which holds the numbers exactly.
+    """The same model in int4 and in bfloat16, which represents the int4 weights exactly.
 
-    Its values are compared with transformers in float32; then both are measured in turns.
+    Its logits are compared with transformers in float32; then both are measured in turns.
     """
     with work_folder(settings.work) as parent:
         work = parent / "int4"  # beside the model of the other benchmark
@@ -152,7 +152,7 @@ def _targets(
     unit: str,
     name: str = "ours",
 ) -> list[Target]:
-    """Medians of the contestant ``name`` with logits in host memory, of the sizes that have goals."""
+    """Targets for medians of the contestant ``name`` with logits in host memory, for sizes that have goals."""
     found = {size: measured[size][name].median for size in goals if size in measured}
     return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
 

@@ -1,4 +1,4 @@
-"""Cases of matrix products and experts with weights of 4 and 8 bits, beside torch or bfloat16 in the same run."""
+"""Matrix products and experts with 4-bit and 8-bit weights, compared with torch or bfloat16 in the same run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _prepared_experts(form: WeightFormat, *sizes: int) -> Prepared:
     up = random_weight(form, problem.up_rows, hidden)
     down = random_weight(form, experts * hidden, intermediate)
     inputs = [x, ids, weights, *up.tiles(), *down.tiles()]
-    # Of the experts of the one token, in their order.
+    # The weights of the token's experts, in their order.
     first, second = (each.matrix.view(experts, -1, each.matrix.shape[1])[ids[0].long()] for each in (up, down))
 
     def error() -> float:

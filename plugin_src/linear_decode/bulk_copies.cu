@@ -8,7 +8,8 @@
 // have finished: weights are constant.
 //
 // The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
-// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, but a sum has none. pass_end.cuh writes them.
+// 8 * (lane % 4) on, for x and weights alike: not the hardware's order, which does not matter for a sum.
+// pass_end.cuh writes the outputs.
 #include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
 #include "linear_decode/pass_end.cuh"

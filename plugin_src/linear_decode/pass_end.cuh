@@ -1,7 +1,7 @@
-// The end of a pass: the warps' sums meet in shared memory, where four warps add them up and write the outputs.
+// The end of a pass: the warps store their sums in shared memory; four warps add them and write the outputs.
 //
-// No barrier stops all threads: a warp that is ahead reads on, with a second buffer for the sums of its next pass. The
-// writers of a pass, others at each pass, do their part of the next one first: by then the slower warps have arrived.
+// No barrier stops all threads: a warp that is ahead continues, with a second buffer for the sums of its next pass. The
+// writers, different warps in each pass, first finish their part of the next pass: by then slower warps have arrived.
 #pragma once
 
 #include "common/mbarrier.cuh"
@@ -15,21 +15,21 @@ struct PassEnd {
     Squares squares;
     uint64_t written[BUFFERS], read[BUFFERS];  // products
 
-    // By all threads, before the block's first barrier.
+    // Called by all threads before the block's first barrier.
     __device__ __forceinline__ void init() {
         if (threadIdx.x >= BUFFERS) return;
         barrier_init(&written[threadIdx.x], THREADS);
         barrier_init(&read[threadIdx.x], 32 * WRITERS);
     }
 
-    // Where the caller puts its sums of `pass`; waits until nothing reads that buffer.
+    // The buffer for the caller's sums of `pass`; waits until its previous contents have been read.
     __device__ __forceinline__ Products& buffer(int pass) {
         const int turn = pass / BUFFERS;
         if (turn > 0) barrier_wait(&read[pass % BUFFERS], (turn - 1) % 2);
         return products[pass % BUFFERS];
     }
 
-    // After the caller has put its sums there, and in pass 0 its squares.
+    // Called after the caller has stored its sums there, and its squares in pass 0.
     __device__ __forceinline__ void finish(const LinearDecode& params, const Span& span, int pass) {
         barrier_arrive(&written[pass % BUFFERS]);
         if (pass > 0) write(params, span, pass - 1);

@@ -1,9 +1,10 @@
 // Weights of 4 or 8 bits in tiles, and what they stand for.
 //
-// A tile holds the codes of 8 weight rows at TILE_INPUTS inputs: for every VECTOR chunks of 32 inputs, every lane and each
-// of these chunks the 8 codes of row lane / 4 from input 8 * (lane % 4) on, in the order of Codes. Then, where GROUP is
-// not 0, scales [TILE_INPUTS / GROUP][8 rows], and with ZERO_POINTS zero points like them. Tiles lie as [inputs / TILE_INPUTS][outputs / 8], both rounded up, with zeros behind the
-// last input and row. A weight is its code, less its zero point, times its scale times its row's factor, and times UNIT.
+// A tile holds the codes of 8 weight rows at TILE_INPUTS inputs: for every VECTOR chunks of 32 inputs, by lane and then
+// by chunk, the 8 codes of row lane / 4 from input 8 * (lane % 4) on, in the order of Codes. Then, where GROUP is not
+// 0, scales [TILE_INPUTS / GROUP][8 rows], and with ZERO_POINTS zero points of that shape. Tiles are laid out as
+// [inputs / TILE_INPUTS][outputs / 8], both rounded up, with zeros after the last input and row.
+// A weight is (code - zero point) * scale * factor of its row * UNIT.
 //
 // Macros: DATA_T (bfloat16 or half); CODE (Int4, E2m1, signed char or E4m3); TILE_INPUTS (a multiple of 32 and of GROUP);
 // GROUP (inputs of a scale: 16 or a multiple of 32; 0: no scales); BYTE_SCALES (1: scales are e4m3, none below 0; 0: they
@@ -46,7 +47,7 @@ __device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
 }
 
 // 8 codes of C as four pairs of numbers of T, which are 2^LOWER too small. Codes of 4 bits lie in the order 0 2 4 6 1 3 5 7
-// from the lowest bits on, those of 8 bits in the order 0 2 1 3 4 6 5 7: what makes pairs then takes fewest instructions.
+// from the lowest bits on, those of 8 bits in the order 0 2 1 3 4 6 5 7: these take the fewest instructions to unpack.
 template <typename C, typename T>
 struct Codes {
     using Words = uint2;
@@ -138,7 +139,7 @@ constexpr int CODE_BYTES = TILE_INPUTS * Weights::BITS;
 constexpr int SCALES = GROUP ? TILE_INPUTS / (GROUP ? GROUP : 1) : 0;  // of a row
 constexpr int SCALE_BYTES = 8 * SCALES * (BYTE_SCALES ? 1 : 2);
 constexpr int TILE_BYTES = CODE_BYTES + (ZERO_POINTS ? 2 : 1) * SCALE_BYTES;
-// Chunks whose codes a lane reads at a time, 16 bytes of them if the tile is that wide.
+// Chunks whose codes a lane reads in one access of 16 bytes, or less in a narrower tile.
 constexpr int VECTOR = CHUNKS * Weights::BITS < 16 ? CHUNKS : 16 / Weights::BITS;
 static_assert(TILE_BYTES % 16 == 0, "tiles are copied in pieces of 16 bytes");
 static_assert(!BYTE_SCALES || (Weights::BITS == 4 && !ZERO_POINTS), "e4m3 scales are made for e2m1");
@@ -152,7 +153,7 @@ __host__ __device__ constexpr float power_of_two(int exponent) {
 // e4m3 scales are brought as far up as the type goes, to 2^BYTE_SCALE times their value, which leaves UNIT.
 constexpr float UNIT = BYTE_SCALES ? power_of_two(Weights::LOWER - Pair<DATA_T>::BYTE_SCALE) : 1.0f;
 
-// A lane's codes of VECTOR chunks, from `c` on.
+// A lane's codes of VECTOR chunks.
 struct TileCodes {
     Vector<Weights::Words, VECTOR> words;
 
@@ -162,7 +163,7 @@ struct TileCodes {
     __device__ __forceinline__ const Weights::Words& of(int c) const { return words.data[c % VECTOR]; }
 };
 
-// The number of DATA_T of the lane's row and group `group`: of the scales, or with `offset` SCALE_BYTES of zero points.
+// The scale of the lane's row in group `group`; with `offset` SCALE_BYTES its zero point.
 __device__ __forceinline__ DATA_T tile_number(const unsigned char* tile, int group, int offset = 0) {
     return reinterpret_cast<const DATA_T*>(tile + CODE_BYTES + offset)[8 * group + threadIdx.x % 32 / 4];
 }

@@ -1,5 +1,5 @@
-// Products of tiles with up to 16 rows of x on tensor cores. The weights of two tiles are the operand of 16 rows: they are
-// made in the registers that it has to be in. A lane's inputs are the 8 consecutive ones from 8 * (lane % 4) on, for x and
+// Products of tiles with up to 16 rows of x on tensor cores. The weights of two tiles are the operand of 16 rows, and are
+// unpacked directly into its registers. A lane's inputs are the 8 consecutive ones from 8 * (lane % 4) on, for x and
 // weights alike.
 //
 // Macros: those of outputs.cuh and tile.cuh.
@@ -9,8 +9,8 @@
 #include "linear_decode/outputs.cuh"
 #include "linear_decode/tile.cuh"
 
-// Products with Int4 leave out what many weights share: codes stay raised by 24, which the sums of a group start from, and
-// its scale multiplies the sums. With more sums there are not enough registers.
+// With Int4, work common to a group is done once per sum: codes stay raised by 24, for which the sum of the group is
+// corrected at its start, and the scale multiplies the sum. Smaller groups would need too many registers.
 constexpr bool IS_INT4 = Weights::BITS == 4 && Weights::LOWER == 0;
 constexpr bool GROUP_SUMS = IS_INT4 && (GROUP == 0 || GROUP >= 64 * ROW_BLOCKS);
 constexpr int SUM_CHUNKS = GROUP_SUMS && GROUP ? GROUP / 32 : CHUNKS;
@@ -33,15 +33,15 @@ __device__ __forceinline__ void multiply_operands(float (&sums)[4], const uint4&
     M::multiply(sums, typename M::A{{first.z, second.z, first.w, second.w}}, typename M::B{{x.z, x.w}});
 }
 
-// A lane's inputs of a slice.
+// A lane's inputs in a slice.
 struct Slice {
     Inputs x[CHUNKS];
-    float offsets[SUMS][ROW_BLOCKS][2];  // the sum of a group's inputs, of the rows of the lane's sums; or -24 times that
+    float offsets[SUMS][ROW_BLOCKS][2];  // sums of a group's inputs for the lane's rows; without zero points -24 times these
 
     __device__ __forceinline__ void load(const LinearDecode& params, int slice, float (&squares)[ROW_BLOCKS]) {
         load_inputs(x, params, slice * TILE_INPUTS + threadIdx.x % 4 * 8, params.inputs, squares);
         if constexpr (GROUP_SUMS) {
-            // 1 where zero points are still to be added to 24.
+            // With zero points, offset_factor applies -(24 + zero point) later.
             const unsigned factor =
                 ZERO_POINTS ? twice(from_float<DATA_T>(1.0f)) : Pair<DATA_T>::INT4_OFFSET | 0x80008000u;
             const uint4 factors = make_uint4(factor, factor, factor, factor);
@@ -60,7 +60,7 @@ struct Slice {
         }
     }
 
-    // Adds the products with two tiles, whose weights are the operand of 16 rows.
+    // Adds the products with two tiles to `sums`.
     __device__ __forceinline__ void multiply_tiles(float (&sums)[ROW_BLOCKS][4], const unsigned char* first,
                                                    const unsigned char* second) const {
         TileCodes codes[2];
@@ -92,13 +92,13 @@ struct Slice {
         }
     }
 
-    // What the sums of group j are multiplied by.
+    // The factor of the sums of group j.
     static __device__ __forceinline__ float sum_scale(const unsigned char* tile, int j) {
         if (!GROUP_SUMS || GROUP == 0) return UNIT;
         return to_float(tile_number(tile, j));
     }
 
-    // What `offsets` of group j are multiplied by.
+    // The factor of `offsets` of group j.
     static __device__ __forceinline__ float offset_factor(const unsigned char* tile, int j) {
         return ZERO_POINTS ? -24.0f - to_float(tile_number(tile, j, SCALE_BYTES)) : 1.0f;
     }

@@ -1,4 +1,4 @@
-// The activation between an expert's two products. Macro: ACTIVATION, its place in EXPERT_ACTIVATIONS of the specification.
+// The activation between an expert's two products. Macro: ACTIVATION, its index in EXPERT_ACTIVATIONS of the specification.
 #pragma once
 
 #include "common/math.cuh"

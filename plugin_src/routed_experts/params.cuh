@@ -19,13 +19,13 @@ struct RoutedExperts {
     int intermediate;
 };
 
-// The same for weights in tiles (linear_decode/tile.cuh): those of all experts are the rows of one matrix.
+// The same for weights in tiles (linear_decode/tile.cuh); the rows of all experts form one matrix.
 struct TiledExperts {
     const void* x;
     const int* expert_ids;
     const float* expert_weights;
     const void* up_tiles;         // [experts * (gate and up, or up) * intermediate][hidden]
-    const float* up_factors;      // of its rows
+    const float* up_factors;      // [rows of up_tiles]
     const void* down_tiles;       // [experts * hidden][intermediate]
     const float* down_factors;
     void* inner;                  // [tokens * top_k][intermediate], of the type of x

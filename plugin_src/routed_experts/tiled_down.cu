@@ -1,6 +1,7 @@
-// What the chosen experts, whose weights are tiles, make of their activations, weighted and added up for each token.
+// Down projections of the chosen experts, whose weights are tiles, weighted and summed for each token.
 //
-// Grid: x 16 columns of the output, y a token. The warps share the slices of all of its routes. Macros: tiled_row.cuh's.
+// Grid: x 16 columns of the output, y a token. The warps of a block share the slices of all routes of the token.
+// Macros: those of tiled_row.cuh.
 #include "routed_experts/tiled_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) tiled_experts_down(const __grid_constant__ TiledExperts params) {

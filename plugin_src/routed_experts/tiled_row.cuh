@@ -1,4 +1,4 @@
-// Products of one row of x with 16 rows of weights in tiles, whose slices of inputs the warps of a block share.
+// Products of one row of x with 16 rows of weights in tiles; the warps of a block share the slices of inputs.
 //
 // Macros: those of linear_decode/tile_products.cuh with ROW_BLOCKS, GATED and NORM for a plain product of few rows; THREADS.
 #pragma once
@@ -16,8 +16,8 @@ struct TiledMatrix {
 
     __device__ __forceinline__ int slices() const { return (inputs + TILE_INPUTS - 1) / TILE_INPUTS; }
 
-    // What slice `slice` adds to x . weight of the 16 rows from group `group` on: with lane = 4 * g, of rows g and g + 8. A
-    // group that is not there counts as the last one.
+    // Partial sums of x . weight over slice `slice` for the 16 rows from group `group` on: lane 4 * g has rows g and
+    // g + 8. A second group beyond the last is a copy of the last; its sums are unused.
     __device__ __forceinline__ float2 multiply(const DATA_T* x, int group, int slice) const {
         LinearDecode row;
         row.x = x;

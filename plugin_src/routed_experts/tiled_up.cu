@@ -1,6 +1,6 @@
-// Activations of the chosen experts, whose weights are tiles of 4 or 8 bits.
+// Activations of the chosen experts, whose weights are 4-bit or 8-bit tiles.
 //
-// Grid: x 16 rows of the intermediate size, y a route. Experts that routes share are read from the L2 after the first.
+// Grid: x 16 rows of the intermediate size, y a route. An expert of several routes is read from L2 after the first.
 // Macros: those of tiled_row.cuh; EXPERT_GATED (the first half of an expert's rows is a gate); ACTIVATION.
 #include "routed_experts/activate.cuh"
 #include "routed_experts/tiled_row.cuh"

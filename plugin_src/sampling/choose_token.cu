@@ -1,18 +1,18 @@
-// Chooses the token of each row: applies its filters exactly, to the candidates or, where these are not enough, to all
-// tokens, and draws. Also lists the most likely tokens.
+// Chooses the token of each row: applies its filters exactly, to the candidates or, if they are not enough, to all
+// tokens, and samples one. Also lists the most likely tokens.
 //
-// Grid: problems, a block of THREADS each. Macros: THREADS.
+// Grid: problems; THREADS threads per block. Macros: THREADS.
 #include "common/launch.cuh"
 #include "sampling/select.cuh"
 
 namespace {
 
 constexpr unsigned ONE = 0x3f800000u;  // the bits of the largest weight, 1
-constexpr int WEIGHT_BITS = 30;        // of the difference to it
+constexpr int WEIGHT_BITS = 30;        // of the difference from it
 constexpr int ANY = 0x7fffffff;
 
-// Which tokens are left: those with a score of at least `least_key`, a weight above `edge`, or equal to it where the id
-// is at most `last_token`, and a weight of at least `min_weight`.
+// A token survives if its score's key is at least `least_key`, its weight is at least `min_weight`, and its weight is
+// above `edge`, or equal to `edge` with an id of at most `last_token`.
 struct Filters {
     unsigned least_key;
     float edge;
@@ -37,8 +37,8 @@ struct Source {
     __device__ __forceinline__ int token(int i) const { return tokens ? tokens[i] : i; }
 };
 
-// Candidates of a row with a top_k, where they are few: each is compared with each, which takes fewer steps than the
-// digits of their keys.
+// Candidates of a row with top_k, if there are few: comparing all pairs takes fewer steps than a search by digits of
+// the keys.
 struct Few {
     static constexpr int MOST = 256, WARPS = THREADS / 32;
 
@@ -56,7 +56,7 @@ struct Few {
         return sum;
     }
 
-    // The candidate that is sampled, known to the first lane of one warp; -1 in all other threads.
+    // The index of the sampled candidate in the first lane of one warp; -1 in all other threads.
     __device__ __forceinline__ int sampled(const float* scores, const int* tokens, int count, const Settings& settings,
                                          float peak) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
 
     Filters filters = {0u, 0.0f, ANY, settings.min_p};
     const auto weight_of = [&](float score) { return exponential(score, state.peak, settings.scale); };
-    // The weight of item i where it is left, else 0.
+    // The integer weight of item i if it survives, else 0.
     const auto left = [&](int i, float& weight) -> uint64_t {
         const float score = source.scores[i];
         if (!filters.keep_score(score)) return 0;
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
         filters.least_key = ~key;
         const int wanted = settings.top_k - static_cast<int>(select.before);
         if (settings.kind == LISTED && wanted < static_cast<int>(select.inside)) {
-            // Of equals with the last one, those that come first.
+            // Of tokens that tie with the last one, take those with the lowest ids.
             __syncthreads();
             filters.last_token = select.key_at(wanted - 1, token_bits, source.begin, source.end,
                                                [&](int i, unsigned& key, uint64_t& sum) {
@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     }
 
     if (settings.top_p < 1.0) {
-        // The nucleus is that of the tokens that top_k leaves; min_p comes after it.
+        // top_p applies to the tokens that survive top_k; min_p comes after it.
         filters.min_weight = 0.0f;
         const uint64_t sum = has_list || settings.top_k > 0 ? sum_of_left() : total;
         if (settings.top_k > 0) total = sum;
@@ -239,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
                                                    return sum > 0;
                                                });
             filters.edge = __uint_as_float(ONE - key);
-            // Below the bound may be equals of the last weight, as weights are rounded.
+            // Tokens below the bound may have the same rounded weight as the last one.
             if (!source.tokens || settings.top_k > 0 || filters.edge > 1.00001f * weight_of(state.bound)) break;
             source = row;
             filters.edge = 0.0f;
@@ -266,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     if (has_order(settings)) {
         target = __umul64hi(word, sum_of_left());
     } else {
-        // The slice first, by its sum, and then the token in it.
+        // Choose the slice by its sum, then the token in it.
         target = __umul64hi(word, total);
         int slice = 0;
         for (; slice < params.slices - 1; slice++) {

@@ -1,10 +1,10 @@
 // Edits the logits of each row, and finds its largest score and a bound below which no token survives its filters.
 //
-// Grid: slices x problems, THREADS threads. The last block of a row to end looks at what all of them found. The bound
-// is the top_k-th largest of the threads' own largest scores: these are different tokens, so that no token below it is
+// Grid: slices x problems, THREADS threads. The last block of a row to finish combines the results of all. The bound
+// is the top_k-th largest of the threads' largest scores: these belong to different tokens, so no token below it is
 // among the top_k.
 //
-// Macros: THREADS; VECTOR (tokens of an access: 1 or 4); MOST_SLICE (tokens of a slice); MOST_SLICES.
+// Macros: THREADS; VECTOR (tokens per access: 1 or 4); MOST_SLICE (tokens of a slice); MOST_SLICES.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "sampling/weights.cuh"
@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int WARPS = THREADS / 32;
-// Tokens looked for where no top_k bounds them: more than the nucleus mostly has.
+// Candidates to gather without top_k: usually more than the nucleus has.
 constexpr int NUCLEUS = 1024;
 
 struct Best {
@@ -32,10 +32,10 @@ struct Best {
     }
 };
 
-// NaN or infinite; -inf is a token that the model rules out.
+// NaN or +inf; -inf marks a token that the model rules out.
 __device__ __forceinline__ bool is_bad(float logit) { return !(logit < __int_as_float(0x7f800000)); }
 
-// The first edit in [begin, end) of a token that is not below `token`.
+// The first edit in [begin, end) whose token is at least `token`.
 __device__ __forceinline__ int first_edit(const Edit* edits, int begin, int end, int token) {
     while (begin < end) {
         const int middle = begin + (end - begin) / 2;
@@ -53,7 +53,7 @@ __device__ __forceinline__ float edited(float score, const Edit& edit) {
     return __fsub_rn(score, edit.minus);
 }
 
-// How many of the block's keys, `slices` of each thread, are at least `least`.
+// The number of the block's keys, `slices` per thread, that are at least `least`.
 __device__ __forceinline__ int count_from(const unsigned* keys, int slices, unsigned least, int* sums) {
     int count = 0;
     for (int i = 0; i < slices; i++) count += keys[i * THREADS + threadIdx.x] >= least;
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
         RowState state;
         state.peak = of_row.score;
         state.best = row_is_bad ? NOT_FINITE : of_row.token;
-        // Keys below that of -inf are those of no number.
+        // Keys below that of -inf belong to no number.
         state.bound = bound <= ordered(minus_infinity()) ? minus_infinity() : score_of(bound);
         state.padding = 0;
         params.states[problem] = state;

@@ -1,9 +1,9 @@
-// The key at which a running sum passes a number: one block, digit by digit, without sorting.
+// Radix select of the key at which a running sum passes a target: one block, digit by digit, without sorting.
 #pragma once
 
 #include "sampling/weights.cuh"
 
-// Bins of a digit; their sums are in two words, as shared memory has no atomic sum of 64 bits.
+// Bins of a digit. Sums are in two 32-bit words, added with a carry.
 template <int THREADS_>
 struct Select {
     static constexpr int DIGIT = 11, BINS = 1 << DIGIT, OWN = BINS / THREADS_, WARPS = THREADS_ / 32;
@@ -20,14 +20,14 @@ struct Select {
         __syncthreads();
     }
 
-    // All lanes come here together; `sum` of those that are not `active` is ignored.
+    // Called by all lanes of a warp together; `sum` of lanes that are not `active` is ignored.
     __device__ __forceinline__ void add(bool active, unsigned bin, uint64_t sum) {
         const unsigned lanes = __ballot_sync(0xffffffffu, active);
         if (!lanes) return;
-        // Many equal tokens would queue for one bin.
+        // Lanes with the same bin would otherwise serialise on its atomics.
         const unsigned shared_bin = __shfl_sync(0xffffffffu, bin, __ffs(lanes) - 1);
         if (__all_sync(0xffffffffu, !active || bin == shared_bin)) {
-            // 2^40 and less: sums of 32 parts of 21 bits fit a word.
+            // Sums are at most 2^40: 32 parts of 21 bits add up within a word.
             const unsigned part = active ? static_cast<unsigned>(sum) & 0xfffffu : 0u;
             const unsigned rest = active ? static_cast<unsigned>(sum >> 20) : 0u;
             sum = __reduce_add_sync(0xffffffffu, part);
@@ -40,8 +40,8 @@ struct Select {
         if (carry) atomicAdd(&high[bin], carry);
     }
 
-    // The bin in which the running sum passes `target`, which is below the sum of all: `digit`, `before` and `inside`
-    // of it. Clears the bins.
+    // Sets `digit` to the bin in which the running sum passes `target`, which is below the total, and `before` and
+    // `inside` for it. Clears the bins.
     __device__ __forceinline__ void find(uint64_t target) {
         __syncthreads();
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -77,9 +77,9 @@ struct Select {
         __syncthreads();
     }
 
-    // The least key of `bits` bits such that the sum over the items with at most this key passes `target`, which is
-    // below the sum of all items. `visit(i, key, sum)` gives item i and says whether it counts; `before` and `inside`
-    // tell of the found key afterwards.
+    // The smallest key of `bits` bits such that the sum over items with keys up to it passes `target`, which is below
+    // the total. `visit(i, key, sum)` sets key and summand of item i and returns whether it counts. Afterwards `before`
+    // and `inside` are those of the returned key.
     template <typename Visit>
     __device__ __forceinline__ unsigned key_at(uint64_t target, int bits, int begin, int end, Visit visit) {
         unsigned found = 0;
@@ -91,7 +91,7 @@ struct Select {
                 unsigned key = 0;
                 uint64_t sum = 0;
                 bool active = i < end && visit(i, key, sum);
-                // A shift by all 32 bits means none here.
+                // A shift by 32 bits is undefined; there is no earlier digit to compare.
                 active = active && (left >= 32 || key >> left == found);
                 add(active, key >> shift & ((1u << width) - 1), sum);
             }

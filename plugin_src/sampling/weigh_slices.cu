@@ -1,6 +1,6 @@
 // Sums the weights of each slice, and gathers the candidates: the tokens that can survive the filters of a row.
 //
-// Grid: slices x problems, THREADS threads. Macros: THREADS; VECTOR (tokens of an access: 1 or 4).
+// Grid: slices x problems, THREADS threads. Macros: THREADS; VECTOR (tokens per access: 1 or 4).
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "sampling/weights.cuh"

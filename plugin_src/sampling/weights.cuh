@@ -1,6 +1,6 @@
-// Unnormalised probabilities as whole numbers, bit for bit those of hybridge.runtime.sampling.weights, and Philox.
+// Unnormalised probabilities as integers, bit for bit those of hybridge.runtime.sampling.weights, and Philox.
 //
-// The intrinsics keep the compiler from contracting a product and a sum into one rounding.
+// The intrinsics keep the compiler from fusing a product and a sum into one rounding.
 #pragma once
 
 #include "sampling/params.cuh"
@@ -11,7 +11,7 @@ constexpr int NOT_FINITE = -1;
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000u); }
 
-// exp((score - peak) * scale): 1 at the peak, 0 where its power of two has no bits.
+// exp((score - peak) * scale): 1 at the peak, 0 below 2^-126.5.
 __device__ __forceinline__ float exponential(float score, float peak, float scale) {
     float x = fmaxf(__fmul_rn(__fsub_rn(score, peak), scale), -88.1f);
     const float power = rintf(__fmul_rn(x, 1.44269504088896341f));
@@ -25,18 +25,18 @@ __device__ __forceinline__ float exponential(float score, float peak, float scal
     return __fmul_rn(x, __int_as_float((static_cast<int>(power) + 127) << 23));
 }
 
-// A weight from 0 to 1 as a whole number, of which 1 is 2^40.
+// A weight from 0 to 1 as an integer: 1 becomes 2^40.
 __device__ __forceinline__ uint64_t whole_weight(float weight) {
     return __float2ull_rn(__fmul_rn(weight, 1099511627776.0f));
 }
 
-// The least sum of weights that counts as `top_p` of `total`.
+// The smallest sum of weights that reaches `top_p` of `total`.
 __device__ __forceinline__ uint64_t share_of(uint64_t total, double top_p) {
     const uint64_t share = static_cast<uint64_t>(ceil(__dmul_rn(top_p, __ull2double_rn(total))));
     return min(max(share, uint64_t(1)), total);
 }
 
-// Bits that order scores as the numbers do; the two zeros are equal.
+// A key that orders as the scores do; -0 and +0 have the same key.
 __device__ __forceinline__ unsigned ordered(float score) {
     const unsigned bits = __float_as_uint(__fadd_rn(score, 0.0f));
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -62,13 +62,13 @@ __device__ __forceinline__ uint64_t random_word(const Settings& settings) {
     return c0;
 }
 
-// The scores of a row: its logits, or what its edits made of them.
+// The scores of a row: its logits, after its edits if it has any.
 __device__ __forceinline__ const float* scores_of(const Sampling& params, const Settings& settings) {
     const bool edited = settings.masked || settings.edits_begin < settings.edits_end;
     return (edited ? params.scores : params.logits) + static_cast<int64_t>(settings.row) * params.vocab;
 }
 
-// Whether the filters of a row leave out tokens in the order of their scores.
+// Whether the filters of a row depend on the order of the scores.
 __device__ __forceinline__ bool has_order(const Settings& settings) {
     return settings.kind == LISTED || (settings.kind == SAMPLED && (settings.top_k > 0 || settings.top_p < 1.0));
 }

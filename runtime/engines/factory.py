@@ -37,8 +37,8 @@ class EngineOptions:
     """Options of every engine.
 
     threads: CPU threads, None leaves the choice to the engine. engine_folder: the TensorRT engine to run, a folder or
-    the name of one in OUT/engines; None takes the one that fits this machine. exact_products: do not round the inputs
-    of quantised weights to 8 bits, as onnxruntime does; its products take 3 to 40 times as long then.
+    the name of one in OUT/engines; None takes the one that fits this machine. exact_products: onnxruntime does
+    not round the inputs of quantised weights to 8 bits; their products then take 3 to 40 times as long.
     """
 
     threads: int | None = setting(

@@ -1,4 +1,4 @@
-"""How the tokens of a step are chosen, in arrays that the CUDA kernels of ``sampling`` read, and what these find."""
+"""Sampling settings of a step as arrays for the CUDA kernels of ``sampling``, and tokens from the kernels' results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WORD = (1 << 64) - 1
 
 
 class PackedSampling:
-    """Settings of the rows of a step, and after them, where it ``lists``, those of the lists of likely tokens.
+    """Settings of a step's rows, followed with ``lists`` by those of the rows' lists of likely tokens.
 
-    settings [problems] and edits [n] of the kernels' types and masks [rows, ceil(vocab / 32)] uint32: memory of the
-    caller, which ``fill`` writes to. ``edited``, ``masked``: edits in use, and the rows whose masks have changed.
+    settings [problems] and edits [n] of the kernels' types and masks [rows, ceil(vocab / 32)] uint32: the caller's
+    memory, which ``fill`` writes to. ``edited``: number of edits in use. ``masked``: rows whose masks have changed.
     """
 
     def __init__(self, settings: np.ndarray, edits: np.ndarray, masks: np.ndarray, vocab: int, lists: bool) -> None:
@@ -26,21 +26,21 @@ class PackedSampling:
         self._rows = len(settings) // 2 if lists else len(settings)
         self._lists = lists
         self.edited, self.masked = 0, list[int]()
-        # What was last written to each mask: the same array holds the same bits.
+        # The array last written to each mask; masks are never modified, so the same array means the same bits.
         self._known: list[np.ndarray | None] = [None] * self._rows
-        # What was last filled in, and whether equal settings need no new ones.
+        # The last settings filled in, and whether they can be reused when they are equal.
         self._filled: object = None
         self._repeats, self._chosen = False, frozenset[int]()
 
     def fill(self, samplings: Mapping[int, TokenSampling]) -> frozenset[int]:
-        """The rows that the kernels choose for, of those of ``samplings``; each other row gets its most likely token.
+        """Write the settings; returns the rows of ``samplings`` for the kernels. Others get the most likely token.
 
-        A row with functions of the caller, or with more edits than there is room for, is left to the host.
+        A row with logits processors, or with more edits than there is room for, is left to the host.
         """
         table, self.edited, self.masked = self._settings, 0, []
         chosen_by = [(how.params, how.words, how.edits) for how in samplings.values()]
         if self._repeats and self._filled == (list(samplings), chosen_by):
-            # Only the position of a row is another one.
+            # Only the positions have changed.
             table["position"][list(samplings)] = [how.position for how in samplings.values()]
             return self._chosen
         self._filled, self._repeats = (list(samplings), chosen_by), all(how.edits is None for how in samplings.values())
@@ -62,10 +62,10 @@ class PackedSampling:
     def sampled(
         self, samplings: Mapping[int, TokenSampling], results: np.ndarray, tokens: np.ndarray, logits: np.ndarray
     ) -> dict[int, SampledToken]:
-        """What the kernels found, by row of ``samplings``, which ``fill`` said they choose for.
+        """The kernels' tokens by row of ``samplings``, which must be rows that ``fill`` returned.
 
-        A row whose logits are not finite, or that allows no token, is left out: the host finds the error. results
-        [problems]: of the kernels' type; tokens, logits [problems, MOST_LISTED]: the lists.
+        Rows whose logits are not finite or that allow no token are left out: the host reports the error. results
+        [problems]: of the kernels' type. tokens, logits [problems, MOST_LISTED]: the lists.
         """
         found: dict[int, SampledToken] = {}
         every: list[int] = results["token"].tolist()
@@ -114,7 +114,7 @@ class PackedSampling:
 
 
 def merged_edits(edits: LogitEdits) -> np.ndarray:
-    """``edits`` [n] by ascending token, all changes of a token in one, of the kernels' type."""
+    """``edits`` as records [n] of the kernels' type, one per token, by ascending token."""
     tokens = np.unique(np.concatenate((edits.forbidden, edits.biased, edits.seen, edits.answered)))
     found = np.zeros(len(tokens), edit_type())
     found["token"], found["factor"] = tokens, 1

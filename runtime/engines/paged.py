@@ -146,10 +146,10 @@ class PagedEngine(ABC):
         """
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
-        """Like ``step``, but where a device works by itself, this need not wait for it: the result does.
+        """Like ``step``, but may return before a device has finished: reading the result waits.
 
-        samplings: how the tokens after some of ``logits_indices`` are chosen, by index there; the others are the most
-        likely. An engine that can chooses them in the step, for others ``StepResult.sampled`` does it on the host.
+        samplings: how to choose tokens, by index in ``logits_indices``; other indices get the most likely token. An
+        engine may sample in the step; otherwise ``StepResult.sampled`` does it on the host.
         """
         return ArrayResult(self.step(inputs))
 

@@ -26,10 +26,10 @@ class StepResult(ABC):
         """The most likely token after each of the step's logits_indices; None where its logits are not finite."""
 
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
-        """The token that each of ``samplings`` chooses after its index in logits_indices, or the error of that row.
+        """The token of each of ``samplings``, by index in logits_indices, or that row's error.
 
-        They are among those that the step was given, by ascending index. This samples on the host; a result of an
-        engine that has chosen in the step has these tokens, which are the same.
+        ``samplings``: some of those that the step was given, by ascending index. This samples on the host; engines that
+        sample in the step return the same tokens.
         """
         if not samplings:
             return {}

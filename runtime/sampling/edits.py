@@ -21,7 +21,7 @@ class LogitEdits:
     allowed     uint32 [ceil(vocab / 32)]: bit t % 32 of word t // 32 says whether token t can be sampled; None for all
     forbidden   tokens that cannot be sampled
     biased      tokens with the ``bias`` float32 that is added
-    seen        tokens of prompt and answer, to which ``repetition`` applies: positive / it, negative * it
+    seen        tokens of prompt and answer: logits above 0 are divided by ``repetition``, others multiplied by it
     answered    tokens of the answer, with their ``counts`` float32, from which ``frequency`` times the count and
                 ``presence`` are subtracted
     """
@@ -43,7 +43,7 @@ def edited_rows(
 ) -> np.ndarray:
     """``logits`` [n, vocab] float32 with the ``edits`` of each row, as a new array.
 
-    ``between`` takes and gives the rows [n, vocab] after the bias, before the penalties.
+    ``between`` maps the rows [n, vocab] after the bias to those that the penalties apply to.
     """
     scores = logits.copy()
     for row, edit in enumerate(edits):
@@ -65,7 +65,7 @@ def edited_rows(
 
 
 def mask_of(tokens: np.ndarray, vocab: int) -> np.ndarray:
-    """``LogitEdits.allowed`` that allows ``tokens`` [n] int64; those from ``vocab`` on count for nothing."""
+    """``LogitEdits.allowed`` that allows ``tokens`` [n] int64; ids of ``vocab`` and above are ignored."""
     bits = np.zeros(-(-vocab // 32) * 32, bool)
     bits[tokens[tokens < vocab]] = True
     return np.packbits(bits, bitorder="little").view("<u4")

@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridge.runtime.sampling.weights import share_of, whole_weights
 
-# Weights that a search for the largest ones looks at first.
+# How many of the largest weights top_p sorts first.
 FIRST_HEAD = 64
 
 
@@ -23,10 +23,10 @@ def top_k_ids(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def top_p_positions(weights: np.ndarray, top_p: float) -> np.ndarray:
-    """Positions (ascending) of the fewest largest ``weights`` [n] whose sum reaches top_p of the whole.
+    """Positions (ascending) of the fewest largest ``weights`` [n] whose sum reaches top_p of the total.
 
     Sorts a growing head of the weights, so that a peaked distribution over a large vocabulary stays cheap. Sums are
-    those of ``whole_weights``.
+    those of ``whole_weights``, which are exact.
     """
     whole = whole_weights(weights)
     share = share_of(int(whole.sum()), top_p)

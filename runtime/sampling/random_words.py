@@ -1,4 +1,4 @@
-"""Random numbers by position: those of a token depend on its seed and its place in the answer, on nothing else."""
+"""Random numbers by position: a token's depend only on the seed and on its position in the answer."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import secrets
 import numpy as np
 
 _MASK = (1 << 128) - 1
-# Words of a position, in the order of Philox.
+# Words per position: one Philox output block.
 _WORDS = 4
-# Positions computed together.
+# Positions generated at a time.
 _POSITIONS = 64
 
 
 class RandomWords:
-    """Philox4x64-10 (Salmon et al. 2011) with ``key`` and the counter position + 1: four words of 64 bits a position.
+    """Philox4x64-10 (Salmon et al. 2011) with ``key`` and counter position + 1: four 64-bit words per position.
 
-    Word 0 draws a token, word 1 accepts or rejects a draft token, word 2 draws a draft token.
+    Word 0 samples a token, word 1 accepts or rejects a draft token, word 2 samples a draft token.
     """
 
     def __init__(self, seed: int | None) -> None:
-        """``seed``: its lowest 128 bits are the key; None: a key that no one has chosen."""
+        """``seed``: its lowest 128 bits are the key; None: a random key."""
         self.key = secrets.randbits(128) if seed is None else seed & _MASK
         self._words: list[int] = []
         self._first = 0
 
     def at(self, position: int, word: int) -> int:
-        """Word 0, 1 or 2 of ``position``, from 0 to 2**64 - 1."""
-        place = position - self._first
-        if not 0 <= place < len(self._words) // _WORDS:
-            self._first, place = position, 0
-            # The generator counts on before it gives its first words.
+        """Word ``word`` (0, 1 or 2) of ``position``: 0 to 2**64 - 1."""
+        offset = position - self._first
+        if not 0 <= offset < len(self._words) // _WORDS:
+            self._first, offset = position, 0
+            # The generator increments its counter before the first output.
             source = np.random.Philox(key=self.key, counter=position)
             self._words = source.random_raw(_WORDS * _POSITIONS).tolist()
-        return self._words[place * _WORDS + word]
+        return self._words[offset * _WORDS + word]
 
     def uniform(self, position: int, word: int) -> float:
-        """The same as a number in [0, 1), of 53 bits."""
+        """``at`` as a 53-bit number in [0, 1)."""
         return (self.at(position, word) >> 11) * 2.0**-53

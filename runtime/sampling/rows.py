@@ -1,4 +1,4 @@
-"""Sampling for many rows at once, in a few calls for all of them, with the same tokens as for each alone."""
+"""Vectorised sampling of many rows; the tokens are those of sampling each row alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hybridge.runtime.sampling.token_sampling import DRAW, SampledToken, TokenSa
 from hybridge.runtime.sampling.weights import exponentials, scale_of, share_of, target_of, whole_weights
 
 DrawError = EngineError | RequestError
-# Numbers that are worked on together: with more of them, or fewer rows, a row by itself is as fast.
+# Largest number of logits and smallest number of rows of one batch: beyond these, sampling each row alone is as fast.
 _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
 
 def sample_rows(samplings: Sequence[TokenSampling], logits: np.ndarray) -> list[SampledToken | DrawError]:
-    """The token of each of ``samplings`` from its row of ``logits`` [n, vocab] float32, or the error of this row.
+    """The token of each of ``samplings`` from its row of ``logits`` [n, vocab] float32, or that row's error.
 
     Logits are edited together, and rows of equal top_k, top_p and min_p are sampled together, whatever their
-    temperatures and seeds; those with functions of the caller, and those of large vocabularies, one by one.
+    temperatures and seeds; rows with logits processors and rows of large vocabularies one by one.
     """
     scores, edited = _edited(samplings, logits)
     tokens = [-1] * len(samplings)
@@ -47,7 +47,7 @@ def sample_rows(samplings: Sequence[TokenSampling], logits: np.ndarray) -> list[
 
 
 def _edited(samplings: Sequence[TokenSampling], logits: np.ndarray) -> tuple[np.ndarray, list[bool]]:
-    """``logits`` after the edits of each row, and by row whether these were made; other rows are sampled alone."""
+    """``logits`` after each row's edits, and by row whether these were applied; other rows are sampled alone."""
     done = [how.process is None for how in samplings]
     edits = {place: how.edits for place, how in enumerate(samplings) if done[place] and how.edits is not None}
     if not edits:
@@ -63,7 +63,7 @@ def _edited(samplings: Sequence[TokenSampling], logits: np.ndarray) -> tuple[np.
 
 
 def _alone(how: TokenSampling, logits: np.ndarray, scores: np.ndarray | None) -> SampledToken | DrawError:
-    """``scores``: the logits after all edits, None where these are still to be made."""
+    """The token of one row, or its error. ``scores``: the logits after all edits; None: not yet applied."""
     try:
         return how.chosen(logits, how.scores(logits) if scores is None else scores)
     except (EngineError, RequestError) as error:
@@ -84,7 +84,7 @@ def _tokens(
         ids = mask.nonzero()[1].reshape(len(scores), top_k)
         scores = np.take_along_axis(scores, ids, 1)
     if not fit.all():
-        # Unused, but finite.
+        # Their results are not used, but must be finite.
         scores, peaks = np.where(fit[:, None], scores, 0), np.where(fit, peaks, 0)
     scales = np.array([scale_of(how.params.temperature) for how in samplings], np.float32)
     weights = exponentials(scores, peaks[:, None], scales[:, None])
@@ -105,8 +105,8 @@ def _tokens(
 
 
 def _top_p(weights: np.ndarray, whole: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
-    """The fewest largest of ``weights`` [m, n] that reach top_p of the whole, as a mask; whether a head of each row was
-    enough to tell [m]. As ``top_p_positions``."""
+    """``top_p_positions`` of each row of ``weights`` [m, n] as a mask, and whether the row's largest FIRST_HEAD weights
+    were enough to decide [m]."""
     shares = np.array([share_of(total, top_p) for total in whole.sum(1).tolist()])
     n = weights.shape[1]
     size = min(FIRST_HEAD, n)
@@ -118,13 +118,13 @@ def _top_p(weights: np.ndarray, whole: np.ndarray, top_p: float) -> tuple[np.nda
     counts = (running < shares[:, None]).sum(1) + 1
     mask = np.zeros(weights.shape, bool)
     np.put_along_axis(mask, head, np.arange(size) < counts[:, None], 1)
-    # Which of equals with the last of a head are in it is left to chance.
+    # argpartition may put any of several equal weights into the head.
     last = np.take_along_axis(values, np.minimum(counts, size)[:, None] - 1, 1)[:, 0]
     return mask, (running[:, -1] >= shares) & ((last > values[:, -1]) | (size == n))
 
 
 def _positions(whole: np.ndarray, words: Sequence[int]) -> np.ndarray:
-    """The position that each of ``words`` draws in its row of ``whole`` [m, n]."""
+    """The position [m] sampled with each of ``words`` in its row of ``whole`` [m, n]."""
     rows, count = whole.shape
     size = block_size(count)
     blocks = np.cumsum(np.add.reduceat(whole, np.arange(0, count, size), axis=1), axis=1)

@@ -39,7 +39,7 @@ class Sampler:
         seed = None if params.seed is None else params.seed + choice
         self._words = None if params.greedy else RandomWords(seed)
         self._history = AnswerHistory(params, prompt, stop_ids, bad_words) if params.edits_logits else None
-        # Tokens of the answer, and draft tokens drawn after them.
+        # Tokens of the answer, and draft tokens sampled after them.
         self._position = self._drafted = 0
 
     @property
@@ -48,7 +48,7 @@ class Sampler:
         return self._words is not None
 
     def draw(self, vocab: int) -> TokenSampling:
-        """How the next token is chosen from logits [vocab]; ``record`` then takes it."""
+        """How to choose the next token from logits [vocab]; call ``record`` with the token afterwards."""
         if self._history is None:
             return TokenSampling(self._params, self._words, self._position)
         process = self._processed if self._params.logits_processors else None
@@ -57,11 +57,11 @@ class Sampler:
     def sample_draft_token(self, logits: np.ndarray) -> DraftToken:
         """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
 
-        Uses the request's temperature, filters and random numbers; further calls draw for the tokens that follow.
+        Uses the request's temperature, filters and random numbers; further calls sample the tokens that follow.
         Penalties and other edits are skipped: they would depend on earlier draft tokens, which are not recorded.
         EngineError as in ``sample``.
         """
-        assert self._words is not None, "a greedy sampler draws nothing"
+        assert self._words is not None, "a greedy sampler samples no draft tokens"
         ids, weights = surviving_tokens(logits, logits[best_of(logits)], self._params)
         position = draw(weights, self._words.at(self._position + self._drafted, DRAFT))
         self._drafted += 1
@@ -89,7 +89,7 @@ class Sampler:
         return sampled
 
     def record(self, token: int) -> None:
-        """``token`` is the next one."""
+        """Append ``token`` to the answer."""
         self._position += 1
         self._drafted = 0
         if self._history is not None:
@@ -126,5 +126,5 @@ def best_tokens(logits: np.ndarray) -> list[int | None]:
 def best_token(logits: np.ndarray) -> int | None:
     """The most likely token of ``logits`` [vocab]; None where it has NaN or no finite value."""
     best = int(logits.argmax())
-    # argmax returns the first NaN if there is one, so one look finds any.
+    # argmax returns the first NaN if there is one, so checking one value is enough.
     return best if math.isfinite(logits.item(best)) else None

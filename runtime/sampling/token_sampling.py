@@ -1,4 +1,4 @@
-"""How one token is chosen from its logits, and the choice for one row."""
+"""How a token is chosen from its logits, and sampling of a single row."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hybridge.runtime.sampling.rejection import DraftToken, accepted_or_resample
 from hybridge.runtime.sampling.weights import exponentials, scale_of, target_of, whole_weights
 
 SampledToken = tuple[int, TokenLogprobs | None]
-# Up to this many tokens are summed as one block; above, sampling first chooses a block and then a token in it.
+# Up to this many tokens are summed as one block; for more, sampling first chooses a block, then a token in it.
 FEW = 64
-# Words of a position, by their use.
+# Which random word of a position (``RandomWords.at``) serves which purpose.
 DRAW, ACCEPT, DRAFT = 0, 1, 2
 
 
 class TokenSampling(NamedTuple):
-    """How a token is chosen from its logits. Nothing else decides, so that every engine chooses the same.
+    """Everything that decides which token is chosen from its logits, so that all engines choose the same one.
 
-    params: temperature and filters, and whether log-probabilities are requested. words: its random numbers, None where
-    the most likely token is taken. position: tokens of the answer before it. edits: changes of the logits, None: none.
-    process: functions of the caller on rows [1, vocab], after the bias; None: none.
+    params: temperature and filters, and whether log-probabilities are requested. words: random numbers; None takes
+    the most likely token. position: number of answer tokens before it. edits: changes to the logits, or None.
+    process: the caller's logits processors, applied to rows [1, vocab] after the bias; or None.
     """
 
     params: SamplingParams
@@ -45,14 +45,14 @@ class TokenSampling(NamedTuple):
         return self.params.top_k, self.params.top_p, self.params.min_p
 
     def scores(self, logits: np.ndarray) -> np.ndarray:
-        """``logits`` [vocab] after all edits. EngineError: they are not finite; RequestError: ``process`` failed."""
+        """``logits`` [vocab] after all edits. EngineError if they are not finite, RequestError if ``process`` fails."""
         if self.edits is None:
             return logits
         best_of(logits)
         return edited_rows(logits[None], [self.edits], self.process)[0]
 
     def chosen(self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None) -> SampledToken:
-        """The token, from ``logits`` [vocab] float32 and these after the edits, and its log-probabilities if requested.
+        """The token chosen from ``scores`` (``logits`` [vocab] after edits) and its log-probabilities if requested.
 
         Errors and ``draft_token`` as in ``Sampler.sample``.
         """
@@ -60,7 +60,7 @@ class TokenSampling(NamedTuple):
         return self.described(logits, best if self.words is None else self._sampled(scores, scores[best], draft_token))
 
     def described(self, logits: np.ndarray, token: int) -> SampledToken:
-        """``token``, chosen after ``logits`` [vocab], and its log-probabilities if requested."""
+        """``token``, which was chosen from ``logits`` [vocab], and its log-probabilities if requested."""
         count = self.params.logprobs
         return token, None if count is None else token_logprobs(logits, token, count)
 
@@ -102,7 +102,7 @@ def _select(ids: np.ndarray | None, weights: np.ndarray, selected: np.ndarray) -
 def best_of(scores: np.ndarray, edited: bool = False) -> int:
     """The most likely token. ``edited``: non-finite scores come from the request's own edits, not from the engine.
 
-    EngineError, RequestError where edited, when no score is finite or one is NaN or infinite.
+    EngineError (RequestError if edited) when the largest score is not finite or one is NaN.
     """
     best = int(scores.argmax())
     # argmax returns the first NaN if there is one, so checking one value is enough.
@@ -124,7 +124,7 @@ def block_size(count: int) -> int:
 
 
 def draw(weights: np.ndarray, word: int) -> int:
-    """The position in ``weights`` [n] float32, at most 1 each, that random ``word`` (64 bits) draws."""
+    """The position in ``weights`` [n] float32, at most 1 each, sampled with the random 64-bit ``word``."""
     whole = whole_weights(weights)
     size = block_size(whole.size)
     if size == whole.size:

@@ -32,8 +32,8 @@ class StepExecutor:
     def launch(self, plan: StepPlan, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult | None:
         """The result for the rows that sample, in their order (and padding after them); None without rows.
 
-        samplings: as in ``PagedEngine.launch``. Whatever the engine raises passes through; then nothing is known of the
-        memory that the plan names.
+        samplings: as in ``PagedEngine.launch``. Exceptions of the engine propagate; the
+        contents of the plan's memory are then undefined.
         """
         engine = self._engine
         if not plan.repeats:
@@ -45,7 +45,7 @@ class StepExecutor:
         if runner is None:
             result = engine.launch(self._packer.pack(plan), samplings)
         else:
-            # Arrays of its own: a runner may look at them after the step.
+            # Fresh arrays: a runner may read them after the step.
             inputs = packed_inputs(plan, self._scheduler.sequences, self._manager, engine)
             result = runner.launch(engine, inputs, plan.rows, samplings)
         if not plan.taken_slots:

@@ -48,7 +48,7 @@ class Group(ABC):
         return 0
 
     def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
-        """What says how the next token of ``sequence`` is sampled, for ``take``; None where ``accept`` chooses it."""
+        """The sampler for the tokens that ``take`` gets; None where ``accept`` chooses tokens from logits."""
         return None
 
     def draw(self, sequence: ScheduledSequence) -> Draw | None:
@@ -57,7 +57,7 @@ class Group(ABC):
         return sampler.sample_draft_token if sampler is not None and sampler.is_random else None
 
     def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
-        """Go on from the token that was chosen as the ``sampler`` of ``sequence`` says; what makes the pieces of it."""
+        """Append the token sampled for ``sequence``; returns functions that make its output pieces."""
         raise AssertionError("a group without samplers was given a sampled token")
 
     def read_prompt(self, logits: np.ndarray) -> None:

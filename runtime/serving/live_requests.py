@@ -73,7 +73,7 @@ class LiveRequests:
         return list(dict.fromkeys(known[sequence] for sequence in sequences if sequence in known))
 
     def samplers(self, sampling: Iterable[tuple[ScheduledSequence, int]]) -> dict[int, Sampler]:
-        """By index, those of ``sampling`` that say how the token after logits of this index is chosen in a step."""
+        """The samplers of the sequences of ``sampling`` whose token a step can sample, by index of their logits."""
         found = {}
         for sequence, index in sampling:
             known = self.of(sequence)
@@ -88,8 +88,8 @@ class LiveRequests:
         best: Sequence[int | None],
         samplings: Mapping[int, TokenSampling],
     ) -> None:
-        """Give each sequence the token that the step chose after the logits of its index, or let it choose one from
-        them; or end its request with an error. samplings: those of the step."""
+        """Give each sequence the token that the step sampled at its index, or its logits to choose one; on an error end
+        its request. samplings: those of the step."""
         request_of, groups = self._request_of, self._groups
         others: list[tuple[ScheduledSequence, int]] = []
         for sequence, index in sampling:
@@ -131,7 +131,7 @@ class LiveRequests:
         best: Sequence[int | None],
         samplings: Mapping[int, TokenSampling],
     ) -> None:
-        """``accept`` for sequences whose token is sampled, or needs logits, which are read together."""
+        """``accept`` for sequences that sample or need logits; all logits are read in one call."""
         try:
             sampled = result.sampled({index: samplings[index] for _, index in sampling if index in samplings})
             others = [index for _, index in sampling if index not in samplings]

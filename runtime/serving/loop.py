@@ -56,7 +56,7 @@ class ServingLoop:
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
-        # The sequences that get a token from the step planned last, and the samplers of some, by index of their logits.
+        # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: list[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
         self._vocab = engine.config.vocab_size
@@ -210,7 +210,7 @@ class ServingLoop:
 
 
 def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
-    """The sequences that get one token each, with the index of their logits; rows with draft tokens get several."""
+    """The sequences without draft tokens, which get one token each, with the index of their logits."""
     if plan.is_plain:
         return zip(sampling, count(), strict=False)
     starts = zip(plan.rows, plan.logits_starts(), strict=True)

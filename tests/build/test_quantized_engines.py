@@ -19,7 +19,7 @@ from tests.support.effort import sample
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
 
-# 10.7 million numbers in matrices of one layer. What else an engine holds takes 4 to 7 MB.
+# 10.7 million numbers in the matrices of one layer. Everything else in an engine takes 4 to 7 MB.
 SIZES = {
     "num_hidden_layers": 1,
     "hidden_size": 1024,
@@ -36,7 +36,7 @@ TOKENS = {**STATIC, "type": "int", "strategy": "token", "dynamic": True}
 
 @dataclass(frozen=True)
 class Case:
-    """A format and the oldest target that has its type. bits: most for a number with its scales, in the engine."""
+    """A format and the oldest target with its type. bits: limit per number in the engine, scales included."""
 
     form: formats.Format
     target: str

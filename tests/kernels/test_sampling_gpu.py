@@ -1,4 +1,4 @@
-"""``sampling`` on the GPU chooses the tokens that the host chooses, bit for bit, and draws by the distribution."""
+"""``sampling`` on the GPU chooses exactly the host's tokens, and its samples follow the distribution."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEMPERATURES = (0.0, 1e-9, 0.7, 1.0, 50.0)
 
 
 def samplers(vocab: int, temperature: float) -> list[Sampler]:
-    """One for each of SETTINGS, with a prompt and an answer of some tokens."""
+    """One sampler for each of SETTINGS, with a prompt and an answer of some tokens."""
     rng, found = np.random.default_rng(vocab), []
     for given in SETTINGS:
         settings = dict(given)
@@ -72,7 +72,7 @@ def logits_of(kind: str, rows: int, vocab: int) -> np.ndarray:
 
 
 def chosen(logits: np.ndarray, samplings: dict[int, TokenSampling]) -> dict[int, SampledToken]:
-    """What the kernels choose, from memory beyond the logits that is NaN; those rows left out that the host decides."""
+    """The kernels' tokens by row, without rows left to the host; memory around the logits is NaN."""
     rows, vocab = logits.shape
     device = TorchDevice("cuda")
     lists = any(draw.params.logprobs is not None for draw in samplings.values())
@@ -94,7 +94,7 @@ def same(found: SampledToken | None, expected: SampledToken | DrawError) -> bool
         return found is None
     token, logprobs = expected
     if found is None:
-        # A list with tokens of no probability is the host's.
+        # Lists with tokens of zero probability are left to the host.
         return logprobs is not None and any(logprob == -np.inf for _, logprob in logprobs.top)
     if found[0] != token or (found[1] is None) != (logprobs is None):
         return False
@@ -133,7 +133,7 @@ def test_rows_without_settings_get_the_first_of_equal_maxima() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 6}, {"top_p": 0.8, "min_p": 0.02}], ids=str)
 def test_draws_follow_the_distribution(settings: dict[str, Any]) -> None:
-    """One row for each seed; the host's own draws are tested against float64."""
+    """One row per seed; the host's samples are tested against float64."""
     rows, vocab = 20_000, 97
     logits = np.tile((2 * np.random.default_rng(0).standard_normal(vocab)).astype(np.float32), (rows, 1))
     samplings = {row: Sampler(SamplingParams(temperature=0.9, seed=row, **settings)).draw(vocab) for row in range(rows)}

@@ -1,4 +1,4 @@
-"""``routed_experts`` of few tokens over weights of 4 and 8 bits on the GPU, on fresh outputs full of NaN."""
+"""``routed_experts`` of few tokens with 4-bit and 8-bit weights on the GPU; outputs are filled with NaN first."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_sizes(tokens, top_k, experts, hidden, intermediate):
 
 
 def test_an_odd_number_of_groups_and_two_formats():
-    """72 rows are 9 groups of 8: an expert's last block reads tiles of the next expert, and uses none."""
+    """72 rows are 9 groups of 8: an expert's last block reads tiles of the next expert and ignores them."""
     up = WeightFormat("e2m1", DType.BFLOAT16, 16, byte_scales=True)
     down = WeightFormat("int8", DType.BFLOAT16)
     for gated in (False, True):

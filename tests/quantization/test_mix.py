@@ -25,7 +25,7 @@ def choices(rng: np.random.Generator) -> list[Choice]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_choice_of_as_few_bytes_is_better(seed: int) -> None:
-    """Compared with every choice of as many bytes as were taken, where the budget ends with a step."""
+    """Compared with all choices of at most as many bytes, where a step uses up the budget exactly."""
     rng = np.random.default_rng(seed)
     options = {name: choices(rng) for name in "abcd"}
     least = sum(min(c.nbytes for c in each) for each in options.values())
@@ -38,7 +38,7 @@ def test_no_choice_of_as_few_bytes_is_better(seed: int) -> None:
             for each in itertools.product(*options.values())
             if sum(c.nbytes for c in each) <= budget
         ]
-        # The last steps may not fit: then what is lost is less than one step's gain.
+        # The last steps may not fit: the loss is then less than one step's gain.
         gain = max(c.divergence for each in options.values() for c in each)
         assert value < min(every) + gain
         if budget in (least, least + 200):

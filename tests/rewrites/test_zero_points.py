@@ -1,4 +1,4 @@
-"""Zero points lowered to products of their own: in ONNX Runtime against float64, and in engines that stay small."""
+"""Zero points lowered to separate products: in ONNX Runtime against float64, and in engines that stay small."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {4: TensorProto.INT4, 8: TensorProto.INT8}
 
 @dataclass(frozen=True)
 class Weight:
-    """Integers of ``bits`` [rows, columns]; scales and zero points of ``block`` columns, a row (0) or all (-1)."""
+    """Integers of ``bits`` [rows, columns]; scales and zero points per ``block`` columns, row (0) or matrix (-1)."""
 
     bits: int
     block: int
@@ -76,7 +76,7 @@ def test_result_is_unchanged(bits: int, block: int, reader: str) -> None:
     weight = Weight(bits, block)
     found = without_zero_points(weight.model(TensorProto.FLOAT, reader))
     onnx.checker.check_model(found)
-    # Of weights: those of zero points themselves have none.
+    # DequantizeLinear of weights; that of the zero points has no zero points.
     assert all(len(node.input) == 2 for node in found.graph.node if node.op_type == "DequantizeLinear")
     random, meaning = np.random.default_rng(0), weight.meaning()
     rows = random.integers(0, weight.rows, (2, 3))
@@ -113,5 +113,5 @@ def test_an_engine_keeps_the_numbers_packed(bits: int, block: int) -> None:
     engine = builder.build_serialized_network(network, config)
     assert engine is not None
     packed = 2048 * 2048 * bits // 8
-    # Unpacked there are 16 bits a number. Scales and offsets of 32 columns take as much as two thirds of 4 bits.
+    # Unpacked numbers have 16 bits each. Scales and offsets per 32 columns take up to two thirds of 4-bit numbers.
     assert packed < engine.nbytes < packed * 1.7 + 300_000 < 2 * 2048 * 2048

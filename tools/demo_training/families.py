@@ -108,7 +108,7 @@ def qwen3_next_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
 
 def qwen3_next_64m_config(tokens: SpecialTokenIds, **overrides: Any) -> Any:
     """About 64 M parameters with a vocabulary of 8,192: eight gated delta net and four gated attention layers. Rows are
-    multiples of 256, as the formats of llama.cpp want them."""
+    multiples of 256, as llama.cpp's formats require."""
     fields: dict[str, Any] = {
         "hidden_size": 512,
         "num_hidden_layers": 12,

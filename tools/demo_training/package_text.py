@@ -20,7 +20,7 @@ MIN_CHARS = 400
 
 
 def docstrings(source: str) -> str:
-    """All docstrings of a module, parted by blank lines; "" where it does not parse."""
+    """All docstrings of a module, separated by blank lines; "" if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -32,7 +32,7 @@ def docstrings(source: str) -> str:
 
 
 def documents(folder: Path, most_bytes: int, seed: int = 0) -> Iterator[str]:
-    """Texts of modules in ``folder`` in a random order, ``most_bytes`` in all or a little more; none twice."""
+    """Yields the docstrings of modules in ``folder`` in random order, ``most_bytes`` or a little more."""
     paths = sorted(folder.rglob("*.py"))
     Random(seed).shuffle(paths)
     seen: set[str] = set()
@@ -49,7 +49,7 @@ def documents(folder: Path, most_bytes: int, seed: int = 0) -> Iterator[str]:
 
 
 def main() -> int:
-    """Writes one file of documents, parted by form feeds."""
+    """Writes one file of documents, separated by form feeds; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--folder", type=Path, default=Path(sysconfig.get_path("purelib")), help="site-packages")

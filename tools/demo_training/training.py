@@ -17,7 +17,7 @@ from torch import nn
 from demo_training.evaluation import held_out_loss
 from demo_training.progress import ProgressFile
 
-# Steps between which the speed is measured.
+# The speed is measured between these two steps.
 _MEASURED = (20, 60)
 
 
@@ -25,7 +25,7 @@ _MEASURED = (20, 60)
 class TrainingPlan:
     """AdamW with linear warm-up and cosine decay to a tenth of a percent of the peak rate.
 
-    seconds: replaces ``steps`` by what fits into this time, at the speed that the first steps are measured to have.
+    seconds: replaces ``steps`` by as many as fit into this time at the first steps' speed.
     """
 
     steps: int
@@ -38,7 +38,7 @@ class TrainingPlan:
     seconds: float | None = None
 
     def fitted(self, step: int, elapsed: float, each: float) -> TrainingPlan:
-        """The plan with as many steps as fit, when ``step`` are done after ``elapsed`` seconds at ``each`` a step."""
+        """The plan with as many steps as fit, after ``step`` in ``elapsed`` seconds, at ``each`` seconds per step."""
         assert self.seconds is not None
         return replace(self, steps=step + max(1, int((self.seconds - elapsed) / each)), seconds=None)
 

@@ -1,4 +1,4 @@
-"""Quantised matrices as float32, and in the order of bits of ONNX Runtime's MatMulNBits."""
+"""Quantised matrices as float32, and in the layout of ONNX Runtime's MatMulNBits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor, kernel_bits
 
-# Rows that are dequantised at once hold about so many numbers.
+# About this many numbers are dequantised at a time.
 _NUMBERS = 1 << 20
-# Of a byte with two numbers of 4 bits: both, the low half first.
+# By type: the two 4-bit numbers of each byte [256, 2], low half first.
 _PAIRS: dict[DType, np.ndarray] = {}
-# A number of E2M1 is an integer of 8 bits times this.
+# An E2M1 number is an 8-bit integer times this.
 _HALF = np.float32(0.5)
 
 Read = Callable[[StoredTensor], np.ndarray]
@@ -28,7 +28,7 @@ def dequantized(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
 
 
 def dequantized_parts(matrix: QuantizedMatrix, rows: int, read: Read) -> Iterator[np.ndarray]:
-    """float32 [rows, columns] of each ``rows`` rows of ``matrix``, one after another."""
+    """Yields ``matrix`` as float32 [rows, columns], ``rows`` rows at a time."""
     total, columns = matrix.shape
     values, scales = _rows(matrix.values, read), _scales(matrix, read)
     zeros = None
@@ -44,8 +44,8 @@ def dequantized_parts(matrix: QuantizedMatrix, rows: int, read: Read) -> Iterato
             numbers = numbers.reshape(-1, scales.shape[1], columns // scales.shape[1])
             if zeros is not None:
                 numbers = numbers - (zeros[part] if len(zeros) > 1 else zeros)[..., None]
-            own = scales[part] if len(scales) > 1 else scales
-            np.multiply(numbers, own[..., None], out=result[start:stop].reshape(numbers.shape))
+            factors = scales[part] if len(scales) > 1 else scales
+            np.multiply(numbers, factors[..., None], out=result[start:stop].reshape(numbers.shape))
         yield result
 
 
@@ -53,7 +53,7 @@ def blocks_of(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
     """uint8 [rows, blocks, block * bits / 8] for MatMulNBits: unsigned numbers, the last block padded."""
     rows, columns = matrix.shape
     count, bits = -(-columns // block), kernel_bits(matrix)
-    # Released at once when it is no longer used; freed memory of an allocator may stay with the process.
+    # Mapped memory returns to the system as soon as it is freed; an allocator may retain it.
     result = np.frombuffer(mmap.mmap(-1, rows * count * block * bits // 8), np.uint8).reshape(rows, -1)
     stored, used = _rows(matrix.values, read), result[:, : columns * bits // 8]
     if matrix.values.dtype is DType.FLOAT4E2M1:
@@ -89,7 +89,7 @@ def block_zero_points(matrix: QuantizedMatrix, block: int, read: Read) -> np.nda
 
 
 def row_scales(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
-    """float32 [rows, groups], or [1, 1] of one scale for all; ``block`` is not used."""
+    """float32 [rows, groups], or [1, 1] for a single scale; ``block`` is not used."""
     return _scales(matrix, read)
 
 
@@ -106,7 +106,7 @@ def numbers_of_bytes(dtype: DType) -> np.ndarray:
 
 
 def _per_block(items: np.ndarray, matrix: QuantizedMatrix, block: int) -> np.ndarray:
-    """[rows, blocks]: those of ``items`` [rows or 1, groups] that belong to each block."""
+    """[rows, blocks]: the item of ``items`` [rows or 1, groups] for each block."""
     rows, columns = matrix.shape
     count = -(-columns // block)
     groups: int = items.shape[-1]
@@ -115,7 +115,7 @@ def _per_block(items: np.ndarray, matrix: QuantizedMatrix, block: int) -> np.nda
 
 
 def _scales(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
-    """float32 [rows, groups], or [1, 1] of one scale for all."""
+    """float32 [rows, groups], or [1, 1] for a single scale."""
     tensor = matrix.scales
     scales = _floats(read(tensor), tensor).reshape(tensor.shape)
     if matrix.global_scale is not None:
@@ -125,7 +125,7 @@ def _scales(matrix: QuantizedMatrix, read: Read) -> np.ndarray:
 
 
 def _floats(raw: np.ndarray, tensor: StoredTensor) -> np.ndarray:
-    """float32 of all numbers of a small tensor; flat."""
+    """All numbers of a small tensor as float32 [n]."""
     if tensor.dtype in (DType.INT4, DType.FLOAT4E2M1):
         count = int(np.prod(tensor.shape))
         return _pairs(tensor.dtype)[raw].reshape(-1)[:count]

@@ -29,8 +29,8 @@ _STEP_TOKENS = 512
 # With fewer bytes of weights in float32, one thread decodes one row in less time than several, which wait for each
 # other in every product and burn processor time while waiting (14 MB: 0.85 ms a token and 1.35 with two threads).
 _ONE_THREAD_BYTES = 32 * MIB
-# Each session packs the numbers of quantised weights for itself. With more bytes of them, one session runs every step
-# that needs no padding: it takes a millisecond more for a token than one that is made for single tokens.
+# Each session makes its own packed copy of the quantised weights. If these have more bytes than this, one session runs
+# every step without padding: a token takes a millisecond more than in a session for single tokens.
 MOST_BLOCK_BYTES = 128 * MIB
 
 
@@ -53,7 +53,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use, and to 1
         where a small model decodes one row.
 
-        graphs: where rewritten graphs are kept for later starts; None rewrites them each time. exact_products: as in
+        graphs: cache of rewritten graphs for later starts; None rewrites them each time. exact_products: as in
         EngineOptions.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """

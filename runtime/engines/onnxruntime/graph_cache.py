@@ -105,7 +105,7 @@ def _key(artifact: Path, form: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
-    """What decides which kernels ONNX Runtime has here: the instruction sets, or the processor's name."""
+    """What ONNX Runtime's choice of kernels depends on: the processor's instruction sets, or its name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.lower().startswith(("flags", "features")):

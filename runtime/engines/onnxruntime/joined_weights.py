@@ -22,7 +22,7 @@ class JoinedWeight:
     """The ``parts`` of an initializer [experts, rows, columns], in order.
 
     interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
-    form, block: as of GraphWeight; the columns are those of the form.
+    form, block: as in GraphWeight; ``shape`` has the columns of that form.
     """
 
     parts: tuple[Part, ...]
@@ -58,7 +58,7 @@ def join_weights(model: ir.Model) -> None:
 
 
 def _stack_rows(graph: ir.Graph, reshape: ir.Node) -> None:
-    """Let the result of ``reshape``, [experts, rows, columns] of a quantised matrix of all rows, be an initializer."""
+    """Replace ``reshape``, which makes [experts, rows, columns] of one quantised matrix, by an initializer."""
     rows, result = reshape.inputs[0], reshape.outputs[0]
     shape = tuple(size for size in (() if result.shape is None else result.shape.dims) if isinstance(size, int))
     assert rows is not None and rows.dtype is not None and len(shape) == 3 and result.name is not None

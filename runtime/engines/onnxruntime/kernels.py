@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 MICROSOFT = "com.microsoft"
 ARTIFACT_OPSET = 24
-# Of MoE and QMoE in the tries: the best one of the experts, without the constants that some models have.
+# Attributes of MoE and QMoE in the probes below: the best expert, and SwiGLU without the constants of some models.
 _SWIGLU: dict[str, Any] = {
     "k": 1,
     "activation_type": "swiglu",
@@ -33,8 +33,8 @@ class Kernels:
     experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     scaled_silu: it has ScaledSiLU, which is right on both tails (1.31 has, 1.23 has not).
-    packs_blocks: its MatMulNBits copies matrices of 4 and 8 bits into its own order when a session is created.
-    quantized_experts: it has QMoE with products of 8 bits, which reads experts' weights by blocks (1.31 has).
+    packs_blocks: its MatMulNBits copies 4-bit and 8-bit matrices into its own layout when a session is created.
+    quantized_experts: it has QMoE with block-quantised expert weights and 8-bit products (1.31 has).
     """
 
     opset: int
@@ -125,7 +125,7 @@ def _weighs_experts() -> bool:
 
 
 def _weighs_quantized_experts(bits: int) -> bool:
-    """Whether QMoE, of two experts of 16 equal numbers a row, computes SwiGLU of the one that has all the weight."""
+    """Whether QMoE on two experts with constant weights computes SwiGLU of the expert with all the routing weight."""
     node = helper.make_node(
         "QMoE",
         ["x", "scores", "up", "up_scale", "", "down", "down_scale", ""],
@@ -136,7 +136,7 @@ def _weighs_quantized_experts(bits: int) -> bool:
         block_size=16,
         accuracy_level=4,
     )
-    # 1 less than the middle is -1, one more is 1.
+    # The zero point is the middle of the range: one below it is -1, one above it is 1.
     numbers = np.array(
         [[[0x77], [0x77]], [[0x99], [0x99]]] if bits == 4 else [[[127], [127]], [[129], [129]]], np.uint8
     )
@@ -156,7 +156,7 @@ def _weighs_quantized_experts(bits: int) -> bool:
         found = session.run(["y"], {"x": feeds["x"], "scores": feeds["scores"]})[0]
     except Exception:  # as in _loads
         return False
-    # Both halves are 16 / 4.
+    # Gate and up are both 16 * 0.25 = 4.
     return bool(np.allclose(found, 16 * 0.5 * 4.0 * 4.0 / (1.0 + np.exp(-4.0)), rtol=0.02))
 
 

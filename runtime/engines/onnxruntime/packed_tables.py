@@ -1,4 +1,4 @@
-"""Tables that rows are looked up in stay as the artifact stores them: only the rows of a step become float32."""
+"""Keep lookup tables (embeddings) as the artifact stores them: only the rows of a step become float32."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     stored_tensor,
 )
 
-# Types that Cast reads; of others each byte is looked up in a table of its numbers.
+# Types that Cast reads; for others each byte is looked up in a table of its numbers.
 _CAST = (DType.INT8, DType.FLOAT16, DType.BFLOAT16)
 
 
 def use_packed_tables(model: ir.Model) -> None:
-    """Let every Gather of rows of a weight in few bits read the stored bytes, and compute its own rows.
+    """Let every Gather of rows of a weight of at most 16 bits read the stored bytes and widen only its rows.
 
-    A table of 16 bits that something else reads too is float32 in memory anyway, and is read there.
+    A 16-bit table that another node reads too is in memory as float32 anyway, so it is left as it is.
     """
     graph = model.graph
     for node in list(graph):
@@ -47,12 +47,12 @@ def use_packed_tables(model: ir.Model) -> None:
         rows = _quantized_rows(insert, node, table, matrix) if matrix else _narrow_rows(insert, node, table)
         found, name = node.outputs[0], node.outputs[0].name
         replace_node(node, [rows])
-        found.name, rows.name = None, name  # one that engines show is found by its name
+        found.name, rows.name = None, name  # an exposed value is found by its name
         remove_unused(graph, table)
 
 
 def _is_narrow(table: ir.Value) -> bool:
-    """Whether it is a stored matrix of 16 bits that is only looked up in."""
+    """Whether ``table`` is a stored 16-bit matrix that only Gather nodes read."""
     tensor = table.const_value
     if not isinstance(tensor, ir.ExternalTensor) or joined_weight(table) is not None or len(tensor.shape) != 2:
         return False
@@ -74,7 +74,7 @@ def _quantized_rows(insert: Inserter, node: ir.Node, table: ir.Value, matrix: Qu
     groups = scales[1] if len(scales) == 2 else 1
 
     def parameters(form: str) -> ir.Value:
-        """Of each row and group [..., groups, 1]; of a matrix with one scale [1, 1]."""
+        """Scales or zero points [..., groups, 1] of the rows; [1, 1] for a matrix with one scale."""
         shape, name = (count, groups) if scales else (1, 1), f"{table.name}.{form}"
         stored = formed_initializer(graph, name, WeightForm(matrix, form), shape, ir.DataType.FLOAT)
         return insert.op("Unsqueeze", insert.op("Gather", stored, indices), insert.ints(-1)) if scales else stored

@@ -85,7 +85,7 @@ def rewrite_paged(
     ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
     RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: in place of the new states
     the graph gives what a replay reads, or of the operators ``snapshots`` the state after each token. ``shown``: inner
-    values that it gives too. ``exact``: inputs of quantised weights are not rounded. EngineError when the installed
+    values that it also returns. ``exact``: inputs of quantised weights are not rounded. EngineError when the installed
     ONNX Runtime cannot run the result.
     """
     widen_types(model)

@@ -1,4 +1,4 @@
-"""Routed experts with weights of 4 and 8 bits in ONNX Runtime's QMoE, which reads the packed numbers."""
+"""Routed experts with 4-bit and 8-bit weights run by ONNX Runtime's QMoE, which reads the packed numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TYPES: Mapping[str, ir.DataType] = MappingProxyType(
 
 
 def use_quantized_experts(model: ir.Model, kernels: Kernels, exact: bool) -> None:
-    """Replace routed_experts over quantised matrices by QMoE where that can read them; ``exact`` as for products."""
+    """Replace routed_experts over quantised matrices by QMoE where it can read them; ``exact``: do not round inputs."""
     graph = model.graph
     for node in list(graph):
         if (node.domain, node.op_type) != (DOMAIN, "routed_experts") or not has_kernel_form(node):
@@ -58,7 +58,7 @@ def use_quantized_experts(model: ir.Model, kernels: Kernels, exact: bool) -> Non
 
 
 def _matrix(value: ir.Value | None, exact: bool) -> QuantizedMatrix | None:
-    """One of the matrices of all experts, if they are quantised in one way that the kernel knows."""
+    """The first expert's matrix if all are quantised alike, in a way that the kernel supports; else None."""
     joined = None if value is None else joined_weight(value)
     if joined is None:
         return None
@@ -73,7 +73,7 @@ def _matrix(value: ir.Value | None, exact: bool) -> QuantizedMatrix | None:
 def _inputs(
     graph: ir.Graph, value: ir.Value, matrix: QuantizedMatrix, interleaved: bool, exact: bool
 ) -> list[ir.Value | None]:
-    """Numbers, scales and zero points, if the matrices have some: [experts, rows, ...] each."""
+    """Numbers, scales and zero points (None without): [experts, rows, ...] each."""
     joined, block = joined_weight(value), kernel_block(matrix, exact)
     assert joined is not None and block is not None
     experts, rows, columns = joined.shape

@@ -1,4 +1,4 @@
-"""Products with matrices of 4 and 8 bits in MatMulNBits, which reads the packed numbers."""
+"""Products with 4-bit and 8-bit matrices by MatMulNBits, which reads the packed numbers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     kernel_bits,
 )
 
-# Sizes of blocks that the kernel knows are powers of two from this one on. By bits of a number the largest ones that
-# are used: the inputs are rounded by blocks too, which must not add much to the error of the weights.
+# Block sizes of the kernel are powers of two from this one on.
+# The largest block used, by bits per number: inputs are rounded per block too, which must add little error.
 _SMALLEST_BLOCK = 16
 _LARGEST_BLOCK: Mapping[int, int] = MappingProxyType({4: 128, 8: 32})
-# Of a matrix with one scale a row, which is repeated.
+# Block size for a matrix with one scale per row, which is repeated for each block.
 _BLOCK_OF_ROWS = 32
-# Accuracy levels of the kernel: float32 products, or int8 ones of inputs that are rounded by blocks.
+# Accuracy levels of the kernel: float32 products, or int8 products with inputs rounded per block.
 FLOAT32_PRODUCTS, INT8_PRODUCTS = 1, 4
 
 
 def use_quantized_products(model: ir.Model, kernels: Kernels, exact: bool) -> None:
-    """Replace FusedMatMul(x, weight, transB=1) over a quantised matrix by MatMulNBits where that can read it.
+    """Replace FusedMatMul(x, weight, transB=1) over a quantised matrix by MatMulNBits where it can read the matrix.
 
-    exact: x is not rounded. The kernel for 8 bits needs rounded inputs, so those matrices stay as they are then.
+    exact: do not round x. The 8-bit kernel needs rounded inputs, so 8-bit matrices are then left as they are.
     """
     for node in list(model.graph):
         if node.op_type != "FusedMatMul" or not node.attributes.get_int("transB", 0):
@@ -66,7 +66,7 @@ def use_quantized_products(model: ir.Model, kernels: Kernels, exact: bool) -> No
 
 
 def kernel_block(matrix: QuantizedMatrix, exact: bool) -> int | None:
-    """The kernel's block; None where it cannot read the matrix."""
+    """The kernel's block size for ``matrix``; None where it cannot read it."""
     bits = KERNEL_BITS.get(matrix.values.dtype)
     if bits is None or (exact and bits == 8):
         return None
@@ -77,7 +77,7 @@ def kernel_block(matrix: QuantizedMatrix, exact: bool) -> int | None:
 
 
 def row_widths(columns: int, bits: int, block: int) -> Mapping[str, int]:
-    """How many bytes, scales or bytes of zero points a row of a matrix has for the kernel."""
+    """By form: bytes of numbers, number of scales and bytes of zero points of a matrix row for the kernel."""
     count = -(-columns // block)
     return {BLOCKS: count * block * bits // 8, BLOCK_SCALES: count, BLOCK_ZEROS: -(-count * bits // 8)}
 
@@ -85,7 +85,7 @@ def row_widths(columns: int, bits: int, block: int) -> Mapping[str, int]:
 def _input(
     graph: ir.Graph, weight: ir.Value, matrix: QuantizedMatrix, block: int, form: str, kernels: Kernels
 ) -> ir.Value:
-    """The initializer that is ``form`` of ``matrix``, made where it is not there yet."""
+    """The initializer with ``form`` of ``matrix``; created if it does not exist."""
     rows, columns = matrix.shape
     width = row_widths(columns, kernel_bits(matrix), block)[form]
     shape = (rows, -(-columns // block), width // -(-columns // block)) if form == BLOCKS else (rows * width,)

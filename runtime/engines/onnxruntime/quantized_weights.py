@@ -1,7 +1,7 @@
-"""Quantised weights of an artifact's graph: as initializers that are computed when they are loaded.
+"""Quantised weights of an artifact's graph, as initializers that are computed when they are loaded.
 
-The graph has DequantizeLinear of stored numbers and scales. Every later pass sees one initializer in its place, and
-``quantized_products`` gives those back to kernels that read the packed numbers.
+The graph applies DequantizeLinear to stored numbers and scales. Later passes see a single initializer instead;
+``quantized_products`` replaces it by the inputs of kernels that read the packed numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORM = "engine.weight_form"
 def read_quantized_weights(model: ir.Model) -> None:
     """Replace every DequantizeLinear of a stored matrix by an initializer of the same name.
 
-    EngineError: a weight is dequantised in a way that this engine does not know.
+    EngineError: a weight is dequantised in a way that this engine does not support.
     """
     graph = model.graph
     for node in list(graph):
@@ -51,14 +51,14 @@ def placeholder(graph: ir.Graph, name: str, location: str, shape: tuple[int, ...
 
 
 def quantized_matrix(value: ir.Value | None) -> QuantizedMatrix | None:
-    """What an initializer is computed from; None for another value."""
+    """The matrix that an initializer is computed from; None for any other value."""
     found = None if value is None else value.meta.get(_META)
     return found if isinstance(found, QuantizedMatrix) else None
 
 
 @dataclass(frozen=True)
 class WeightForm:
-    """What an initializer has of ``part``; the fields are those of GraphWeight."""
+    """Which form of ``part`` an initializer holds; the fields are those of GraphWeight."""
 
     part: Part
     form: str
@@ -69,7 +69,7 @@ class WeightForm:
 def formed_initializer(
     graph: ir.Graph, name: str, form: WeightForm, shape: tuple[int, ...], dtype: ir.DataType
 ) -> ir.Value:
-    """An initializer that the weight store computes; the one of that name that is there already, if any."""
+    """An initializer ``name`` that the weight store computes; an existing one of that name is returned as it is."""
     if name in graph.initializers:
         return graph.initializers[name]
     value = placeholder(graph, name, form.part.location, shape, dtype)
@@ -78,7 +78,7 @@ def formed_initializer(
 
 
 def weight_form(value: ir.Value) -> WeightForm | None:
-    """The form of an initializer that ``formed_initializer`` made; None for another one."""
+    """The form of an initializer made by ``formed_initializer``; None for any other value."""
     found = value.meta.get(_FORM)
     return found if isinstance(found, WeightForm) else None
 
@@ -90,7 +90,7 @@ def remove_unused(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def _is_matrix(node: ir.Node) -> bool:
-    """Whether the node's result is a weight: an initializer's numbers, which are no scales of another one."""
+    """Whether the node dequantises a weight: an initializer that is not the scales of another one."""
     source, result = node.inputs[0], node.outputs[0]
     readers = [user for user, _ in result.uses()]
     while len(readers) == 1 and readers[0].op_type == "Cast":
@@ -114,7 +114,7 @@ def _matrix(node: ir.Node) -> QuantizedMatrix:
     expected = (rows, columns // block) if block else (rows,)
     if not rows or (found.shape and (found.shape != expected or axis != bool(block))) or (block and columns % block):
         raise EngineError(
-            f"{node.outputs[0].name}: expected scales {list(expected)} of a matrix, or one of all, found "
+            f"{node.outputs[0].name}: expected scales {list(expected)} of a matrix, or a single scale, found "
             f"{list(found.shape)}: export the checkpoint again"
         )
     return QuantizedMatrix(values, found, None if zeros is None else _stored(node, zeros), whole)
@@ -124,14 +124,14 @@ def _stored(node: ir.Node, value: ir.Value | None) -> StoredTensor:
     tensor = None if value is None else value.const_value
     if not isinstance(tensor, ir.ExternalTensor):
         raise EngineError(
-            f"{node.outputs[0].name}: expected weights and scales in the artifact's files, found others: export the "
-            "checkpoint again"
+            f"{node.outputs[0].name}: expected weights and scales in the artifact's files, found none: export "
+            "the checkpoint again"
         )
     return stored_tensor(tensor)
 
 
 def _remove(graph: ir.Graph, node: ir.Node) -> None:
-    """Remove ``node`` and what only it has read."""
+    """Remove ``node`` and the values that only it reads."""
     inputs = [value for value in node.inputs if value is not None]
     graph.remove(node, safe=True)
     for value in inputs:

@@ -40,7 +40,7 @@ def routed_experts_body(node: ir.Node, insert: Inserter, kernels: Kernels, padde
 
 
 def has_kernel_form(node: ir.Node) -> bool:
-    """Whether MoE and QMoE have the node's activation, and the graph tells its numbers of experts."""
+    """Whether MoE and QMoE support the node's activation, and the graph has fixed numbers of experts."""
     route, up = fixed_shape(node.inputs[1]), fixed_shape(node.inputs[3])
     return _form(node) is not None and bool(route and route[-1] and up and up[0])
 
@@ -48,9 +48,9 @@ def has_kernel_form(node: ir.Node) -> bool:
 def weighted_experts(
     insert: Inserter, node: ir.Node, op_type: str, matrices: Sequence[ir.Value | None], options: Mapping[str, Any]
 ) -> ir.Value:
-    """The output of routed_experts ``node`` from MoE or QMoE over ``matrices``, its inputs after the scores.
+    """The output of routed_experts ``node`` computed by MoE or QMoE; ``matrices`` are its inputs after the scores.
 
-    The rows of gate and up take turns in them.
+    Rows of gate and up alternate in the first matrix.
     """
     x, ids, weights, up, _ = node.inputs
     route, up_shape, form = fixed_shape(ids), fixed_shape(up), _form(node)

@@ -49,7 +49,7 @@ def create_session(
     packs = packs or any(weight.block for weight in graph.weights)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
-    # The session may still read these while it is created.
+    # Keep these alive until the session has been created.
     attached = weights.attach(graph.weights, options)
     try:
         return ort.InferenceSession(graph.model, options, providers=["CPUExecutionProvider"])

@@ -37,7 +37,7 @@ def stored_tensor(tensor: ir.ExternalTensor) -> StoredTensor:
 class QuantizedMatrix:
     """A matrix [rows, columns] of numbers of few bits: (values - zero_points) * scales * global_scale.
 
-    scales: [rows, groups], [rows] or []; zero_points as these. global_scale: [rows] or [].
+    scales: [rows, groups], [rows] or []; zero_points: of the same shape. global_scale: [rows] or [].
     """
 
     values: StoredTensor
@@ -56,7 +56,7 @@ class QuantizedMatrix:
 
 
 Part = StoredTensor | QuantizedMatrix
-# Bits of a number in MatMulNBits, which has no E2M1: twice such a number is an integer of 8 bits.
+# Bits per number in MatMulNBits, which has no E2M1: twice an E2M1 number is an 8-bit integer.
 KERNEL_BITS: Mapping[DType, int] = MappingProxyType({DType.INT4: 4, DType.INT8: 8, DType.FLOAT4E2M1: 8})
 
 
@@ -65,8 +65,8 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
     return KERNEL_BITS[matrix.values.dtype]
 
 
-# What an initializer has of its parts: the numbers as float32, or the bytes of a StoredTensor as they are, or of a
-# QuantizedMatrix an input of MatMulNBits, or what belongs to each row of a table.
+# What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
+# MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
@@ -79,8 +79,8 @@ class GraphWeight:
     joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after another, or of
     interleaved rows: the first and the second half of each expert's rows take turns, the first one's first row first.
     shared: it is only multiplied with or looked up in, so that all sessions read one copy.
-    form: WHOLE or one of the others; with ``block``, the kernel's, where it is an input of MatMulNBits.
-    packed: every session makes its own copy of it when it is created, and does not read it again.
+    form: WHOLE or another form above. block: the kernel's block size where it is an input of MatMulNBits.
+    packed: every session copies it when it is created, and does not read it again.
     """
 
     name: str
@@ -112,7 +112,7 @@ class SessionGraph:
         return sum(4 * math.prod(part.shape) for weight in whole for part in weight.parts)
 
     def rounding_notes(self, exact: bool) -> tuple[str, ...]:
-        """What a user should know of the products with quantised weights; ``exact``: their inputs are not rounded."""
+        """Notes for the user on rounded inputs of quantised weights; none if ``exact``, when inputs are not rounded."""
         count = sum(weight.form == BLOCKS for weight in self.weights)
         if exact or not count:
             return ()

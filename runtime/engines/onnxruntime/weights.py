@@ -62,7 +62,7 @@ class WeightStore:
 
     A float32 weight (or an integer one, or a table of any type) stays mapped from its safetensors file: no copy, and
     the operating system may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the
-    store, and one that is quantised is computed there. Packed numbers that every session copies are not kept.
+    store; a quantised one is dequantised or laid out there. Packed numbers that every session copies are not stored.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class WeightStore:
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
 
     def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
-        """Give a session that is about to be created the ``weights`` of its model; the result has to live until it is.
+        """Add the ``weights`` of a model to ``options``; keep the returned values until the session has been created.
 
         Those that are shared stay where they are. Everything else (norms, biases, convolutions: small) is copied into
         the model, because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
@@ -175,7 +175,7 @@ def _aligned(array: np.ndarray) -> np.ndarray:
 
 
 def _formed(weight: GraphWeight, part: Part, read: Read) -> np.ndarray:
-    """What ``weight`` has of one of its parts."""
+    """``part`` in the form of ``weight``."""
     if weight.form == WHOLE:
         return _numbers(part, read)
     assert isinstance(part, QuantizedMatrix)
@@ -195,7 +195,7 @@ def _numbers(part: Part, read: Read) -> np.ndarray:
 
 
 def _parts(weight: GraphWeight, rows: int, read: Read) -> Iterator[np.ndarray]:
-    """What ``weight`` has of each part; float32 numbers of several experts' matrix by ``rows``, those of one expert."""
+    """Each part in the form of ``weight``; a float32 matrix of several experts ``rows`` rows (one expert) at a time."""
     for part in weight.parts:
         if weight.form == WHOLE and isinstance(part, QuantizedMatrix) and part.shape[0] > rows:
             yield from dequantized_parts(part, rows, read)

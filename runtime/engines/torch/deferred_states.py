@@ -27,7 +27,7 @@ MOST_DEFERRED = 16
 
 @dataclass(frozen=True)
 class RollbackLimits:
-    """Maxima. rows: deferred rows of a step. tokens: of one of them. capacity: tokens of a step, with padding."""
+    """rows: maximum of deferred rows per step. tokens: per deferred row. capacity: tokens per step, with padding."""
 
     rows: int
     tokens: int

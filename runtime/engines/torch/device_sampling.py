@@ -1,4 +1,4 @@
-"""Tokens that CUDA kernels choose from the logits of a step, without a way to the host."""
+"""Token sampling by CUDA kernels from a step's logits, which stay on the GPU."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from hybridge.trt_plugins.kernels.fused.sampling import (
     settings_type,
 )
 
-# Changed logits of a row, on average; the rows of a step share them.
+# Edited logits per row on average; the rows of a step share the space.
 _EDITS = 1024
 
 
 class DeviceSampling:
-    """Choices for steps of ``rows`` rows of logits [rows, vocab] float32 on a GPU.
+    """Sampling for steps with logits [rows, vocab] float32 on a GPU.
 
-    ``fill`` before a step, ``enqueue`` in it, which may be recorded; ``best`` and ``sampled`` once the stream is done.
+    Call ``fill`` before a step and ``enqueue`` in it (which may be recorded in a CUDA graph); read ``best`` and
+    ``sampled`` once the stream is synchronised.
     """
 
     def __init__(self, device: TorchDevice, rows: int, vocab: int, lists: bool) -> None:
-        """``lists``: also the most likely tokens, for log-probabilities. UnsupportedError: too large a vocabulary."""
+        """``lists``: also list likely tokens, for log-probabilities. UnsupportedError: vocabulary too large."""
         self._problem = SamplingProblem(rows, vocab, lists)
         self._device, problems, self.lists = device, self._problem.problems, lists
         self._settings = _Copied(device, problems * settings_type().itemsize)
         self._edits = _Copied(device, rows * _EDITS * edit_type().itemsize)
         self._masks = _Copied(device, rows * -(-vocab // 32) * 4)
-        # The kernels write what they find to host memory.
+        # The kernels write their results to mapped host memory.
         results, self._results = device.mapped(problems * result_type().itemsize, dtype=torch.uint8)
         tokens, self._tokens = device.mapped(problems, MOST_LISTED, dtype=torch.int32)
         logits, self._logits = device.mapped(problems, MOST_LISTED, dtype=torch.float32)
@@ -55,7 +56,7 @@ class DeviceSampling:
         return found
 
     def fill(self, samplings: Mapping[int, TokenSampling]) -> None:
-        """What the next step chooses, by row of its logits; the stream must be done with the step before."""
+        """Set how the next step's tokens are chosen, by row of its logits; the previous step must have finished."""
         packed = self._packed
         self._chosen = packed.fill(samplings)
         with self._device.active():
@@ -65,7 +66,7 @@ class DeviceSampling:
                 self._masks.upload(row * self._mask_bytes, (row + 1) * self._mask_bytes)
 
     def enqueue(self, logits: torch.Tensor) -> None:
-        """Enqueue the choice from ``logits`` [rows, vocab] float32 on torch's current stream."""
+        """Enqueue sampling from ``logits`` [rows, vocab] float32 on torch's current stream."""
         assert self._device.kernels is not None and logits.is_contiguous() and logits.dtype == torch.float32
         self._settings.upload()
         self._device.kernels.launch(
@@ -76,12 +77,12 @@ class DeviceSampling:
         )
 
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken]:
-        """The tokens of ``samplings``, by row, that ``fill`` was given; without those that the host has to choose."""
+        """The tokens by row of ``samplings``, which ``fill`` was given, without rows that the host has to sample."""
         return self._packed.sampled({row: draw for row, draw in samplings.items() if row in self._chosen}, *self._found)
 
 
 class _Copied:
-    """``here``: bytes of pinned host memory [n]; ``there``: the same on the device, once they are uploaded."""
+    """``here``: pinned host memory [n] of bytes; ``there``: its copy on the device, updated by ``upload``."""
 
     def __init__(self, device: TorchDevice, nbytes: int) -> None:
         self._host = device.pinned(nbytes, dtype=torch.uint8)
@@ -89,5 +90,5 @@ class _Copied:
         self.there = torch.empty(nbytes, dtype=torch.uint8, device=device.torch)
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
-        """Enqueue the copy of a part."""
+        """Enqueue the copy of bytes ``begin`` to ``end``."""
         self.there[begin:end].copy_(self._host[begin:end], non_blocking=True)

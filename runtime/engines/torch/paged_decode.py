@@ -48,7 +48,7 @@ class PagedDecodeStep:
         blocks: int,
         chooser: DeviceSampling | None = None,
     ) -> None:
-        """``chooser``: what chooses tokens in the step; None: the most likely ones are all that it finds."""
+        """``chooser``: samples tokens in the step; None: the step only finds the most likely ones."""
         self._device, self._program, self._chooser = device, program, chooser
         self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows), extra=program.extra)
         arrays = self._buffers.arrays

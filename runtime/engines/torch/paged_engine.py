@@ -100,7 +100,7 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
 
     @property
     def sampling_steps(self) -> Mapping[tuple[int, int, bool], PagedDecodeStep]:
-        """Those that choose tokens, by rows, blocks and whether likely tokens are listed."""
+        """Decode steps that sample tokens, by rows, blocks and whether likely tokens are listed."""
         return self._steps.sampling
 
     @property

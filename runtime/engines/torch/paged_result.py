@@ -33,7 +33,7 @@ class TorchStepResult(StepResult):
     """The result of an enqueued step.
 
     best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
-    requested: which of the n are requested. chooser: what chose tokens in the step, None: nothing.
+    requested: which of the n are requested. chooser: what sampled tokens in the step, or None.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TorchStepResult(StepResult):
         return self._logits
 
     def choosing(self, chooser: DeviceSampling) -> TorchStepResult:
-        """The same with ``chooser``, which has been enqueued since."""
+        """This result with tokens sampled by ``chooser``, which has been enqueued after the step."""
         return TorchStepResult(self._device, self._best, self._logits, self._requested, chooser)
 
     @property
@@ -72,7 +72,7 @@ class TorchStepResult(StepResult):
             rows = range(len(self._best)) if isinstance(self._requested, slice) else self._requested
             chosen = self._chooser.sampled({rows[index]: draw for index, draw in samplings.items()})
             found = {index: chosen[rows[index]] for index in samplings if rows[index] in chosen}
-        # The others, errors among them.
+        # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: samplings[index] for index in samplings if index not in found})}
 
     def logits(self, index: int) -> np.ndarray:

@@ -35,7 +35,7 @@ class PagedSteps:
     """Steps over one set of pools; what is prepared for a shape is made with its first step.
 
     decode      one token a row, by rows and blocks
-    sampling    the same with tokens that are chosen in the step, by rows, blocks and whether likely tokens are listed
+    sampling    the same with tokens sampled in the step, by rows, blocks and whether likely tokens are listed
     drafts      rows with draft tokens, by shape
     mixed       rows of any length, by shape, the latest last
     """
@@ -111,7 +111,7 @@ class PagedSteps:
         return TorchStepResult(device, host.numpy(), found[LOGITS], slice(0, len(inputs.logits_indices))), found
 
     def forget(self) -> None:
-        """Give up what has been prepared."""
+        """Release the prepared steps."""
         self.decode.clear()
         self.sampling.clear()
         self._choosers.clear()
@@ -127,7 +127,7 @@ class PagedSteps:
         samplings: Mapping[int, TokenSampling],
         chooser: DeviceSampling,
     ) -> TorchStepResult:
-        """A step of ``size`` (rows and blocks), with one token a row, that chooses tokens."""
+        """Launch a step of ``size`` (rows, blocks) with one token per row that samples tokens."""
         key = *size, chooser.lists
         step = self.sampling.get(key)
         if step is None:
@@ -138,7 +138,7 @@ class PagedSteps:
         return step.launch(inputs)
 
     def _choosing(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
-        """``result`` of a mixed step, whose first logits are those requested, with tokens chosen after it."""
+        """``result`` of a mixed step, whose first logits are those requested, with tokens sampled after it."""
         chooser = self._chooser(len(result.device_logits), samplings)
         if chooser is None:
             return result
@@ -148,7 +148,7 @@ class PagedSteps:
         return result.choosing(chooser)
 
     def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> DeviceSampling | None:
-        """What chooses ``samplings`` in steps of ``rows`` rows of logits; None where the host has to."""
+        """The sampler for steps with ``rows`` rows of logits; None where the host must sample."""
         lists = any(draw.params.logprobs is not None for draw in samplings.values())
         found = self._choosers.get((rows, lists))
         if found is None:

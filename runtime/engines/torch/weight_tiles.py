@@ -19,10 +19,11 @@ def tiles_from_codes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tiles (uint8, ``weight.tiles_shape``) and the factors [outputs] in float32 of a weight [outputs, inputs].
 
-    codes: uint8 [outputs, inputs * bits / 8], of 4 bits the first one lowest. scales: [outputs, inputs / group], e4m3
-    where the format has byte_scales; without groups [outputs] or one number. tensor_scale: a factor of all.
-    zero_points: [outputs, inputs / group] where the format has them, of any numeric type. Scales of groups are rounded
-    to ``weight.dtype``, beside the power of two that is the row's factor.
+    codes: uint8 [outputs, inputs * bits / 8]; of two 4-bit codes the first is in the low half. scales:
+    [outputs, inputs / group], e4m3 where the format has byte_scales; without groups [outputs] or one number.
+    tensor_scale: a factor of all.
+    zero_points: [outputs, inputs / group] where the format has them, of any numeric type. Scales of groups are divided
+    by the row's factor, a power of two, and rounded to ``weight.dtype``.
     """
     outputs, inputs = codes.shape[0], codes.shape[1] * 8 // weight.bits
     size, shape = weight.tile_inputs(inputs), weight.tiles_shape(outputs, inputs)
@@ -32,7 +33,7 @@ def tiles_from_codes(
         codes = codes ^ (signs | signs >> 4).repeat_interleave(weight.group * weight.bits // 8, 1)
         scales = (scales.view(torch.uint8) & 127).view(scales.dtype)
     tiled = _tiled(_in_kernel_order(codes, weight.bits), shape, size * weight.bits // 8)
-    # Chunks of 32 inputs before rows and lanes, but those of a vector behind them.
+    # Vectors of chunks (32 inputs each) come before rows and lanes, the chunks of a vector after them.
     vectors = tiled.unflatten(3, (-1, weight.vector(inputs), _LANES_OF_A_ROW, weight.bits))
     parts = [vectors.permute(0, 1, 3, 2, 5, 4, 6)]
     factors = torch.ones(outputs, device=codes.device)
@@ -55,7 +56,7 @@ def tiles_from_codes(
 def unpacked_tiles(
     kernels: KernelRunner, problem: UnpackTiles, tiles: torch.Tensor, factors: torch.Tensor
 ) -> torch.Tensor:
-    """The matrix [outputs, inputs] that tiles and factors hold, in ``problem.weight.dtype``, by a kernel."""
+    """The matrix [outputs, inputs] in ``problem.weight.dtype``, unpacked from tiles and factors by a kernel."""
     dtype = getattr(torch, problem.weight.dtype.value)
     matrix = torch.empty(problem.outputs, problem.inputs, dtype=dtype, device=tiles.device)
     kernels.launch(problem, lambda traits: unpack_plan(problem), (tiles, factors), [matrix])
@@ -63,7 +64,7 @@ def unpacked_tiles(
 
 
 def _in_kernel_order(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of every 8 codes the even ones in front: as 4 bits 0 2 4 6 1 3 5 7, as bytes 0 2 1 3 4 6 5 7."""
+    """Each 8 codes in the kernels' order: 0 2 4 6 1 3 5 7 for 4 bits, 0 2 1 3 4 6 5 7 for 8 bits."""
     if bits == 8:
         return codes.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1)
     halves = torch.stack((codes & 15, codes >> 4), -1).unflatten(1, (-1, 2, 2))  # [outputs, inputs / 8, 2, 2, 2]

@@ -10,5 +10,5 @@ from tests.runtime.toy_paged_engine import ToyPagedEngine
 
 @pytest.fixture
 def engine(tmp_path: Path) -> ToyPagedEngine:
-    """Its tokenizer is in ``tmp_path``."""
+    """A paged toy engine whose tokenizer is in ``tmp_path``."""
     return paged_engine(tmp_path)

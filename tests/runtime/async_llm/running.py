@@ -20,7 +20,7 @@ def run(
     work: Callable[[AsyncLLM], Awaitable[T]],
     settings: ServingSettings = SETTINGS,
 ) -> T:
-    """What ``work`` returns within 60 seconds; the AsyncLLM has become idle and closed the engine."""
+    """The result of ``work``, within 60 seconds; checks that the AsyncLLM became idle and closed the engine."""
 
     async def main() -> T:
         async with AsyncLLM(folder, engine, serving=settings) as llm:

@@ -1,4 +1,4 @@
-"""AsyncLLM: tasks share one engine, stream their tokens and hear of failed steps."""
+"""AsyncLLM: tasks share one engine, stream their tokens and are told of failed steps."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""AsyncLLM reads prompts, messages and files in another thread than that of the event loop."""
+"""AsyncLLM reads prompts, messages and files in a thread other than the event loop's."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Settings of samplings for CUDA kernels: what they mean is what the host does."""
+"""Sampling settings for CUDA kernels mean what the host computes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def packed(rows: int, lists: bool, edits: int = 64) -> tuple[PackedSampling, np.
 
 
 def edited(logits: np.ndarray, setting: np.void, changes: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The logits [vocab] after what the arrays say, token by token, as plugin_src/sampling/params.cuh has it."""
+    """The logits [vocab] after the edits in the arrays, token by token, as in plugin_src/sampling/params.cuh."""
     scores = [float(logit) for logit in logits]
     if setting["masked"]:
         scores = [s if ok else -np.inf for s, ok in zip(scores, bits_of(mask, VOCAB), strict=True)]
@@ -95,7 +95,7 @@ def test_each_row_has_its_own_settings() -> None:
         assert (first["scale"], first["top_p"], first["min_p"]) == (2.0, 0.9, np.float32(0.1))
         for sampler in samplers.values():
             sampler.record(1)
-    # Another request in a row.
+    # Another request takes over a row.
     settings_.fill({0: Sampler(params[1]).draw(VOCAB)})
     assert table["kind"].tolist() == [SAMPLED, BEST, BEST, BEST, LISTED, IDLE, IDLE, IDLE] and table["position"][0] == 0
 

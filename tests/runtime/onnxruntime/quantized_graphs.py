@@ -1,4 +1,4 @@
-"""Quantised matrices in a file, and graphs that multiply with them or look up their rows."""
+"""Quantised matrices in a file, and graphs that multiply by them or look up their rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIMITS = {DType.INT4: (-8, 8), DType.INT8: (-128, 128)}
 
 @dataclass(frozen=True)
 class Form:
-    """A quantised matrix: ``group`` columns share a scale; None: a row does, 0: the matrix does."""
+    """A quantised matrix: ``group`` columns share a scale; None: one scale per row, 0: one scale for the matrix."""
 
     dtype: DType
     group: int | None
@@ -40,7 +40,7 @@ class Form:
 
 
 def numbers(dtype: DType, count: int, random: np.random.Generator) -> np.ndarray:
-    """Random numbers of the type in float64, the extremes among them."""
+    """Random numbers of the type as float64 [count], including its extremes."""
     if dtype in _LIMITS:
         low, high = _LIMITS[dtype]
         whole = random.integers(low, high, count).astype(np.float64)
@@ -53,7 +53,7 @@ def numbers(dtype: DType, count: int, random: np.random.Generator) -> np.ndarray
 
 
 def stored_bytes(values: np.ndarray, dtype: DType) -> bytes:
-    """Numbers as a file has them: of 4 bits two in a byte, the first in the low half."""
+    """Numbers as stored in a file: two 4-bit numbers per byte, the first in the low half."""
     if dtype is DType.INT4:
         halves = values.reshape(-1).astype(np.int8).view(np.uint8) & 15
     elif dtype is DType.FLOAT4E2M1:
@@ -84,7 +84,7 @@ class QuantizedGraph:
         return value
 
     def matrix(self, name: str, form: Form, rows: int, columns: int) -> tuple[ir.Value, np.ndarray]:
-        """A dequantised matrix, and what it is in float64."""
+        """The dequantised matrix in the graph, and its values in float64."""
         random = np.random.default_rng(len(self._bytes))
         values = numbers(form.dtype, rows * columns, random).reshape(rows, columns)
         groups = columns // form.group if form.group else 1
@@ -119,13 +119,13 @@ class QuantizedGraph:
         return value, (values - spread[0]) * spread[1]
 
     def op(self, op_type: str, *inputs: ir.Value, **attributes: int | list[int]) -> ir.Value:
-        """Append a node; its first output."""
+        """Append a node; returns its first output."""
         node = ir.node(op_type, inputs, attributes or None)
         self.graph.append(node)
         return node.outputs[0]
 
     def experts(self, name: str, form: Form, shape: tuple[int, int, int], halves: int) -> tuple[ir.Value, np.ndarray]:
-        """A weight [experts, rows, columns] of one part, or two ``halves``, for each expert, as they are exported."""
+        """A weight [experts, rows, columns] as exported, of one part or two ``halves`` per expert; its values."""
         experts, rows, columns = shape
         parts = [self.matrix(f"{name}.{index}", form, rows // halves, columns) for index in range(experts * halves)]
         joined = self.op("Concat", *(value for value, _ in parts), axis=0)
@@ -152,7 +152,7 @@ class QuantizedGraph:
         self.output(name, self.op("Gather", matrix, indices))
 
     def session(self, exact: bool = False) -> tuple[ort.InferenceSession, WeightStore, list[str]]:
-        """A session as the engine makes one, the weights that it keeps, and the types of its operators."""
+        """A session as the engine creates it, its weight store, and its operator types."""
         (self._folder / "weights.bin").write_bytes(self._bytes)
         model = ir.Model(self.graph, ir_version=10)
         gather_weights(model)

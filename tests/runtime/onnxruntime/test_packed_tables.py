@@ -1,4 +1,4 @@
-"""Tables of embeddings stay as they are stored; only the rows of a step become float32."""
+"""Embedding tables stay as they are stored; only the rows of a step become float32."""
 
 from __future__ import annotations
 

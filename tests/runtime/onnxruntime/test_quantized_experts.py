@@ -27,7 +27,7 @@ NEEDS_QMOE = pytest.mark.skipif(not installed_kernels().quantized_experts, reaso
 
 
 def graph(folder: Path, form: Form, activation: str, gated: int, tokens: int) -> tuple[QuantizedGraph, ExpertCase]:
-    """One node over quantised experts, gate and up in parts of their own, and the case with what they mean."""
+    """One node over quantised experts, with gate and up as separate parts, and the case with its float64 values."""
     made = QuantizedGraph(folder)
     up, meant_up = made.experts("up", form, (EXPERTS, INTERMEDIATE * (1 + gated), HIDDEN), 1 + gated)
     down, meant_down = made.experts("down", form, (EXPERTS, HIDDEN, INTERMEDIATE), 1)

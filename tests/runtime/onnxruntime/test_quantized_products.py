@@ -13,7 +13,7 @@ from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph
 
 E4M3 = DType.FLOAT8E4M3FN
-# Each with its columns, and how many of these are a block of the kernel, of which the input is rounded with one scale.
+# Each with its columns and the kernel's block size: inputs are rounded with one scale per block.
 FORMS = {
     "int4 by 16": (Form(DType.INT4, 16), 96, 16),
     "int4 by 48 with zeros": (Form(DType.INT4, 48, zeros=True), 144, 16),
@@ -48,7 +48,7 @@ def test_rounds_its_input_by_blocks_and_nothing_else(name: str, tmp_path: Path) 
     assert types == ["MatMulNBits"]
     x = inputs(columns)
     wide = np.pad(np.abs(x.astype(np.float64)), ((0, 0), (0, -columns % block))).reshape(len(x), -1, block)
-    # Half of a step of 8 bits: of each block the largest number over 254.
+    # Half of an 8-bit step: the largest number of each block divided by 254.
     step = np.repeat(wide.max(2) / 254, block, axis=1)[:, :columns]
     expected = x.astype(np.float64) @ meant.T
     bound = step @ np.abs(meant.T) + 1e-5 * (np.abs(x) @ np.abs(meant.T))

@@ -59,13 +59,13 @@ def test_each_whole_number_below_the_sum_draws_the_token_that_it_falls_on(count:
     for edge in running[:: max(1, count // 50)].tolist():
         for target in (edge - 1, edge):
             if 0 <= target < running[-1]:
-                # The least word whose share of the sum is the target.
+                # The smallest word that maps to the target.
                 word = -(-(target << 64) // int(running[-1]))
                 assert draw(weights, word) == int((running <= target).sum())
 
 
 def test_exponentials_are_those_of_float64() -> None:
-    """The whole range, and what the last place of float32 means there."""
+    """Over the whole range, to the last place of float32."""
     x = -np.linspace(0, 87, 300_001).astype(np.float32)
     found = exponentials(x, np.float32(0), np.float32(1))
     np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=3e-7)

@@ -34,7 +34,7 @@ _COMPUTED = {ir.DataType.BFLOAT16: DType.BFLOAT16, ir.DataType.FLOAT16: DType.FL
 class StoredWeight:
     """The part of a weight, all of it or some rows of it, that one DequantizeLinear makes.
 
-    codes: the initializer [outputs, inputs]. tensor_scale: None but in NVFP4. zero_points: like the scales, or None.
+    codes: the initializer [outputs, inputs]. tensor_scale: only in NVFP4. zero_points: shaped like the scales, or None.
     """
 
     form: WeightFormat
@@ -73,7 +73,7 @@ def tile_weights(graph: ir.Graph) -> None:
 
 
 def form_attributes(form: WeightFormat, prefix: str = "") -> dict[str, str | int]:
-    """Attributes that name a format, each with ``prefix`` in front of its name."""
+    """Attributes that describe a format; each name begins with ``prefix``."""
     flags = {"byte_scales": int(form.byte_scales), "zero_points": int(form.zero_points)}
     attributes = {"code": form.code, "computed": form.dtype.onnx, "group": form.group, **flags}
     return {f"{prefix}{name}": value for name, value in attributes.items()}
@@ -87,7 +87,7 @@ def taken_form(attributes: Attributes, prefix: str = "") -> WeightFormat:
 
 
 def tiles_of(graph: ir.Graph, node: ir.Node, weight: ir.Value, form: WeightFormat) -> tuple[ir.Value, ir.Value]:
-    """Tiles and factors of ``weight``, whose parts have the format ``form``, in front of ``node``."""
+    """Values of the tiles and factors of ``weight``, whose parts have format ``form``; inserted before ``node``."""
     parts, begin, end = _parts(weight)
     stored = [part for part in parts if part is not None]
     codes = [_bytes_of(graph, part.codes, form) for part in stored]
@@ -156,7 +156,7 @@ def _stored(value: ir.Value | None) -> StoredWeight | None:
 
 
 def _kernel_group(size: int) -> int:
-    """The largest group of the kernels that divides one of ``size`` inputs; ``size`` where none does."""
+    """The kernels' largest group size that divides ``size``; ``size`` if there is none."""
     return next((group for group in sorted(GROUPS, reverse=True) if group and size % group == 0), size)
 
 

@@ -1,7 +1,7 @@
-"""Routed experts whose weights stay in 4 or 8 bits on a GPU.
+"""Routed experts with weights packed in 4 or 8 bits on a GPU.
 
 A ``TiledExperts`` node is a routed_experts node with the inputs x, expert_ids, expert_weights, and tiles and factors of
-the up and of the down projections of all experts, which are the rows of one matrix each.
+the up and of the down projections; the rows of all experts form one matrix each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _tile(graph: ir.Graph, node: ir.Node) -> None:
         return
     experts, hidden, intermediate = (int(size) for size in down.shape)  # type: ignore[union-attr,arg-type]
     if hidden % TILE_ROWS or intermediate % TILE_ROWS:
-        return  # an expert begins inside of a tile
+        return  # an expert would begin inside a tile
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
     attributes |= {"experts": experts, "hidden": hidden, "intermediate": intermediate}
     tiles: list[ir.Value] = []

@@ -71,7 +71,7 @@ class Linear:
         self._refused: set[LinearDecode] = set()
 
     def __call__(self, given: Operands, result: torch.Tensor | None = None) -> torch.Tensor:
-        """``result``: memory that the kernel may write to instead of new one."""
+        """``result``: memory that the kernel may write to instead of allocating."""
         x, norm_weight, rows = given.x, given.norm_weight, given.rows
         known = self._tiles is not None or given.weight.dtype in _KERNEL_TYPES
         small = self._kernels is not None and rows <= LARGEST_ROWS and known
@@ -112,7 +112,7 @@ class Linear:
         return y if self._dtype is None else y.to(self._dtype)
 
     def _launched_in_parts(self, given: Operands) -> torch.Tensor:
-        """The result for more rows than the kernel takes at a time."""
+        """The result for more rows than one launch of the kernel takes."""
         flat = given.flat()
         parts = flat.x.split(LARGEST_ROWS)
         added = [None] * len(parts) if flat.residual is None else flat.residual.split(LARGEST_ROWS)
@@ -146,7 +146,7 @@ class Linear:
         return y.view(*given.x.shape[:-1], problem.outputs)
 
     def _unpacked(self, given: Operands) -> Operands:
-        """The operands with matrices in place of tiles."""
+        """The operands with tiles unpacked to matrices."""
         assert given.factors is not None
         weight = self._matrix(given.weight, given.factors)
         if given.up_weight is None or given.up_factors is None:
@@ -197,7 +197,7 @@ def _of_node(context: NodeContext, tiles: UnpackTiles | None = None) -> Linear:
 
 
 def _on_operands(linear: Linear, count: int) -> Run:
-    """``linear`` of a node's first ``count`` inputs; the node of the logits has one more."""
+    """``linear`` on a node's first ``count`` inputs; the node of the logits also has memory for its result."""
     return lambda *tensors: linear(Operands(*tensors[:count]), *tensors[count:])
 
 

@@ -38,7 +38,7 @@ def _dequantize_linear(context: NodeContext) -> Run:
 
 
 def _quantize_linear(context: NodeContext) -> Run:
-    """Without zero points, with one scale. To even numbers at ties; what exceeds the largest number becomes that."""
+    """One scale, no zero points. Ties round to even; values out of range saturate."""
     dtype = torch_from_dtype(DType.from_onnx(int(context.attributes.take("output_dtype"))))
     context.attributes.expect("axis", 1)
     context.attributes.expect("saturate", 1)
@@ -56,8 +56,7 @@ def _weight_tiles(context: NodeContext) -> Run:
     form, parts, rows = taken_form(context.attributes), take("parts"), slice(take("begin"), take("end"))
 
     def run(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Codes, scales, and tensor scales or zero points of the parts to tiles and factors on the device, for some of
-        all rows."""
+        """Tiles and factors on the device, from the codes, scales, and tensor scales or zero points of the parts."""
         codes, scales, more = inputs[:parts], inputs[parts : 2 * parts], inputs[2 * parts :]
         counts = [len(part) for part in codes]
 
@@ -71,7 +70,7 @@ def _weight_tiles(context: NodeContext) -> Run:
             return stored.view(tensors[0].dtype)
 
         def by_group(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-            """One number a group of the kernel, of tensors that may have one for several groups or for a row."""
+            """One number per group of the kernel, from tensors with one per row or per several such groups."""
             wide = by_row(numbers)[:, None] if numbers[0].ndim < 2 else joined(numbers)
             return wide.repeat_interleave(codes[0].shape[1] * 8 // (form.bits * form.group) // wide.shape[1], 1)
 

@@ -1,4 +1,4 @@
-"""Routed experts whose weights are tiles of 4 or 8 bits (see fusion/quantized_experts.py)."""
+"""Routed experts with weights in 4-bit or 8-bit tiles (see fusion/quantized_experts.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """up, down: how the weights are stored."""
+    """Sizes of a model's routed experts; up, down: formats of the projections' weights."""
 
     experts: int
     hidden: int
@@ -35,7 +35,7 @@ class ExpertSizes:
 class TiledExperts:
     """As RoutedExperts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
 
-    Few routes run kernels on the tiles. For more, the weights of all experts become matrices as long as the call lasts.
+    With few routes, kernels read the tiles. With more, the weights of all experts are unpacked for the call.
     """
 
     def __init__(self, sizes: ExpertSizes, activation: str, gated: bool, kernels: KernelRunner) -> None:
@@ -53,7 +53,7 @@ class TiledExperts:
         down: torch.Tensor,
         down_factors: torch.Tensor,
     ) -> torch.Tensor:
-        """up, down: tiles."""
+        """The weighted sum of the chosen experts' outputs; up, down: tiles of their weights."""
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
         if chosen.numel() <= LARGEST_ROUTES and tokens.stride(-1) == 1 and alignment_of(tokens) == _ALIGNMENT:
             given = [tokens, chosen.contiguous(), weights.reshape(chosen.shape).contiguous()]
@@ -69,7 +69,7 @@ class TiledExperts:
         return self._with_matrices(x, ids, weights, *stacked)
 
     def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
-        """The result [n, hidden] of the kernels, None where they refuse the sizes."""
+        """The result [n, hidden] of the kernels; None where they do not support the sizes."""
         x, ids, sizes, problem = inputs[0], inputs[1], self._sizes, None
         try:
             tokens, top_k = ids.shape
