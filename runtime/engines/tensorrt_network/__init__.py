@@ -1,1 +1,1 @@
-"""Computes the network that TensorRT's parser makes of an artifact, layer by layer, on the CPU: no GPU is needed."""
+"""Computes the network that TensorRT's parser makes from an artifact, layer by layer, on the CPU without a GPU."""

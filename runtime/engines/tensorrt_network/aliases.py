@@ -1,4 +1,4 @@
-"""Which layers write into the memory of an input, and which reads of the old value have no order to that write."""
+"""Layers that overwrite an input's memory, and reads of the old value that are unordered to that write."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from hybridge.trt_plugins.plugins.layer import state_inputs
 
 @dataclass(frozen=True)
 class Hazard:
-    """``reader`` reads ``tensor``, which ``writer`` overwrites, and the network does not say which comes first."""
+    """``reader`` reads ``tensor``, which ``writer`` overwrites, and the network does not order the two."""
 
     tensor: str
     writer: str
     reader: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.reader} reads {self.tensor}, whose memory {self.writer} overwrites, and the network gives no order"
-        )
+        return f"{self.reader} reads {self.tensor}, whose memory {self.writer} overwrites, and nothing orders the two"
 
 
 @dataclass(frozen=True)
 class Aliases:
-    """``shared``: output to input of the same memory. ``changed_by``: by layer, the tensors that it overwrites."""
+    """``shared``: maps outputs to inputs of the same memory. ``changed_by``: by layer, the tensors it overwrites."""
 
     shared: Mapping[str, str]
     changed_by: Mapping[str, tuple[str, ...]]
@@ -43,15 +41,15 @@ class Aliases:
         return frozenset(self.shared.values())
 
     def in_place(self, layer: NetworkLayer) -> dict[str, str]:
-        """The outputs of ``layer`` that share the memory of an input, and that input."""
+        """Maps the outputs of ``layer`` that share the memory of an input to that input."""
         return {name: self.shared[name] for name in layer.outputs if name in self.shared}
 
 
 def find_aliases(description: NetworkDescription) -> Aliases:
     """The states that the network updates in place.
 
-    KV_CACHE_UPDATE writes into the cache that it gets. A plugin that declares it writes into a state that is an input
-    of the network and that no other layer reads; TensorRT gives it a copy of any other.
+    KV_CACHE_UPDATE writes into its input cache. A plugin that declares in-place updates writes into a state that is an
+    input of the network and that no other layer reads; TensorRT passes it a copy of any other state.
     """
     readers: dict[str, int] = {}
     for layer in description.layers:
@@ -71,7 +69,7 @@ def find_aliases(description: NetworkDescription) -> Aliases:
 
 
 def _written(layer: NetworkLayer) -> dict[str, str]:
-    """Output to the input that it replaces in its memory."""
+    """Maps outputs to the inputs that they overwrite."""
     if layer.kind == KV_CACHE_UPDATE and layer.inputs[0] is not None:
         return {layer.outputs[0]: layer.inputs[0]}
     if layer.kind == PLUGIN and layer.attributes["aliased"]:

@@ -1,4 +1,4 @@
-"""The constants of a network, mapped from the file that its description names them in."""
+"""The constants of a network, mapped from the file that its description names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load_constants(description: NetworkDescription, file: Path, widen: bool) -> 
     content = memoryview(b"")
     nbytes = max((offset + length for offset, length in description.constants.values()), default=0)
     if nbytes:
-        # Writable, as torch wants it; what is written never reaches the file.
+        # Writable, as torch requires; writes never reach the file.
         content = map_inside(file.parent, file.name, 0, nbytes, copy_on_write=True).data
     return {
         name: _constant(description.tensors[name], content[offset : offset + length], widen)
@@ -39,7 +39,7 @@ def _constant(tensor: NetworkTensor, content: memoryview, widen: bool) -> Tensor
 
 
 def _four_bits(tensor: NetworkTensor, content: memoryview) -> Tensor:
-    """Two numbers of a byte, the first in its low half."""
+    """The two 4-bit numbers of each byte, the one in the low half first."""
     pairs = np.frombuffer(content, np.uint8)
     codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(-1)[: int(np.prod(tensor.shape))]
     numbers = codes.view(tensor.dtype.numpy).astype(np.int8 if tensor.dtype is DType.INT4 else np.float32)

@@ -50,7 +50,7 @@ class DraftNetwork:
         if len(set(modes.values())) != 1:
             raise EngineError(f"expected one mode for all recurrent operators of an engine, found {modes}: choose one")
         (chosen,) = set(modes.values())
-        # A row needs one column of slots more than it has tokens, so that its own state stays: a replay has it anyway.
+        # A row needs one more column of slots than tokens to keep its own state; a replay has that column anyway.
         drafts = tokens - 1 if chosen == REPLAY else tokens
         plugins = "on" if uses_plugins else "off"
         found = parse_artifact(folder, widen, plugins=plugins, speculative_tokens=drafts, draft_states=chosen)
@@ -73,7 +73,7 @@ class SnapshotRows:
 
 @dataclass(frozen=True)
 class ReplayedRows:
-    """A ``RollbackMemory`` that runs the second network over what a step has ``stored`` of the accepted tokens.
+    """A ``RollbackMemory`` that runs the second network on what a step ``stored`` for the accepted tokens.
 
     columns: slots of a row, of which the last accepted token's has the row's state. starts [n]: in the step, the first
     token of each deferred row.

@@ -10,7 +10,7 @@ import torch
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
 
-# Numbers of 4 bits take a byte or more each here: torch has no type for them.
+# 4-bit numbers are stored in at least a byte each: torch has no type for them.
 _TORCH: Mapping[DType, torch.dtype] = MappingProxyType(
     {
         DType.FLOAT32: torch.float32,
@@ -30,7 +30,7 @@ _NARROW = (DType.FLOAT16, DType.BFLOAT16)
 
 
 def torch_type(dtype: DType, widen: bool = False) -> torch.dtype:
-    """The torch type of a tensor of ``dtype``; ``widen``: of 16-bit numbers float32. EngineError for no such type."""
+    """The torch type for ``dtype``; ``widen``: float32 for 16-bit floats. EngineError if there is none."""
     if widen and dtype in _NARROW:
         return torch.float32
     if dtype not in _TORCH:

@@ -1,4 +1,4 @@
-"""A dense artifact on the network that TensorRT's parser makes of it."""
+"""Runs a dense artifact by computing the network that TensorRT's parser makes from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybridge.trt_plugins.build.profiles import PREFILL
 
 
 class NetworkEngine(DenseEngine):
-    """Computes an artifact's network on the CPU, in its declared types: plugins by their operators' references."""
+    """Computes an artifact's network on the CPU, in its declared types; plugins run operators' references."""
 
     name: ClassVar[str] = "tensorrt-network"
     _plugins: ClassVar[str] = "auto"
@@ -58,7 +58,7 @@ class NetworkEngine(DenseEngine):
         self.check_batch(batch)
         if max_seq > self.max_seq_len:
             raise too_long(max_seq, self.max_seq_len)
-        # The network has caches of one length.
+        # The network's caches have a fixed length.
         return TorchStateSet(self._specs, self._device, self._pool, batch, self.max_seq_len, self.max_seq_len)
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
@@ -86,7 +86,7 @@ class NetworkEngine(DenseEngine):
 
 
 class NativeNetworkEngine(NetworkEngine):
-    """The same without plugins: every operator as TensorRT's own layers."""
+    """The same network without plugins: every operator consists of TensorRT layers."""
 
     name: ClassVar[str] = "tensorrt-network-native"
     _plugins: ClassVar[str] = "off"

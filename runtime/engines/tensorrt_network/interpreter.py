@@ -23,10 +23,10 @@ from hybridge.trt_plugins.network.description import CONSTANT, LOOP_KINDS, PLUGI
 
 
 class NetworkInterpreter:
-    """One network, ready to run. ``widen``: compute in float32 what is declared with 16 bits."""
+    """A network, ready to run. ``widen``: compute 16-bit floats in float32."""
 
     def __init__(self, description: NetworkDescription, constants: Mapping[str, Tensor], widen: bool = False) -> None:
-        """``constants``: by tensor name. EngineError for a layer of a kind that is not computed here."""
+        """``constants``: by tensor name. EngineError for an unsupported kind of layer."""
         self.description, self._widen = description, widen
         computed = [layer for layer in description.layers if layer.kind != CONSTANT]
         for layer in computed:
@@ -82,7 +82,7 @@ class NetworkInterpreter:
             found = kind.compute(call)
         except HybridgeError:
             raise
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:  # torch's errors of shapes and types
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:  # torch's errors about shapes and types
             raise call.error(" ".join(str(error).split())[:300]) from error
         outputs = found if isinstance(found, tuple) else (found,)
         rounded = [value.to(dtype) for value, dtype in zip(outputs, dtypes, strict=True)]
@@ -91,7 +91,7 @@ class NetworkInterpreter:
         return rounded
 
     def _apart(self, layer: NetworkLayer, outputs: Sequence[Tensor], values: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """``outputs`` in memory of their own where an input will change later."""
+        """``outputs``, copied where they share memory with an input that changes later."""
         changing = [values[name] for name in layer.inputs if name in self.aliases.changing]
         memory = {value.untyped_storage().data_ptr() for value in changing if not value.is_meta}
         return [o.clone() if not o.is_meta and o.untyped_storage().data_ptr() in memory else o for o in outputs]
@@ -117,7 +117,7 @@ class NetworkInterpreter:
 
 
 def kind_of(layer: NetworkLayer) -> Kind:
-    """The kind of ``layer``; EngineError for one that is not computed here."""
+    """The kind of ``layer``; EngineError if it is not supported."""
     found = PLUGIN_KIND if layer.kind == PLUGIN else KINDS.get(layer.kind)
     if found is None:
         raise EngineError(
@@ -145,13 +145,13 @@ def _names_read(step: Step) -> Iterator[str]:
 
 
 def _last_uses(steps: Sequence[Step], needed: Collection[str]) -> list[list[str]]:
-    """By step, the tensors that no later step reads; those of ``needed`` never."""
+    """By step, the tensors that no later step reads, except those of ``needed``."""
     last: dict[str, int] = {}
     for index, step in enumerate(steps):
         for name in (*_names_read(step), *step.outputs):
             last[name] = index
     found: list[list[str]] = [[] for _ in steps]
-    # The body of a loop keeps its tensors to itself.
+    # Tensors of a loop's body are not visible outside it.
     made = {name for step in steps for name in step.outputs}
     for name, index in last.items():
         if name in made and name not in needed:

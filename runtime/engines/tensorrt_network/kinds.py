@@ -1,4 +1,4 @@
-"""The kinds of layers that are computed here."""
+"""The supported kinds of layers."""
 
 from __future__ import annotations
 

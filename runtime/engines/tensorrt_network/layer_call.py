@@ -17,9 +17,9 @@ Outputs = Tensor | tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class LayerCall:
-    """The values of one layer's inputs, None where one is left out; ``dtypes`` [outputs]: torch types to return.
+    """The values of one layer's inputs, None for absent ones; ``dtypes`` [outputs]: torch types to return.
 
-    in_place: the outputs that share the memory of an input, and that input.
+    in_place: maps outputs that share the memory of an input to that input.
     """
 
     layer: NetworkLayer
@@ -31,22 +31,22 @@ class LayerCall:
         return self.layer.attributes[attribute]
 
     def input(self, index: int) -> Tensor:
-        """Input ``index``, as it is; EngineError where it is left out."""
+        """Input ``index`` unchanged; EngineError if it is absent."""
         value = self.optional(index)
         if value is None:
             raise self.error(f"expected an input {index}, found none")
         return value
 
     def optional(self, index: int) -> Tensor | None:
-        """Input ``index``, or None where the layer has none."""
+        """Input ``index``, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def wide(self, index: int) -> Tensor:
-        """Input ``index``: a floating one in float32, in which layers compute; others as they are."""
+        """Input ``index``; floating-point inputs as float32, in which layers compute."""
         return widened(self.input(index))
 
     def sizes(self, index: int, attribute: str | None = None) -> list[int] | None:
-        """The integers of input ``index`` [n], else of ``attribute``, as a new list; None where there is neither."""
+        """The integers of input ``index`` [n], or else of ``attribute``, as a new list; None if there is neither."""
         value = self.optional(index)
         if value is not None:
             return [int(size) for size in value.reshape(-1).tolist()]
@@ -54,7 +54,7 @@ class LayerCall:
         return None if found is None else list(found)
 
     def expect(self, name: str, *values: Any) -> Any:
-        """The attribute ``name``; EngineError where it is none of ``values``."""
+        """The attribute ``name``; EngineError if it is not one of ``values``."""
         found = self.layer.attributes.get(name)
         if found not in values:
             computed = " or ".join(map(str, values))
@@ -62,12 +62,12 @@ class LayerCall:
         return found
 
     def same_rank(self, *tensors: Tensor) -> None:
-        """EngineError where ranks differ: TensorRT broadcasts sizes of 1 only."""
+        """EngineError if ranks differ: TensorRT only broadcasts sizes of 1."""
         if len({tensor.dim() for tensor in tensors}) > 1:
             raise self.error(f"expected inputs of one rank, found {', '.join(str(list(t.shape)) for t in tensors)}")
 
     def axis(self, name: str, rank: int) -> int:
-        """The attribute ``name``, an axis from the front."""
+        """The attribute ``name`` as a non-negative axis."""
         axis = int(self.layer.attributes[name])
         if not -rank <= axis < rank:
             raise self.error(f"expected an axis of {rank} axes, found {axis}")
@@ -81,14 +81,14 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Kind:
-    """``compute``: the outputs of a call. ``shape_inputs``: those whose values decide shapes."""
+    """``compute``: returns the outputs of a call. ``shape_inputs``: inputs whose values determine shapes."""
 
     compute: Callable[[LayerCall], Outputs]
     shape_inputs: tuple[int, ...] = ()
 
 
 def widened(value: Tensor) -> Tensor:
-    """A floating tensor as float32; others as they are."""
+    """A floating-point tensor as float32; others unchanged."""
     return value.float() if value.is_floating_point() else value
 
 

@@ -1,4 +1,4 @@
-"""A loop of a network: what it carries from one iteration to the next, iterates over, and gives back."""
+"""A loop of a network: values carried between iterations, inputs iterated over, and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAST_VALUE, REVERSE = "LAST_VALUE", "REVERSE"
 
 
 def run_loop(loop: LoopStep, values: dict[str, Tensor], run_step: Callable[[Step, dict[str, Tensor]], None]) -> None:
-    """Run all iterations of ``loop`` and add its outputs to ``values``; of shapes alone, one stands for all."""
+    """Run all iterations of ``loop`` and add its outputs to ``values``; one iteration if only shapes are computed."""
     count = _count(loop, values)
     scope = dict(values)
     carried = {layer.outputs[0]: values[_input(layer, 0)] for layer in loop.recurrences}
@@ -51,7 +51,7 @@ def _count(loop: LoopStep, values: Mapping[str, Tensor]) -> int:
 
 
 def is_last(layer: NetworkLayer) -> bool:
-    """Whether the output ``layer`` of a loop is a value of the last iteration, and not of all of them joined."""
+    """Whether the output ``layer`` of a loop is the value of the last iteration instead of all values joined."""
     return bool(layer.attributes["kind"] == LAST_VALUE)
 
 

@@ -1,4 +1,4 @@
-"""A paged artifact on the network that TensorRT's parser makes of it."""
+"""Runs a paged artifact by computing the network that TensorRT's parser makes from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, PREFILL
 class NetworkPagedEngine(PooledEngine[TorchPools]):
     """Computes a paged artifact's network on the CPU, in its declared types, and updates the pools in place.
 
-    Steps with draft tokens run the network of an engine with that many: replayed with plugins, else from snapshots.
+    Steps with draft tokens run the network of an engine built for that many, which rolls back by replay with plugins and
+    by snapshots without.
     """
 
     name: ClassVar[str] = "tensorrt-network"
@@ -126,7 +127,7 @@ class NetworkPagedEngine(PooledEngine[TorchPools]):
 
 
 class NativeNetworkPagedEngine(NetworkPagedEngine):
-    """The same without plugins: every operator as TensorRT's own layers."""
+    """The same network without plugins: every operator consists of TensorRT layers."""
 
     name: ClassVar[str] = "tensorrt-network-native"
     _plugins: ClassVar[str] = "off"

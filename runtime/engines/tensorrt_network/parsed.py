@@ -26,17 +26,17 @@ from hybridge.trt_plugins.build.record import engine_bindings
 from hybridge.trt_plugins.build.target import TENSORRT_RTX
 from hybridge.trt_plugins.network.description import PLUGIN, NetworkDescription
 
-# TensorRT-RTX parses for a GPU that is not there; this one has all types and plugins.
+# TensorRT-RTX parses for a given GPU, which need not exist here; this one supports all types and plugins.
 _PRESET = "rtx-ada"
 STEP = "step"
 
 
 @dataclass(frozen=True)
 class ParsedArtifact:
-    """``network``: a step; plugins_off: why it has no plugins, where it has none.
+    """``network``: computes a step; plugins_off: the reason if it has no plugins.
 
-    advance: with draft states by replay, the network that advances them; stored: what it reads of a step, outputs of
-    ``network`` behind those of config.json.
+    advance: for rollback by replay, the network that advances states; stored: its inputs from a step, which are outputs
+    of ``network`` after those of config.json.
     """
 
     plan: BuildPlan
@@ -52,14 +52,14 @@ class ParsedArtifact:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Why the network has no plugins, where they were not switched off."""
+        """A note on why the network has no plugins; none if it has some or they were switched off."""
         if self.uses_plugins or self.plan.options.plugins == "off":
             return ()
-        return (f"the network has native layers alone: {self.plugins_off}",)
+        return (f"the network has only native layers: {self.plugins_off}",)
 
 
 def network_options(config: RuntimeConfig, **options: object) -> BuildOptions:
-    """The options of an engine with all rows and tokens that an artifact of ``config`` has; others in ``options``."""
+    """Build options for all rows and tokens of an artifact with ``config``; ``options``: further ones."""
     rtx = importlib.util.find_spec(TENSORRT_RTX) is not None
     target = {"target": _PRESET, "library": TENSORRT_RTX} if rtx else {}
     sizes = {"max_batch_size": config.max_batch_size, "max_seq_len": config.max_seq_len}
@@ -69,8 +69,8 @@ def network_options(config: RuntimeConfig, **options: object) -> BuildOptions:
 def parse_artifact(folder: Path, widen: bool = False, **options: object) -> ParsedArtifact:
     """Parse the artifact ``folder`` with the ``options`` of a build.
 
-    EngineError: TensorRT cannot read it, the network has other bindings than config.json, a layer may read a state
-    before or after another one overwrites it, or shapes of the profiles do not work out. Other errors as in
+    EngineError: TensorRT cannot read it, the network's bindings differ from config.json, the network does not order a read of
+    a state before or after its update, or shapes do not fit at the ends of the profiles. Other errors as in
     ``plan_build`` and ``BuildPlan.parser_model``.
     """
     plan = plan_build(folder, network_options(read_config(folder), **options))
@@ -107,7 +107,7 @@ def _interpreter(
 
 
 def tensor_summaries(description: NetworkDescription, aliases: Mapping[str, str]) -> list[TensorSummary]:
-    """The inputs and outputs of a network, as a build records them. ``aliases``: output to input of the same memory."""
+    """The inputs and outputs of a network, as a build records them. ``aliases``: outputs to inputs of the same memory."""
     return [
         *(TensorSummary(n, "input", description.tensors[n].dtype.value, None) for n in description.inputs),
         *(TensorSummary(n, "output", description.tensors[n].dtype.value, aliases.get(n)) for n in description.outputs),

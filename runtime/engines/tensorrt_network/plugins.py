@@ -1,4 +1,4 @@
-"""PLUGIN_V3: the operator's reference, called with what the plugin has made of its fields."""
+"""PLUGIN_V3: the operator's reference function, called with the plugin's parsed fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plugin(call: LayerCall) -> tuple[Tensor, ...]:
 
 
 def _operator_bytes(value: Tensor | None) -> Tensor | None:
-    """The bytes of e4m3 are int8 in a network, uint8 in an operator."""
+    """Bytes of e4m3: int8 in a network, uint8 in an operator."""
     return value.view(torch.uint8) if value is not None and value.dtype is torch.int8 else value
 
 

@@ -47,7 +47,7 @@ def check_profile_shapes(
 def profile_ends(
     profile: ProfileRecord, inputs: Sequence[Binding], corners: bool
 ) -> Iterator[tuple[Axes, dict[str, list[int]]]]:
-    """Minimum, optimum and maximum of all axes; ``corners``: then one axis at the other end than all others."""
+    """Minimum, optimum and maximum of all axes; ``corners``: also one axis at the opposite end from all others."""
     ends: dict[str, list[int]] = {}
     for binding in inputs:
         if binding.name in profile.shapes:
@@ -91,7 +91,7 @@ def _check(
 def _row_values(
     network: NetworkInterpreter, axes: Axes, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, torch.Tensor]:
-    """The integers about rows of ``axes`` tokens, as even as they can be; no token has a slot."""
+    """The integer inputs for rows of ``axes`` tokens, split as evenly as possible; no token has a slot."""
     bounds = torch.linspace(0, axes[TOKENS], axes[ROWS] + 1).floor()
     values = {QUERY_START_LOC: bounds, SEQ_LENS: bounds.diff()}
     found = {}

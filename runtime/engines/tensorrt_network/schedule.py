@@ -21,7 +21,7 @@ from hybridge.trt_plugins.network.description import (
 
 @dataclass(frozen=True)
 class LoopStep:
-    """One loop: its limits, what it carries and iterates over, the layers of one iteration, and its outputs."""
+    """One loop: its limits, carried values and iterators, the layers of one iteration, and its outputs."""
 
     limits: tuple[NetworkLayer, ...]
     recurrences: tuple[NetworkLayer, ...]
@@ -38,9 +38,9 @@ Step = NetworkLayer | LoopStep
 
 
 def scheduled(layers: Sequence[NetworkLayer]) -> tuple[Step, ...]:
-    """All of ``layers``, each behind those whose outputs it reads, otherwise in their order.
+    """All of ``layers``, each after those whose outputs it reads, otherwise in their order.
 
-    EngineError where a layer waits for itself.
+    EngineError if a layer depends on its own output.
     """
     return _scheduled(list(layers), _inner_layers(layers))
 
@@ -73,7 +73,7 @@ def _scheduled(
 ) -> tuple[Step, ...]:
     """The layers at ``among`` (all by default), with the loops ``inner`` as one step each."""
     indices = range(len(layers)) if among is None else sorted(among)
-    # A loop inside of another one belongs to that one's step.
+    # A nested loop belongs to the outer loop's step.
     outer = {
         loop: own
         for loop, own in inner.items()

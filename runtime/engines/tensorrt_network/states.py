@@ -1,4 +1,4 @@
-"""States that a network replaces: in their memory, or by an output that is copied back."""
+"""States that a network updates: in place, or by an output that is copied back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hybridge.runtime.engines.tensorrt_network.interpreter import NetworkInterpr
 
 
 def computed_specs(states: Sequence[Binding], widen: bool) -> tuple[Binding, ...]:
-    """The artifact's states in the types that they are computed in."""
+    """The artifact's states with the types in which they are computed."""
     narrow = (DType.FLOAT16, DType.BFLOAT16) if widen else ()
     return tuple(replace(s, dtype=DType.FLOAT32) if s.dtype in narrow else s for s in states)
 
@@ -30,7 +30,7 @@ def run_in_place(
 ) -> dict[str, Tensor]:
     """One run on ``arrays`` and ``states`` by input name; returns the outputs and the inner tensors ``shown``.
 
-    A state that the network does not update where it is gets a copy of the output that replaces it.
+    The output for a state that the network does not update in place is copied into it.
     """
     inputs = {}
     for name in network.description.inputs:
@@ -48,7 +48,7 @@ def run_in_place(
 
 
 def check_values(network: NetworkInterpreter, values: Sequence[str]) -> None:
-    """EngineError where the network has no tensor of one of these names."""
+    """EngineError if the network lacks a tensor of one of these names."""
     for name in values:
         if name not in network.description.tensors:
             raise EngineError(f"expected a tensor {name} in the network, found none: export the checkpoint again")

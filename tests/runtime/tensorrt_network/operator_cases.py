@@ -255,7 +255,7 @@ def _gather_nd(draw: Draw) -> Small:
     leading = [*x.shape[:batch], *_shape(draw, 1, 2)]
     indices = _tuples(draw, list(x.shape[batch:]), leading, count)
     case = _small(draw, "GatherND", ["x", "i"], {"x": x, "i": indices}, ONNX[x.dtype], batch_dims=batch)
-    case.dynamic = False  # TensorRT wants the last axis of the indices to be known
+    case.dynamic = False  # TensorRT requires a fixed last axis of the indices
     return case
 
 

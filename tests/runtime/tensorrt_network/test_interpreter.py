@@ -1,4 +1,4 @@
-"""What one run promises: memory that is updated in place, shapes, and errors that name the layer."""
+"""Guarantees of one run: memory updated in place, shapes, and errors that name the layer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_read_without_an_order_to_the_update_is_a_hazard(parser: Parser, tmp_p
 def test_positions_outside_of_the_cache_are_refused(parser: Parser, tmp_path: Path) -> None:
     case = cached(first=True)
     network = parser.network(case.model(), tmp_path)
-    with pytest.raises(EngineError, match="expected 1 positions inside of 6, found them from 6 on"):
+    with pytest.raises(EngineError, match="expected 1 positions within 6, found them from 6 on"):
         network.run(tensors({**case.inputs, "start": np.array([6, 0], np.int64)}))
 
 

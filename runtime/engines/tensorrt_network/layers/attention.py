@@ -23,13 +23,13 @@ def kv_cache_update(call: LayerCall) -> Tensor:
     count = update.shape[2]
     for row, start in enumerate(starts.tolist()):
         if not 0 <= start <= cache.shape[2] - count:
-            raise call.error(f"expected {count} positions inside of {cache.shape[2]}, found them from {start} on")
+            raise call.error(f"expected {count} positions within {cache.shape[2]}, found them from {start} on")
         cache[row, :, start : start + count] = update[row]
     return cache
 
 
 def attention_input(call: LayerCall) -> Tensor:
-    """softmax(query key^T + mask) value, without a scale: all of the attention, of which the boundaries are layers.
+    """softmax(query key^T + mask) value, without a scale: the whole attention, whose inputs and outputs are layers.
 
     query [batch, heads, new, size]; key and value [batch, kv_heads, positions, size], each for heads / kv_heads heads;
     mask, broadcast to [batch, heads, new, positions]: bool, true where a position is seen, or numbers to add.

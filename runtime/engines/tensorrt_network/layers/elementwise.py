@@ -1,4 +1,4 @@
-"""ELEMENTWISE, SELECT, UNARY, ACTIVATION, CAST and IDENTITY: each output element from the inputs' in its place."""
+"""ELEMENTWISE, SELECT, UNARY, ACTIVATION, CAST and IDENTITY, element by element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.runtime.engines.tensorrt_network.layer_call import LayerCall
 
 
 def elementwise(call: LayerCall) -> Tensor:
-    """Two inputs of one type and rank, in which sizes of 1 are repeated."""
+    """A binary operation on inputs of the same type and rank; sizes of 1 broadcast."""
     first, second = call.wide(0), call.wide(1)
     call.same_rank(first, second)
     if call.input(0).dtype != call.input(1).dtype:
@@ -24,14 +24,14 @@ def elementwise(call: LayerCall) -> Tensor:
 
 
 def select(call: LayerCall) -> Tensor:
-    """``condition``, then what to take where it is true, and elsewhere."""
+    """The second input where the condition is true, else the third."""
     condition, chosen, other = (call.input(index) for index in range(3))
     call.same_rank(condition, chosen, other)
     return torch.where(condition, chosen, other)
 
 
 def unary(call: LayerCall) -> Tensor:
-    """One input; integers stay integers."""
+    """A unary operation; integers stay integers."""
     operation = _UNARY.get(call["op"])
     if operation is None:
         raise call.error(f"expected an operation among {', '.join(_UNARY)}, found {call['op']}")
@@ -39,7 +39,7 @@ def unary(call: LayerCall) -> Tensor:
 
 
 def activation(call: LayerCall) -> Tensor:
-    """One input, and the attributes alpha and beta of some."""
+    """An activation, some with attributes alpha and beta."""
     operation = _ACTIVATIONS.get(call["type"])
     if operation is None:
         raise call.error(f"expected an activation among {', '.join(_ACTIVATIONS)}, found {call['type']}")
@@ -47,13 +47,13 @@ def activation(call: LayerCall) -> Tensor:
 
 
 def cast(call: LayerCall) -> Tensor:
-    """The input in the type of the output: a fraction is cut off, a number that is not zero is true."""
+    """The input in the output's type: fractions are truncated, nonzero numbers are true."""
     value, dtype = call.input(0), call.dtypes[0]
     return value != 0 if dtype is torch.bool else value.to(dtype)
 
 
 def identity(call: LayerCall) -> Tensor:
-    """The input."""
+    """The input, unchanged."""
     return call.input(0)
 
 
@@ -95,7 +95,7 @@ _UNARY: Mapping[str, Callable[[Tensor], Tensor]] = {
     "ERF": torch.erf,
     "NOT": torch.logical_not,
     "SIGN": torch.sign,
-    "ROUND": torch.round,  # to even in the middle
+    "ROUND": torch.round,  # ties to even
     "ISINF": torch.isinf,
     "ISNAN": torch.isnan,
 }

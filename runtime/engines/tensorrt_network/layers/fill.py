@@ -1,4 +1,4 @@
-"""FILL: numbers that depend on their place alone."""
+"""FILL: numbers that depend only on their position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GATHER and SCATTER: elements at positions that a tensor of indices names."""
+"""GATHER and SCATTER: elements at positions given by a tensor of indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridge.runtime.engines.tensorrt_network.layer_call import LayerCall
 
 
 def gather(call: LayerCall) -> Tensor:
-    """Rows of an axis (DEFAULT), an element for each index (ELEMENT), or what tuples of indices name (ND)."""
+    """Slices along an axis (DEFAULT), an element per index (ELEMENT), or slices at tuples of indices (ND)."""
     mode = call.expect("mode", "DEFAULT", "ELEMENT", "ND")
     if mode == "ND":
         return _gather_nd(call, call["num_elementwise_dims"])
@@ -30,7 +30,7 @@ def gather(call: LayerCall) -> Tensor:
 
 
 def scatter(call: LayerCall) -> Tensor:
-    """``data`` with ``updates`` at the positions that ``indices`` name; of updates of one place the last one stays."""
+    """``data`` with ``updates`` at the positions ``indices``; of several updates of one position the last wins."""
     data, indices, updates = (call.input(index) for index in range(3))
     mode = call.expect("mode", "ELEMENT", "ND")
     found = data.clone()
@@ -49,7 +49,7 @@ def _gather_nd(call: LayerCall, batch_axes: int) -> Tensor:
 
 
 def _flat_indices(call: LayerCall, data: Tensor, indices: Tensor, batch_axes: int) -> tuple[Tensor, list[int]]:
-    """The rows that tuples of ``indices`` [..., n] name in ``data`` with its first batch_axes + n axes joined, and its
+    """Row numbers for tuples of ``indices`` [..., n] in ``data`` with its first batch_axes + n axes flattened, and the
     other sizes."""
     count = indices.shape[-1]
     sizes, rest = list(data.shape[: batch_axes + count]), list(data.shape[batch_axes + count :])
@@ -65,7 +65,7 @@ def _flat_indices(call: LayerCall, data: Tensor, indices: Tensor, batch_axes: in
 
 
 def _inside(call: LayerCall, indices: Tensor, size: int) -> Tensor:
-    """int64 indices from 0; one below 0 counts from the end. EngineError for one outside of ``size`` elements."""
+    """int64 indices from 0; negative ones count from the end. EngineError for one out of range of ``size`` elements."""
     positions = indices.to(torch.int64)
     if positions.is_meta or not positions.numel():
         return positions

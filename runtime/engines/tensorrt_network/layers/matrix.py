@@ -11,7 +11,7 @@ _NONE, _TRANSPOSE, _VECTOR = "NONE", "TRANSPOSE", "VECTOR"
 
 
 def matrix_multiply(call: LayerCall) -> Tensor:
-    """The products of matrices or vectors; leading sizes of 1 are repeated."""
+    """Products of matrices or vectors; leading sizes of 1 broadcast."""
     operations = [call.expect(name, _NONE, _TRANSPOSE, _VECTOR) for name in ("op0", "op1")]
     if call.input(0).dtype != call.input(1).dtype:
         raise call.error(f"expected inputs of one type, found {call.input(0).dtype} and {call.input(1).dtype}")
@@ -32,5 +32,5 @@ def _matrix(value: Tensor, operation: str, vector_axis: int) -> Tensor:
 
 
 def einsum(call: LayerCall) -> Tensor:
-    """The sum of products that an equation names."""
+    """The sum of products given by an einsum equation."""
     return torch.einsum(call["equation"], *(call.wide(index) for index in range(len(call.inputs))))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybridge.runtime.engines.tensorrt_network.layer_call import LayerCall
 
-# The least and the largest number of each type.
+# The smallest and the largest number of each type.
 _LIMITS = {"INT8": (-128.0, 127.0), "INT4": (-8.0, 7.0), "FP8": (-448.0, 448.0)}
 
 
@@ -21,7 +21,7 @@ def dequantize(call: LayerCall) -> Tensor:
 
 
 def quantize(call: LayerCall) -> Tensor:
-    """number / scale, rounded to the nearest, to even in the middle, and clamped to the range of the type."""
+    """number / scale, rounded to nearest with ties to even and clamped to the type's range."""
     value, kind = call.wide(0) / _scale(call), call.expect("to_type", *_LIMITS)
     if kind != "FP8":
         value = torch.round(value)

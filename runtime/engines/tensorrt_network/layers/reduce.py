@@ -31,7 +31,7 @@ def reduce(call: LayerCall) -> Tensor:
 
 
 def cumulative(call: LayerCall) -> Tensor:
-    """Running sums along the axis of input 1, with the element itself or without, from either end."""
+    """Cumulative sums along the axis of input 1, inclusive or exclusive, from either end."""
     value, axis = call.wide(0), (call.sizes(1) or [0])[0]
     call.expect("op", "SUM")
     if call["reverse"]:
@@ -43,7 +43,7 @@ def cumulative(call: LayerCall) -> Tensor:
 
 
 def softmax(call: LayerCall) -> Tensor:
-    """Over the one axis of a bit mask."""
+    """Softmax over the single axis of a bit mask."""
     value = call.wide(0)
     axes = axes_of_mask(call["axes"], value.dim())
     if len(axes) != 1:
@@ -52,7 +52,7 @@ def softmax(call: LayerCall) -> Tensor:
 
 
 def topk(call: LayerCall) -> tuple[Tensor, Tensor]:
-    """The k largest or smallest elements of an axis, in order, and their indices; of equal ones the first."""
+    """The k largest or smallest elements of an axis, in order, and their indices; the first of equal elements."""
     value = call.input(0)
     axes = axes_of_mask(call["axes"], value.dim())
     count = (call.sizes(1) or [call["k"]])[0]

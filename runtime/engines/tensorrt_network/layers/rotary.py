@@ -1,4 +1,4 @@
-"""ROTARY_EMBEDDING: pairs of numbers of a head are rotated by the angle of their position."""
+"""ROTARY_EMBEDDING: rotates pairs of a head's numbers by the angle of their position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SHUFFLE, UNSQUEEZE, SQUEEZE, SHAPE and CONCATENATION: layers that move elements and compute none."""
+"""SHUFFLE, UNSQUEEZE, SQUEEZE, SHAPE and CONCATENATION: layers that only move elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shuffle(call: LayerCall) -> Tensor:
 
 
 def _reshaped(call: LayerCall, shape: list[int], sizes: list[int]) -> list[int]:
-    """The new sizes: 0 copies the size in its place where that is what it means, one -1 is what is left."""
+    """The new sizes: 0 copies the input's size if zeros are placeholders; one -1 is inferred."""
     if call["zero_is_placeholder"]:
         if any(size == 0 and index >= len(shape) for index, size in enumerate(sizes)):
             raise call.error(f"expected an axis to copy for each 0 of the shape {sizes}, found the input {shape}")
@@ -36,7 +36,7 @@ def _reshaped(call: LayerCall, shape: list[int], sizes: list[int]) -> list[int]:
 
 
 def unsqueeze(call: LayerCall) -> Tensor:
-    """Axes of size 1 at the axes of the output that input 1 lists."""
+    """Insert axes of size 1 at the output axes that input 1 lists."""
     value, axes = call.input(0), call.sizes(1) or []
     rank = value.dim() + len(axes)
     for axis in sorted(axis % rank for axis in axes):
@@ -45,7 +45,7 @@ def unsqueeze(call: LayerCall) -> Tensor:
 
 
 def squeeze(call: LayerCall) -> Tensor:
-    """Without the axes that input 1 lists, which have size 1; without all such axes where there is none."""
+    """Remove the axes of size 1 that input 1 lists; all such axes if it is absent."""
     value, axes = call.input(0), call.sizes(1)
     if axes is None:
         return value.squeeze()
@@ -62,7 +62,7 @@ def shape(call: LayerCall) -> Tensor:
 
 
 def concatenation(call: LayerCall) -> Tensor:
-    """All inputs, one behind the other along an axis."""
+    """All inputs, concatenated along an axis."""
     values = [call.input(index) for index in range(len(call.inputs))]
     axis = call.axis("axis", values[0].dim())
     call.same_rank(*values)

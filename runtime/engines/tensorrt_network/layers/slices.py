@@ -1,4 +1,4 @@
-"""SLICE: a start, a size and a stride for each axis, and what lies outside of the input."""
+"""SLICE: a start, a size and a stride for each axis, and values for positions outside the input."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _of_axes(
 
 
 def _inside(call: LayerCall, mode: str, positions: Tensor, length: int) -> Tensor:
-    """Where in an axis of ``length`` elements each of ``positions`` reads, some of which are outside of it."""
+    """The position in an axis of ``length`` elements that each of ``positions`` reads, which may be out of range."""
     if mode == "WRAP" and length:
         return positions % length
     if mode in ("CLAMP", "FILL"):
@@ -80,7 +80,7 @@ def _inside(call: LayerCall, mode: str, positions: Tensor, length: int) -> Tenso
 
 
 def _filled(call: LayerCall, value: Tensor, axis: int, size: int) -> Tensor:
-    """``size`` elements of an axis without any."""
+    """``size`` elements read from an axis of length 0."""
     if call["mode"] != "FILL":
         raise call.error("expected elements to repeat, found an axis without any")
     sizes = [size if index == axis else n for index, n in enumerate(value.shape)]
