@@ -30,8 +30,8 @@ from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, PREFILL
 class NetworkPagedEngine(PooledEngine[TorchPools]):
     """Computes a paged artifact's network on the CPU, in its declared types, and updates the pools in place.
 
-    Steps with draft tokens run the network of an engine built for that many, which rolls back by replay with plugins and
-    by snapshots without.
+    Steps with draft tokens run the network of an engine built for that many, with rollback by replay if it has plugins,
+    else by snapshots.
     """
 
     name: ClassVar[str] = "tensorrt-network"

@@ -69,8 +69,8 @@ def network_options(config: RuntimeConfig, **options: object) -> BuildOptions:
 def parse_artifact(folder: Path, widen: bool = False, **options: object) -> ParsedArtifact:
     """Parse the artifact ``folder`` with the ``options`` of a build.
 
-    EngineError: TensorRT cannot read it, the network's bindings differ from config.json, the network does not order a read of
-    a state before or after its update, or shapes do not fit at the ends of the profiles. Other errors as in
+    EngineError: TensorRT cannot read it, the network's bindings differ from config.json, a read of a state is not
+    ordered before or after its update, or shapes do not fit at the ends of the profiles. Other errors as in
     ``plan_build`` and ``BuildPlan.parser_model``.
     """
     plan = plan_build(folder, network_options(read_config(folder), **options))
@@ -107,7 +107,7 @@ def _interpreter(
 
 
 def tensor_summaries(description: NetworkDescription, aliases: Mapping[str, str]) -> list[TensorSummary]:
-    """The inputs and outputs of a network, as a build records them. ``aliases``: outputs to inputs of the same memory."""
+    """Inputs and outputs of a network as a build records them. ``aliases``: outputs to inputs of the same memory."""
     return [
         *(TensorSummary(n, "input", description.tensors[n].dtype.value, None) for n in description.inputs),
         *(TensorSummary(n, "output", description.tensors[n].dtype.value, aliases.get(n)) for n in description.outputs),

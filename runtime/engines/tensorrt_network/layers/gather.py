@@ -56,8 +56,8 @@ def _flat_indices(call: LayerCall, data: Tensor, indices: Tensor, batch_axes: in
     flat = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
     for axis, size in enumerate(sizes):
         if axis < batch_axes:
-            own = [size if index == axis else 1 for index in range(flat.dim())]
-            positions = torch.arange(size, device=indices.device).reshape(own)
+            shape = [size if index == axis else 1 for index in range(flat.dim())]
+            positions = torch.arange(size, device=indices.device).reshape(shape)
         else:
             positions = _inside(call, indices[..., axis - batch_axes], size)
         flat = flat * size + positions
