@@ -1,4 +1,4 @@
-"""What a build decides before TensorRT runs: target, limits, profiles, plugins, and the job of the building process."""
+"""A build's decisions before TensorRT runs: target, limits, profiles, plugins, and the job of the build process."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def plan_build(artifact: Path, options: BuildOptions) -> BuildPlan:
 
 
 def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:
-    """The slots that the graph gets for draft tokens; None: none, as it has no states or rows no draft tokens.
+    """The slots that the graph gets for draft tokens; None without recurrent states or draft tokens.
 
-    SettingError when the artifact cannot have any, or nothing asks for the states that must be replayed.
+    SettingError: the artifact does not support draft tokens, or there is nothing to replay.
     """
     tokens, replays = options.speculative_tokens, options.draft_states == REPLAY
     if tokens and config.layout != PAGED:

@@ -34,7 +34,7 @@ def run_job(job: BuildJob, model: bytes, log: Path, progress: Progress) -> Build
 
 
 def run_description(job: BuildJob, model: bytes, log: Path, progress: Progress) -> NetworkDescription:
-    """The network that TensorRT makes of ``model``, whose constants ``job`` writes to a file; errors as in
+    """The network that TensorRT makes of ``model``; its constants go to the file ``job.constants``. Errors as in
     ``run_job``."""
     return NetworkDescription.from_json(_answer(job, model, log, progress))
 

@@ -31,7 +31,7 @@ class BuildListener(Protocol):
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """The network of a job, and what it needs to stay valid. ``errors``: those that plugins meet."""
+    """The network of a job, and what it needs to stay valid. ``errors``: those raised in plugins."""
 
     library: TensorRTLibrary
     logger: Any

@@ -1,4 +1,4 @@
-"""One TensorRT network, parsed for a job as its engine would be, and described."""
+"""Parses the TensorRT network of a job as its build would, and describes it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hybridge.artifact.errors import EngineError
 
 
 class _Weights(ctypes.Structure):
-    """``nvinfer1::Weights``, the first thing that a ``trt.Weights`` points to."""
+    """``nvinfer1::Weights``, which the C++ object of a ``trt.Weights`` begins with."""
 
     _fields_ = (("type", ctypes.c_int32), ("values", ctypes.c_void_p), ("count", ctypes.c_int64))
 
@@ -20,14 +20,14 @@ class _Weights(ctypes.Structure):
 def constant_bytes(weights: Any, dtype: DType) -> bytes | memoryview:
     """The bytes of ``IConstantLayer.weights`` of ``dtype``, in C order; numbers of 4 bits are packed.
 
-    An array comes as it is. Of bfloat16, fp8 and 4 bits the binding shows type, count and size alone: their address is
-    read from the object, and what lies beside it has to be that type and count. EngineError where it is not.
+    For bfloat16, fp8 and 4 bits the binding gives no array, only type, count and size: the address is read from the C++
+    object. EngineError: the type and count beside it are not those of ``weights``.
     """
     if isinstance(weights, np.ndarray):
         return np.ascontiguousarray(weights).data.cast("B") if weights.size else b""
     if weights.size == 0:
         return b""
-    # pybind11 keeps the pointer to its C++ object right behind the head of the Python object.
+    # pybind11 keeps the pointer to its C++ object right after the head of the Python object.
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__).value
     found = _Weights.from_address(pointer) if pointer else _Weights()
     if (found.type, found.count) != (int(weights.dtype), weights.size) or not found.values:

@@ -13,7 +13,7 @@ from hybridge.artifact.errors import EngineError
 CONSTANT, KV_CACHE_UPDATE, PLUGIN = "CONSTANT", "KV_CACHE_UPDATE", "PLUGIN_V3"
 LOOP_OUTPUT, RECURRENCE, ITERATOR, TRIP_LIMIT = "LOOP_OUTPUT", "RECURRENCE", "ITERATOR", "TRIP_LIMIT"
 LOOP_KINDS = (TRIP_LIMIT, RECURRENCE, ITERATOR, LOOP_OUTPUT)
-# The attribute of these by which the layers of one loop are known.
+# The attribute of these that identifies their loop.
 LOOP = "loop"
 
 
@@ -43,7 +43,7 @@ class NetworkLayer:
 
     @property
     def title(self) -> str:
-        """How messages name the layer."""
+        """The layer's name in messages."""
         return f"layer {self.name} ({self.kind})"
 
 
@@ -62,7 +62,7 @@ class NetworkDescription:
     constants: Mapping[str, tuple[int, int]]
 
     def as_json(self) -> dict[str, Any]:
-        """A value of JSON, from which ``from_json`` makes the same description."""
+        """A JSON value that ``from_json`` reads back."""
         return {
             "layers": [asdict(layer) for layer in self.layers],
             "tensors": [[t.name, t.dtype.value, list(t.shape)] for t in self.tensors.values()],
@@ -89,7 +89,7 @@ class NetworkDescription:
 
 
 def producers(layers: Iterable[NetworkLayer]) -> dict[str, int]:
-    """The index of the layer that makes each tensor; EngineError where two layers make tensors of one name."""
+    """Tensor to the index of the layer that computes it; EngineError: two layers compute tensors of the same name."""
     found: dict[str, int] = {}
     for index, layer in enumerate(layers):
         for name in layer.outputs:

@@ -75,7 +75,7 @@ def attributes_of(layer: Any, kind: str) -> dict[str, Any]:
 def _attribute(layer: Any, name: str) -> Any:
     try:
         return plain_value(getattr(layer, name, None))
-    except (RuntimeError, ValueError):  # what the bindings raise where a value is not set
+    except (RuntimeError, ValueError):  # raised by the bindings for a value that is not set
         return None
 
 

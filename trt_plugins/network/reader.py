@@ -20,7 +20,7 @@ from hybridge.trt_plugins.network.description import (
 from hybridge.trt_plugins.network.layer_attributes import attributes_of, show_kind
 from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
 
-# Types of weights and activations that no artifact has as a state or an operator's input.
+# Types of weights and activations that are never states or operator inputs of an artifact.
 _QUANTISED = {"FP8": DType.FLOAT8E4M3FN, "INT4": DType.INT4, "FP4": DType.FLOAT4E2M1}
 _ALIGNMENT = 64
 
@@ -46,7 +46,7 @@ class _Reader:
         self._loops: list[Any] = []
 
     def tensor(self, tensor: Any) -> str:
-        """Notes the tensor; returns its name."""
+        """Records the tensor and returns its name."""
         name, shape = tensor.name, tuple(int(size) for size in tensor.shape)
         dtype = dtype_from_trt(tensor.dtype) or _QUANTISED.get(tensor.dtype.name)
         if dtype is None:
@@ -57,7 +57,7 @@ class _Reader:
         return name
 
     def layer(self, layer: Any) -> NetworkLayer:
-        """The layer; its constant is written."""
+        """The layer's description; the bytes of a constant are written to the file."""
         kind, name, origin = layer.type.name, layer.name, getattr(layer, "metadata", "")
         inputs = tuple(None if tensor is None else self.tensor(tensor) for tensor in _inputs(layer))
         outputs = tuple(self.tensor(layer.get_output(index)) for index in range(layer.num_outputs))
@@ -90,7 +90,7 @@ def _inputs(layer: Any) -> Iterator[Any]:
 
 
 def _plugin_attributes(plugin: Any) -> dict[str, Any]:
-    """What the plugin made of its fields: operator, version, attributes, and whether it updates states in place."""
+    """The plugin's parsed fields: operator, version, attributes, and whether it updates states in place."""
     core = getattr(plugin, "core", None)
     if core is None:
         raise EngineError(f"expected a plugin of this project in the network, found {type(plugin).__name__}")

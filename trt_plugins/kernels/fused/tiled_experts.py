@@ -78,7 +78,7 @@ def plan(problem: TiledExperts, device: DeviceTraits) -> CallPlan:
 
 
 def sources() -> Iterator[KernelSource]:
-    """Every format, and every activation, gated or not."""
+    """The kernels of every format, and of every activation, gated or not."""
     for form in formats():
         yield from _sources(_example(form, "silu", True))
     for activation in EXPERT_ACTIVATIONS:
@@ -91,7 +91,7 @@ def _example(form: WeightFormat, activation: str, gated: bool) -> TiledExperts:
 
 
 def _sources(problem: TiledExperts) -> tuple[KernelSource, KernelSource]:
-    # Of a product of few rows without norm, gate and activation.
+    # Defines of a product of few rows without norm, gate or activation.
     plain = {"OUT_T": problem.up.dtype, "ROW_BLOCKS": 1, "NORM": 0, "GATED": 0, "RELU2": 0, "GROUPS": 2}
     plain |= {"THREADS": _THREADS}
     activation = EXPERT_ACTIVATIONS.index(problem.activation)
