@@ -80,7 +80,7 @@ def _written(layer: NetworkLayer) -> dict[str, str]:
 
 
 def find_hazards(description: NetworkDescription) -> tuple[Hazard, ...]:
-    """The reads of a tensor that another layer overwrites, where that layer does not depend on the reader."""
+    """Reads of a tensor that another layer overwrites without depending on the reader."""
     made_by = producers(description.layers)
     layers, found = description.layers, []
     for writer in layers:
@@ -96,7 +96,7 @@ def find_hazards(description: NetworkDescription) -> tuple[Hazard, ...]:
 
 
 def _ancestors(description: NetworkDescription, made_by: Mapping[str, int], layer: NetworkLayer) -> set[int]:
-    """The indices of the layers that ``layer`` waits for."""
+    """The indices of the layers that ``layer`` depends on."""
     found: set[int] = set()
     waiting = [name for name in layer.inputs if name is not None]
     while waiting:

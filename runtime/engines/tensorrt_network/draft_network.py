@@ -24,9 +24,9 @@ from hybridge.trt_plugins.rewrites.draft_slots import recurrent_pools
 
 @dataclass(frozen=True)
 class DraftNetwork:
-    """``network``: steps whose deferred rows have up to ``tokens`` tokens. modes: by recurrent operator, all ``mode``.
+    """``network``: steps whose deferred rows have up to ``tokens`` tokens. modes: ``mode`` for each recurrent operator.
 
-    advance: with replay, the network that advances states; stored: the outputs of a step that it reads.
+    advance: the network that advances states, for replay; stored: the outputs of a step that it reads.
     """
 
     tokens: int
@@ -42,7 +42,7 @@ class DraftNetwork:
     ) -> DraftNetwork:
         """Parse the artifact ``folder`` for rows of ``tokens``; "auto" is replay with plugins, else snapshots.
 
-        EngineError for operators with different modes, and for a replay without plugins.
+        EngineError if operators have different modes, or for replay without plugins.
         """
         operators = sorted(set(recurrent_pools(read_model(folder).graph).values()))
         requested = (REPLAY if uses_plugins else SNAPSHOT) if mode == AUTO else mode
@@ -57,7 +57,7 @@ class DraftNetwork:
         return cls(tokens, chosen, modes, found.network, tuple(b.name for b in found.stored), found.advance)
 
     def snapshot_slots(self, specs: Sequence[Binding], rows: int) -> dict[str, int]:
-        """By pool of states, the slots for the states after the draft tokens of ``rows``."""
+        """By state pool, the number of slots for the states after the draft tokens of ``rows`` rows."""
         return {} if self.mode == REPLAY else {spec.name: rows * self.tokens for spec in specs if not spec.grows}
 
 
@@ -75,8 +75,8 @@ class SnapshotRows:
 class ReplayedRows:
     """A ``RollbackMemory`` that runs the second network on what a step ``stored`` for the accepted tokens.
 
-    columns: slots of a row, of which the last accepted token's has the row's state. starts [n]: in the step, the first
-    token of each deferred row.
+    columns: slots per row; that of the last accepted token has the row's state. starts [n]: position in the step of
+    each deferred row's first token.
     """
 
     network: NetworkInterpreter

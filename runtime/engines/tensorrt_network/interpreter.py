@@ -1,7 +1,7 @@
 """Computes a described network, layer by layer.
 
 Each layer computes in float32 and its outputs are rounded to their declared types, as in a strongly typed network.
-Tensors on torch's device "meta" have a shape and no values: a run with such inputs evaluates shapes alone.
+Tensors on torch's device "meta" have a shape and no values: a run with such inputs only evaluates shapes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class NetworkInterpreter:
     def run(self, inputs: Mapping[str, Tensor], shown: Collection[str] = ()) -> dict[str, Tensor]:
         """The outputs and the inner tensors ``shown`` by name; states that the network updates in place are updated.
 
-        Inputs have the types of ``input_type`` and the shapes of the network. EngineError naming the layer that cannot
-        compute, or whose output has another shape than TensorRT inferred.
+        Inputs have the types of ``input_type`` and the shapes of the network. EngineError naming the layer that fails
+        or whose output differs in shape from what TensorRT inferred.
         """
         values = {**self._values, **inputs}
         for name in self.description.inputs:
@@ -127,7 +127,7 @@ def kind_of(layer: NetworkLayer) -> Kind:
 
 
 def _on_meta(layer: NetworkLayer, kind: Kind, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """``inputs`` without values; those that decide shapes keep theirs. EngineError where one of these has none."""
+    """``inputs`` without values; those that determine shapes keep theirs. EngineError if one of these has none."""
     for index in kind.shape_inputs:
         if index < len(inputs) and (value := inputs[index]) is not None and value.is_meta:
             raise EngineError(f"{layer.title}: expected a shape that depends on shapes alone, found one of values")

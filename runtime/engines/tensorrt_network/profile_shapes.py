@@ -25,12 +25,12 @@ def check_profile_shapes(
 ) -> int:
     """Run ``network`` on shapes at each profile's ends; returns the number of runs.
 
-    ``corners``: also with one axis at the other end than all others.
+    ``corners``: also with one axis at the opposite end from all others.
 
-    A dense network runs on shapes alone. The shapes of a paged one depend on how many tokens a row has: there the
-    integers about rows have values, with the tokens spread over the rows.
+    A dense network runs on shapes only. The shapes of a paged one depend on how many tokens a row has: there the
+    integer inputs have values, with the tokens spread over the rows.
 
-    EngineError: a layer cannot have its shapes there, or an output has another shape than its binding.
+    EngineError: a layer does not accept its shapes there, or an output's shape differs from its binding.
     """
     count = 0
     for profile in profiles:

@@ -46,7 +46,7 @@ def scheduled(layers: Sequence[NetworkLayer]) -> tuple[Step, ...]:
 
 
 def _inner_layers(layers: Sequence[NetworkLayer]) -> dict[int, set[int]]:
-    """By loop, the indices in ``layers`` of its own layers and of those that depend on its iteration."""
+    """By loop, the indices in ``layers`` of its boundary layers and of those that depend on its iteration."""
     readers: dict[str, list[int]] = defaultdict(list)
     inner: dict[int, set[int]] = defaultdict(set)
     for index, layer in enumerate(layers):

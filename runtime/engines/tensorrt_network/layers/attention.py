@@ -32,7 +32,7 @@ def attention_input(call: LayerCall) -> Tensor:
     """softmax(query key^T + mask) value, without a scale: the whole attention, whose inputs and outputs are layers.
 
     query [batch, heads, new, size]; key and value [batch, kv_heads, positions, size], each for heads / kv_heads heads;
-    mask, broadcast to [batch, heads, new, positions]: bool, true where a position is seen, or numbers to add.
+    mask, broadcast to [batch, heads, new, positions]: bool, true where a position is attended to, or numbers to add.
     """
     for name in ("query_form", "key_value_form"):
         call.expect(name, _PADDED)

@@ -12,7 +12,7 @@ def rotary_embedding(call: LayerCall) -> Tensor:
     """``x`` [batch, heads, seq, size], of which the first ``rotary_embedding_dim`` (0: all) of each head are rotated.
 
     Cosines and sines [batch, seq, pairs], or [positions, pairs] with the positions [batch, seq] as input 3. A pair is
-    two neighbours (interleaved), or the same place of the first and of the second half.
+    two neighbours (interleaved), or the same position in the first and the second half.
     """
     x, cos, sin = (call.wide(index) for index in range(3))
     positions = call.optional(3)

@@ -51,7 +51,7 @@ def _of_axes(
     shape: Sequence[int],
     default: Sequence[int] | None,
 ) -> list[int]:
-    """One number for each axis: ``given`` goes with ``axes``, with all of them where that is None."""
+    """One number for each axis: ``given`` belongs to ``axes``, or to all axes if that is None."""
     if given is None:
         raise call.error("expected start, size and stride of a slice, found one left out")
     if axes is None:
