@@ -57,7 +57,7 @@ def powers_of_two(scales: np.ndarray) -> np.ndarray:
 
 def e4m3_divisor(peak: float) -> np.float32:
     """The divisor of e4m3 scales of e2m1 numbers: the group of the largest weight ``peak`` gets the largest scale."""
-    largest = np.finfo(np.float32).max / 4
+    largest = float(np.finfo(np.float32).max) / 4
     return np.float32(min(E4M3.peak * E2M1.peak / peak, largest) if peak else 1)
 
 
@@ -68,8 +68,14 @@ def e4m3_scales(divisor: np.float32) -> Storable:
 
 
 def scales_as(dtype: np.dtype) -> Storable:
-    """Rounds scales to a floating-point type."""
+    """Rounds scales to a floating-point type.
+
+    Those of float16 go on into its subnormal numbers while they have 7 bits: 8-bit groups of weights below 0.0078 need
+    them. Subnormal numbers of the other types would be 0 where arithmetic flushes them.
+    """
     least = np.float32(ml_dtypes.finfo(dtype).smallest_normal)
+    if dtype == np.float16:
+        least /= 16
     return lambda scales: np.maximum(scales, least).astype(dtype).astype(np.float32)
 
 

@@ -59,4 +59,5 @@ def write_matrix(
 
 
 def _squares(values: np.ndarray) -> float:
-    return float(np.einsum("rc,rc->r", values, values).sum(dtype=np.float64))
+    """The sum of squares, in float64: those of float32 numbers do not fit into float32."""
+    return float(np.einsum("rc,rc->", values, values, dtype=np.float64))

@@ -70,6 +70,20 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     )
 
 
+@pytest.mark.parametrize("power", [-90, 90])
+def test_the_report_has_errors_of_weights_whose_squares_leave_float32(tmp_path: Path, power: int) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama")
+    usual = hybridge.quantize(checkpoint, tmp_path / "usual", method="rtn")
+
+    def scale(tensors: dict[str, torch.Tensor]) -> None:
+        for each in usual.matrices:
+            tensors[f"{each.module}.weight"] *= 2.0**power
+
+    edit_tensors(checkpoint, scale)
+    found = hybridge.quantize(checkpoint, tmp_path / "scaled", method="rtn")
+    assert [each.error for each in found.matrices] == [each.error for each in usual.matrices]
+
+
 @pytest.mark.parametrize(
     ("options", "bound"),
     [

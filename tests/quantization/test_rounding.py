@@ -12,6 +12,8 @@ from hybridge.exporter.rounding.rounding import (
     E2M1,
     E4M3,
     Levels,
+    e4m3_divisor,
+    e4m3_scales,
     gptq_rounded,
     integer_levels,
     parts_to_try,
@@ -72,6 +74,24 @@ def test_zeros_and_tiny_and_huge_weights() -> None:
     assert (np.abs(products - given).max(1)[[1, 3]] < [1e-31, 2e-9]).all()
     _, half = rounded(given[[1, 3]], 4, 16, np.dtype(np.float16), search=True)
     assert (half > 0).all()
+
+
+def test_float16_scales_of_small_weights_are_as_good_as_float32_ones() -> None:
+    given = np.random.default_rng(0).normal(0, 3e-4, (8, 128)).astype(np.float32)
+    errors = {}
+    for scale in (np.dtype(np.float16), np.dtype(np.float32)):
+        found, scales = rounded(given, 8, 128, scale, search=False)
+        assert (scales.astype(scale).astype(np.float32) == scales).all()
+        errors[scale.name] = squared_error(given, found, scales, 128).sum()
+    assert errors["float16"] < 1.2 * errors["float32"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("peak", [0.0, 1e-42, 3e38])
+def test_divisor_of_extreme_weights(peak: float) -> None:
+    divisor = e4m3_divisor(peak)
+    assert divisor > 0 and np.isfinite(divisor)
+    assert (e4m3_scales(divisor)(np.array([peak / 6, 1], np.float32)) > 0).all()
 
 
 @pytest.mark.parametrize(("bits", "columns"), [(4, 48), (4, 13), (8, 48), (8, 5)])
