@@ -23,7 +23,7 @@ from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.step_memory import StepMemory
-from hybridge.runtime.engines.torch.step_shapes import draft_shape, own_shape, padded_shape
+from hybridge.runtime.engines.torch.step_shapes import STEP, draft_shape, multiple, own_shape, padded_shape
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 # Shapes of mixed steps that stay prepared, those that came last.
@@ -149,6 +149,8 @@ class PagedSteps:
 
     def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> DeviceSampling | None:
         """The sampler for steps with ``rows`` rows of logits; None where the host must sample."""
+        if rows > multiple(self._limits.max_rows, STEP):
+            return None  # a prompt with log-probabilities: the kernels' buffers would grow with its length
         lists = any(draw.params.logprobs is not None for draw in samplings.values())
         found = self._choosers.get((rows, lists))
         if found is None:

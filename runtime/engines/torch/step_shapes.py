@@ -11,7 +11,7 @@ from hybridge.runtime.engines.torch.packed_step import StepShape
 from hybridge.runtime.engines.torch.paged_decode import padded_blocks, padded_rows
 
 # Rows of one token, logits and tokens of rows with draft tokens are a multiple of this.
-_STEP = 8
+STEP = 8
 # Bounds of the tokens of a row are powers of two from here on.
 _LEAST_LONGEST = 64
 
@@ -28,12 +28,12 @@ def padded_shape(inputs: PackedInputs, drafts: int, block_size: int) -> tuple[St
     """As ``own_shape``, padded: rows of one token to a multiple of 8, the other ones to a power of two."""
     rows, blocks = inputs.block_table.shape
     singles, longest = _counted(inputs, drafts)
-    split = multiple(singles, _STEP)
+    split = multiple(singles, STEP)
     others = 0 if singles == rows else 1 << (rows - singles - 1).bit_length()
-    logits = multiple(max(1, len(inputs.logits_indices)), _STEP)
+    logits = multiple(max(1, len(inputs.logits_indices)), STEP)
     stored, chooses = _stored(inputs)
     tokens = padded_tokens(len(inputs.input_ids))
-    stored = multiple(stored, _STEP) if chooses else tokens if stored else 0
+    stored = multiple(stored, STEP) if chooses else tokens if stored else 0
     size = StepSize(tokens, split + others, padded_blocks(blocks, block_size), logits, stored, chooses)
     return StepShape(size, split, longest, drafts), (singles, split - singles)
 
@@ -42,7 +42,7 @@ def draft_shape(inputs: PackedInputs, drafts: int, most_rows: int, block_size: i
     """The shape of a step whose rows have at most ``drafts`` tokens."""
     rows, tokens = padded_rows(len(inputs.seq_lens), most_rows), len(inputs.input_ids)
     # Deferred rows leave their last slot to the state that they begin with.
-    tokens = min(max(tokens, rows * drafts), multiple(tokens, _STEP))
+    tokens = min(max(tokens, rows * drafts), multiple(tokens, STEP))
     size = StepSize(tokens, rows, padded_blocks(inputs.block_table.shape[1], block_size), tokens, tokens)
     return StepShape(size, 0, 1 + drafts, drafts)
 
