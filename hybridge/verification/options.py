@@ -53,8 +53,9 @@ class VerifyOptions:
 
     engine: str = setting(
         "auto",
-        "auto (the engine that generates, then the file as exported), onnxruntime, onnxruntime-portable, tensorrt or "
-        "torch.",
+        "auto (the engine that generates, then the file as exported), onnxruntime, onnxruntime-portable, tensorrt, "
+        "tensorrt-network (the network that TensorRT's parser makes, computed without a GPU), tensorrt-network-native "
+        "(the same without plugins) or torch.",
         metavar="NAME",
         choices=ENGINE_NAMES,
     )
