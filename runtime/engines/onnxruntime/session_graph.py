@@ -116,7 +116,7 @@ class SessionGraph:
         count = sum(weight.form == BLOCKS for weight in self.weights)
         if exact or not count:
             return ()
-        return (f"{count} weights of 4 or 8 bits are multiplied with inputs rounded to 8 bits (exact_products: not)",)
+        return (f"inputs of {count} products with weights of 4 or 8 bits are rounded to 8 bits (see exact_products)",)
 
     @property
     def block_bytes(self) -> int:
