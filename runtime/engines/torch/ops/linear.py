@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.fusion.linear import INPUTS, LINEAR, TILED_INPUTS, TILED_LINEAR
 from hybridge.runtime.engines.torch.fusion.quantized import taken_form
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.norms import Norm
+from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import linear_decode
@@ -68,13 +68,13 @@ class Linear:
         self._activation, self._epsilon, self._dtype, self._kernels = activation, epsilon, dtype, kernels
         self._tiles = tiles
         self._norm = None if epsilon is None else Norm(epsilon, kernels)
-        self._refused: set[LinearDecode] = set()
+        self._kernel = None if kernels is None else OptionalKernel(kernels, linear_decode.plan)
 
     def __call__(self, given: Operands, result: torch.Tensor | None = None) -> torch.Tensor:
         """``result``: memory that the kernel may write to instead of allocating."""
         x, norm_weight, rows = given.x, given.norm_weight, given.rows
         known = self._tiles is not None or given.weight.dtype in _KERNEL_TYPES
-        small = self._kernels is not None and rows <= LARGEST_ROWS and known
+        small = self._kernel is not None and rows <= LARGEST_ROWS and known
         if self._norm is not None and norm_weight is not None:
             # The kernel reads all its inputs as of one type.
             alike = x.dtype == norm_weight.dtype == torch.bfloat16 and alignment_of(norm_weight) == _ALIGNMENT
@@ -121,29 +121,21 @@ class Linear:
 
     def _launched(self, given: Operands, result: torch.Tensor | None) -> torch.Tensor | None:
         """The result of the kernel, None where it does not run these sizes."""
-        assert self._kernels is not None
+        assert self._kernel is not None
         flat = given.flat()
         x, weight, added = flat.x, flat.weight, flat.residual
         fits = weight.is_contiguous() and x.stride(-1) == 1 and (added is None or added.stride(-1) == 1)
         aligned = all(alignment_of(t) == _ALIGNMENT for t in (x, weight, flat.up_weight) if t is not None)
-        problem = None
-        try:
-            problem = self._problem(flat) if fits and aligned else None
-            if problem is None or problem in self._refused:
-                return None
-            dtype, shape = self._dtype or x.dtype, (x.shape[0], problem.outputs)
-            if result is not None and result.dtype == dtype:
-                y = result.view(shape)
-            else:
-                y = torch.empty(shape, dtype=dtype, device=x.device)
-            found = problem
-            inputs = [getattr(flat, name) for name in linear_decode.INPUTS]
-            self._kernels.launch(found, lambda traits: linear_decode.plan(found, traits), inputs, [y])
-        except UnsupportedError:
-            if problem is not None:
-                self._refused.add(problem)
+        problem = self._kernel.problem(lambda: self._problem(flat)) if fits and aligned else None
+        if problem is None:
             return None
-        return y.view(*given.x.shape[:-1], problem.outputs)
+        dtype, shape = self._dtype or x.dtype, (x.shape[0], problem.outputs)
+        if result is not None and result.dtype == dtype:
+            y = result.view(shape)
+        else:
+            y = torch.empty(shape, dtype=dtype, device=x.device)
+        inputs = [getattr(flat, name) for name in linear_decode.INPUTS]
+        return y.view(*given.x.shape[:-1], problem.outputs) if self._kernel.launch(problem, inputs, [y]) else None
 
     def _unpacked(self, given: Operands) -> Operands:
         """The operands with tiles unpacked to matrices."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.trt_plugins.kernels.fused import rms_norm
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 
@@ -24,12 +24,12 @@ class Norm:
     def __init__(
         self, epsilon: float, kernels: KernelRunner | None, group: int | None = None, gate_after: bool = False
     ) -> None:
-        self._epsilon, self._kernels, self._group, self._gate_after = epsilon, kernels, group, gate_after
-        self._refused: set[RmsNorm] = set()
+        self._epsilon, self._group, self._gate_after = epsilon, group, gate_after
+        self._kernel = None if kernels is None else OptionalKernel(kernels, rms_norm.plan)
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-        if self._kernels is not None and weight.dtype in (x.dtype, torch.float32):
-            y = self._launched(x, weight, gate)
+        if self._kernel is not None and weight.dtype in (x.dtype, torch.float32):
+            y = self._launched(self._kernel, x, weight, gate)
             if y is not None:
                 return y
         v = x.float() if gate is None or self._gate_after else x.float() * F.silu(gate.float())
@@ -40,18 +40,18 @@ class Norm:
             return (wide if gate is None else wide * F.silu(gate.float())).to(x.dtype)
         return normed.reshape(x.shape).to(x.dtype) * weight
 
-    def _launched(self, x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None) -> torch.Tensor | None:
+    def _launched(
+        self, kernel: OptionalKernel[RmsNorm], x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """The result of the kernel, None where it does not run these sizes."""
-        assert self._kernels is not None
         columns = x.shape[-1]
         x2, gate2 = x.reshape(-1, columns), None if gate is None else gate.reshape(-1, columns)
         tensors = [tensor for tensor in (x2, gate2, weight) if tensor is not None]
         if any(tensor.stride(-1) != 1 or alignment_of(tensor) != _ALIGNMENT for tensor in tensors):
             return None
         strides = [("x", x2.stride(0)), *([] if gate2 is None else [("gate", gate2.stride(0))])]
-        problem = None
-        try:
-            problem = RmsNorm(
+        problem = kernel.problem(
+            lambda: RmsNorm(
                 x2.shape[0],
                 columns,
                 dtype_of(x),
@@ -62,17 +62,11 @@ class Norm:
                 gate_after=gate is not None and self._gate_after,
                 weight_dtype=None if weight.dtype == x.dtype else dtype_of(weight),
             )
-            if problem in self._refused:
-                return None
-            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
-            self._kernels.launch(
-                found, lambda traits: rms_norm.plan(found, traits), (x2, None, gate2, weight), (y, None)
-            )
-        except UnsupportedError:
-            if problem is not None:
-                self._refused.add(problem)
+        )
+        if problem is None:
             return None
-        return y
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return y if kernel.launch(problem, (x2, None, gate2, weight), (y, None)) else None
 
 
 def _rms_norm(context: NodeContext) -> Run:

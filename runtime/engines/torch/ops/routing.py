@@ -9,6 +9,7 @@ import torch
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.kernels.fused import routed_experts, top_k_softmax
 from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
@@ -90,14 +91,13 @@ class RoutedExperts:
 
     def __init__(self, activation: str, gated: bool, kernels: KernelRunner | None = None) -> None:
         self._name, self._activation, self._gated = activation, ACTIVATIONS[activation], gated
-        self._kernels = kernels
-        self._refused: set[ExpertsDecode] = set()
+        self._kernel = None if kernels is None else OptionalKernel(kernels, routed_experts.plan)
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
     ) -> torch.Tensor:
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
-        if self._kernels is not None and chosen.numel() <= LARGEST_ROUTES:
+        if self._kernel is not None and chosen.numel() <= LARGEST_ROUTES:
             y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down)
             if y is not None:
                 return y.view(x.shape)
@@ -107,28 +107,23 @@ class RoutedExperts:
 
     def _launched(self, *inputs: torch.Tensor) -> torch.Tensor | None:
         """The result [n, hidden] of the kernels for x, ids, weights, up and down, None where they refuse the sizes."""
-        assert self._kernels is not None
+        assert self._kernel is not None
         x, ids, weights, up, down = inputs
         apart = (x, up, down)
         contiguous = all(tensor.is_contiguous() for tensor in (ids, weights, up, down)) and x.stride(-1) == 1
         if not contiguous or any(alignment_of(tensor) < _ALIGNMENT for tensor in apart) or x.dtype != up.dtype:
             return None
-        problem = None
-        try:
-            tokens, top_k = ids.shape
-            _, hidden, intermediate = down.shape
-            problem = ExpertsDecode(
+        tokens, top_k = ids.shape
+        _, hidden, intermediate = down.shape
+        problem = self._kernel.problem(
+            lambda: ExpertsDecode(
                 tokens, top_k, hidden, intermediate, dtype_of(x), self._name, self._gated, x_stride=x.stride(0)
             )
-            if problem in self._refused:
-                return None
-            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
-            self._kernels.launch(found, lambda traits: routed_experts.plan(found, traits), inputs, [y])
-        except UnsupportedError:
-            if problem is not None:
-                self._refused.add(problem)
+        )
+        if problem is None:
             return None
-        return y
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return y if self._kernel.launch(problem, inputs, [y]) else None
 
     def _form(self, x: torch.Tensor, ids: torch.Tensor, *weights: torch.Tensor) -> Callable[..., torch.Tensor]:
         """The fastest of the three forms below."""

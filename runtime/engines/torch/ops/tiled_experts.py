@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.fusion.quantized import taken_form
 from hybridge.runtime.engines.torch.fusion.quantized_experts import TILED_EXPERTS
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
+from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import tiled_experts
@@ -41,7 +41,7 @@ class TiledExperts:
     def __init__(self, sizes: ExpertSizes, activation: str, gated: bool, kernels: KernelRunner) -> None:
         self._sizes, self._activation, self._gated, self._kernels = sizes, activation, gated, kernels
         self._with_matrices = RoutedExperts(activation, gated, kernels)
-        self._refused: set[tiled_experts.TiledExperts] = set()
+        self._kernel = OptionalKernel(kernels, tiled_experts.plan)
 
     def __call__(
         self,
@@ -70,10 +70,9 @@ class TiledExperts:
 
     def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The result [n, hidden] of the kernels; None where they do not support the sizes."""
-        x, ids, sizes, problem = inputs[0], inputs[1], self._sizes, None
-        try:
-            tokens, top_k = ids.shape
-            problem = tiled_experts.TiledExperts(
+        x, (tokens, top_k), sizes = inputs[0], inputs[1].shape, self._sizes
+        problem = self._kernel.problem(
+            lambda: tiled_experts.TiledExperts(
                 tokens,
                 top_k,
                 sizes.experts,
@@ -85,15 +84,11 @@ class TiledExperts:
                 self._gated,
                 x.stride(0),
             )
-            if problem in self._refused:
-                return None
-            y, found = torch.empty(x.shape, dtype=x.dtype, device=x.device), problem
-            self._kernels.launch(found, lambda traits: tiled_experts.plan(found, traits), inputs, [y])
-        except UnsupportedError:
-            if problem is not None:
-                self._refused.add(problem)
+        )
+        if problem is None:
             return None
-        return y
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return y if self._kernel.launch(problem, inputs, [y]) else None
 
 
 def _tiled_experts(context: NodeContext) -> Run:
