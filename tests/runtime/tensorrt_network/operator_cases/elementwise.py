@@ -1,0 +1,73 @@
+"""Operators that compute each element on its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from tests.runtime.tensorrt_network.operator_cases.draw import (
+    FLOATS,
+    INTEGERS,
+    ONNX,
+    Case,
+    Draw,
+    draw_shape,
+    draw_values,
+    one_node,
+)
+from tests.runtime.tensorrt_network.small_network import Small
+
+
+def _unary(op: str, low: float = -4, high: float = 4) -> Case:
+    def case(draw: Draw) -> Small:
+        dtype = draw(st.sampled_from(FLOATS))
+        return one_node(draw, op, ["x"], {"x": draw_values(draw, draw_shape(draw, 0), dtype, low, high)}, ONNX[dtype])
+
+    return case
+
+
+def _binary(op: str, types: tuple[np.dtype, ...], compares: bool = False, low: float = -4) -> Case:
+    def case(draw: Draw) -> Small:
+        dtype, shape = draw(st.sampled_from(types)), draw_shape(draw)
+        arrays = {}
+        for name in ("a", "b"):
+            own = [1 if draw(st.booleans()) and draw(st.booleans()) else n for n in shape]
+            arrays[name] = draw_values(draw, own[draw(st.integers(0, len(own))) :], dtype, low)
+        out = TensorProto.BOOL if compares or dtype == np.bool_ else ONNX[dtype]
+        return one_node(draw, op, ["a", "b"], arrays, out)
+
+    return case
+
+
+def _cast(draw: Draw) -> Small:
+    source, target = draw(st.sampled_from(list(ONNX))), draw(st.sampled_from(list(ONNX)))
+    return one_node(
+        draw, "Cast", ["x"], {"x": draw_values(draw, draw_shape(draw), source)}, ONNX[target], to=ONNX[target]
+    )
+
+
+def _where(draw: Draw) -> Small:
+    shape, dtype = draw_shape(draw), draw(st.sampled_from((*FLOATS, *INTEGERS)))
+    arrays = {}
+    for name, own_type in (("c", np.bool_), ("a", dtype), ("b", dtype)):
+        own = [1 if draw(st.booleans()) and draw(st.booleans()) else n for n in shape]
+        arrays[name] = draw_values(draw, own[draw(st.integers(0, len(own))) :], own_type)
+    return one_node(draw, "Where", ["c", "a", "b"], arrays, ONNX[dtype])
+
+
+BOOLEANS = (np.dtype(np.bool_),)
+CASES: dict[str, Case] = {
+    **{op: _unary(op) for op in ("Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Relu", "Softplus", "Identity")},
+    **{op: _unary(op, 0.1) for op in ("Sqrt", "Reciprocal")},
+    **{op: _binary(op, (*FLOATS, *INTEGERS)) for op in ("Add", "Sub", "Mul", "Max", "Min")},
+    "Div": _binary("Div", (*FLOATS, *INTEGERS), low=1),
+    "Mod": _binary("Mod", INTEGERS, low=1),
+    **{op: _binary(op, BOOLEANS) for op in ("And", "Or")},
+    **{
+        op: _binary(op, (*INTEGERS, FLOATS[0]), True)
+        for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+    },
+    "Cast": _cast,
+    "Where": _where,
+}
