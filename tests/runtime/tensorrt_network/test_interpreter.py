@@ -79,6 +79,22 @@ def test_positions_outside_of_the_cache_are_refused(parser: Parser, tmp_path: Pa
         network.run(tensors({**case.inputs, "start": np.array([6, 0], np.int64)}))
 
 
+@pytest.mark.parametrize("operator", ["ScatterND", "ScatterElements"])
+def test_a_position_with_two_values_is_a_hazard(operator: str, parser: Parser, tmp_path: Path) -> None:
+    x, by_tuple = np.zeros([3, 2], np.float32), operator == "ScatterND"
+    indices = np.array([[1], [-2], [0]] if by_tuple else [[1, 0], [1, 2], [0, 0]], np.int64)
+    updates = np.array([[1, np.nan], [1, np.nan], [2, np.nan]], np.float32)
+    node = helper.make_node(operator, ["x", "i", "u"], ["y"], **({} if by_tuple else {"axis": 0}))
+    inputs = {"x": x, "i": indices, "u": updates}
+    network = parser.network(Small([node], inputs, {"y": TensorProto.FLOAT}).model(), tmp_path)
+    found = network.run(tensors(inputs))["y"].numpy()
+    expected = [[2, np.nan], [1, np.nan], [0, 0]] if by_tuple else [[2, np.nan], [1, 0], [0, np.nan]]
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+    updates[1, 0] = 3
+    with pytest.raises(EngineError, match=r"\(SCATTER\).*expected equal updates of a repeated position"):
+        network.run(tensors(inputs))
+
+
 def test_an_unknown_kind_is_named_with_its_layer(parser: Parser, tmp_path: Path) -> None:
     x = np.zeros([1, 1, 4, 4], np.float32)
     pool = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])

@@ -30,15 +30,24 @@ def gather(call: LayerCall) -> Tensor:
 
 
 def scatter(call: LayerCall) -> Tensor:
-    """``data`` with ``updates`` at the positions ``indices``; of several updates of one position the last wins."""
+    """``data`` with ``updates`` at the positions ``indices``.
+
+    EngineError if one position has updates that differ: TensorRT does not define which one remains.
+    """
     data, indices, updates = (call.input(index) for index in range(3))
     mode = call.expect("mode", "ELEMENT", "ND")
     found = data.clone()
     if mode == "ELEMENT":
         axis = call.axis("axis", data.dim())
-        return found.scatter_(axis, _inside(call, indices, data.shape[axis]), updates)
-    flat, rest = _flat_indices(call, data, indices, 0)
-    found.reshape(-1, *rest)[flat.reshape(-1)] = updates.reshape(-1, *rest)
+        positions = _inside(call, indices, data.shape[axis])
+        remaining = found.scatter_(axis, positions, updates).gather(axis, positions)
+    else:
+        flat, rest = _flat_indices(call, data, indices, 0)
+        rows, updates = found.reshape(-1, *rest), updates.reshape(-1, *rest)
+        rows[flat.reshape(-1)] = updates
+        remaining = rows[flat.reshape(-1)]
+    if not data.is_meta and not torch.allclose(remaining, updates, rtol=0, atol=0, equal_nan=True):
+        raise call.error("expected equal updates of a repeated position, found updates that differ")
     return found
 
 
