@@ -82,8 +82,8 @@ class PackedSampling:
                 continue
             normaliser = float(of_list["peak"]) + float(np.log(float(of_list["total"]) / MOST_WEIGHT))
             listed = min(count, self._vocab)
-            top = zip(tokens[place, :listed].tolist(), (logits[place, :listed] - normaliser).tolist(), strict=True)
-            found[row] = token, TokenLogprobs(token, float(results["logit"][row]) - normaliser, tuple(top))
+            top, top_logits = tokens[place, :listed].tolist(), logits[place, :listed].tolist()
+            found[row] = token, TokenLogprobs.of(token, float(results["logit"][row]), normaliser, top, top_logits)
         return found
 
     def _sample(self, setting: np.void, how: TokenSampling) -> None:

@@ -19,6 +19,14 @@ class TokenLogprobs:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
 
+    @classmethod
+    def of(
+        cls, token: int, logit: float, normaliser: float, top: Sequence[int], top_logits: Sequence[float]
+    ) -> TokenLogprobs:
+        """From logits and the ``normaliser``, the log of the sum of their exponentials; all differences are float64."""
+        pairs = tuple((other, value - normaliser) for other, value in zip(top, top_logits, strict=True))
+        return cls(token, logit - normaliser, pairs)
+
 
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     """Log-softmax of ``logits`` [vocab] at ``token``, with the ``count`` most likely tokens, most likely first.
@@ -28,13 +36,12 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     peak = float(logits.max())
     normaliser = peak + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
     count = min(count, logits.size)
-    if count == 0:
-        return TokenLogprobs(token, float(logits[token]) - normaliser)
-    kth = np.partition(logits, logits.size - count)[logits.size - count]
-    likely = np.flatnonzero(logits >= kth)
-    best = likely[np.argsort(-logits[likely], kind="stable")][:count]
-    top = tuple((int(i), float(logits[i]) - normaliser) for i in best)
-    return TokenLogprobs(token, float(logits[token]) - normaliser, top)
+    best = np.array([], np.intp)
+    if count:
+        kth = np.partition(logits, logits.size - count)[logits.size - count]
+        likely = np.flatnonzero(logits >= kth)
+        best = likely[np.argsort(-logits[likely], kind="stable")][:count]
+    return TokenLogprobs.of(token, float(logits[token]), normaliser, best.tolist(), logits[best].tolist())
 
 
 class PromptLogprobs:

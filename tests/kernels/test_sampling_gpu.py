@@ -12,23 +12,14 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.sampling import DrawError, SampledToken, Sampler, SamplingParams, TokenSampling, sample_rows
 from tests.runtime.sampling.chi_square import chi_square_fits
+from tests.runtime.sampling.filter_cases import FILTERS
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 50, "top_p": 0.9},
+    *FILTERS,
     {"top_k": 1500},
     {"top_k": 40_000, "top_p": 0.7},
-    {"top_p": 1e-6},
-    {"top_p": 0.5},
-    {"top_p": 0.97},
-    {"top_p": 0.999999},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"top_k": 200, "top_p": 0.95, "min_p": 0.01},
     {"logprobs": 0},
     {"logprobs": 5, "top_k": 3},
     {"logprobs": 64, "repetition_penalty": 1.3},

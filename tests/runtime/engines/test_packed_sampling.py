@@ -122,7 +122,8 @@ def test_log_probabilities_are_those_of_the_host() -> None:
     order = np.argsort(-logits, kind="stable")
     results = np.zeros(4, result_type())
     tokens, values = np.zeros((4, 64), np.int32), np.zeros((4, 64), np.float32)
-    results["token"][:2], results["logit"][0], results["listed"][2:] = (5, -1), logits[5], (4, -1)
+    drawn = int(order[3])  # the least likely token of the list
+    results["token"][:2], results["logit"][0], results["listed"][2:] = (drawn, -1), logits[drawn], (4, -1)
     results["peak"][2] = logits.max()
     results["total"][2] = whole_weights(exponentials(logits, logits.max(), np.float32(1))).sum()
     tokens[2, :4], values[2, :4] = order[:4], logits[order[:4]]
@@ -132,8 +133,9 @@ def test_log_probabilities_are_those_of_the_host() -> None:
     # The logits of row 1 are not finite.
     assert set(found) == {0}
     token, logprobs = found[0]
-    expected = token_logprobs(logits, 5, 4)
-    assert token == 5 and isinstance(logprobs, TokenLogprobs) and [i for i, _ in logprobs.top] == order[:4].tolist()
+    expected = token_logprobs(logits, drawn, 4)
+    assert token == drawn and isinstance(logprobs, TokenLogprobs) and [i for i, _ in logprobs.top] == order[:4].tolist()
+    assert logprobs.top[-1] == (drawn, logprobs.logprob) and expected.top[-1] == (drawn, expected.logprob)
     np.testing.assert_allclose(
         [logprobs.logprob, *(v for _, v in logprobs.top)], [expected.logprob, *(v for _, v in expected.top)], atol=1e-6
     )

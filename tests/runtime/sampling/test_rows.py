@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.rows import sample_rows
+from tests.runtime.sampling.filter_cases import FILTERS
 from tests.support.effort import examples
-
-FILTERS = [
-    {},
-    {"top_k": 1},
-    {"top_k": 7},
-    {"top_k": 50, "top_p": 0.9},
-    {"top_p": 0.5},
-    {"top_p": 0.97},
-    {"top_p": 0.999999},
-    {"min_p": 0.05},
-    {"min_p": 1.0},
-    {"top_k": 200, "top_p": 0.95, "min_p": 0.01},
-    {"top_k": 5000},
-]
 
 
 def both(rows: list[dict], logits: np.ndarray, rounds: int) -> None:
