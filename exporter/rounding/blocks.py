@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 def row_blocks(rows: int, columns: int, block: int = BLOCK) -> Iterator[slice]:
     """Ranges of rows that hold about ``block`` weights each."""
-    step = max(1, block // columns)
+    step = max(1, block // max(1, columns))
     yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
@@ -57,6 +57,7 @@ def float32_rows(slot: TensorSlot, block: slice) -> np.ndarray:
 
 
 def peak_of(slot: TensorSlot) -> float:
-    """The largest magnitude of a weight; CheckpointError as in ``float32_rows``."""
+    """The largest magnitude of a weight, 0 without any; CheckpointError as in ``float32_rows``."""
     rows, columns = slot.shape
-    return max(in_threads(lambda part: float(np.abs(float32_rows(slot, part)).max()), row_blocks(rows, columns)))
+    sizes = in_threads(lambda part: np.abs(float32_rows(slot, part)).max(initial=0), row_blocks(rows, columns))
+    return float(max(sizes, default=0))

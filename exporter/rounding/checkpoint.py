@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint
 from hybridge.exporter.rounding.roles import (
     BITS,
@@ -19,7 +20,8 @@ from hybridge.exporter.rounding.roles import (
     is_head,
     is_unchanged,
 )
-from hybridge.exporter.rounding.weight import RoundedWeight
+from hybridge.exporter.rounding.siblings import siblings
+from hybridge.exporter.rounding.weight import Peak, RoundedWeight
 
 # Columns that share a scale in integer formats: int4 weights then take 0.26 of the bytes of bfloat16.
 _GROUP = 128
@@ -36,7 +38,7 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
             f"quantize: expected a checkpoint in full precision for {form}, found a quantised one: leave the option "
             "out, or give the original checkpoint"
         )
-    weights = {}
+    forms: dict[str, tuple[str, int | None]] = {}
     unchanged = 0
     for name in dict.fromkeys(names):
         slot, module = source.tensors[name], name.removesuffix(".weight")
@@ -44,19 +46,33 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
             unchanged += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
             continue
         is_output = is_head(module) or (tied and is_embedding(module))
-        own, group = _format(HEAD_FORMATS[form] if is_output else form, slot.shape[1])
-        weights[name] = RoundedWeight(slot, own, group)
-    if not weights:
+        forms[module] = _format(HEAD_FORMATS[form] if is_output else form, slot.shape[1])
+    if not forms:
         raise UnsupportedError("quantize: expected matrices to quantise, found none: leave the option out")
     notes = [f"the weights were rounded to the nearest {form}: `hybridge quantize` gives more precise weights"]
     if unchanged:
         notes.append(f"experts that are stored in one tensor stay as they are: {unchanged} bytes")
+    weights = _weights(source.tensors, forms)
     return replace(
         source,
         tensors={**source.tensors, **{name: weight.logical_slot() for name, weight in weights.items()}},
         quantized={name: weight.tensor() for name, weight in weights.items()},
         notes=(*source.notes, *notes),
     )
+
+
+def _weights(
+    tensors: Mapping[str, TensorSlot], forms: Mapping[str, tuple[str, int | None]]
+) -> dict[str, RoundedWeight]:
+    """Name to the weight of each module in ``forms``, which has its format and group size."""
+    peaks: dict[tuple[str, ...], Peak] = {}
+    weights = {}
+    for module, (form, group) in forms.items():
+        names = tuple(f"{each}.weight" for each in siblings(module, forms))
+        peak = peaks.setdefault(names, Peak(tuple(tensors[name] for name in names)))
+        name = f"{module}.weight"
+        weights[name] = RoundedWeight(tensors[name], form, group, peak)
+    return weights
 
 
 def _format(form: str, columns: int) -> tuple[str, int | None]:

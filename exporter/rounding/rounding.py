@@ -50,9 +50,12 @@ E2M1 = _float_levels(ml_dtypes.float4_e2m1fn)
 
 
 def powers_of_two(scales: np.ndarray) -> np.ndarray:
-    """2^(floor(log2 of a group's largest weight) - 2), as OCP Microscaling specifies; 2 is e2m1's largest exponent."""
-    exponents = np.floor(np.log2(scales * np.float32(E2M1.peak))) - 2
-    return np.exp2(np.clip(exponents, -126, 127)).astype(np.float32)
+    """2^(floor(log2 of a group's largest weight) - 2), as OCP Microscaling specifies; 2 is e2m1's largest exponent.
+
+    The largest scale is 2^125, so that every product is finite.
+    """
+    exponents = np.frexp(scales.astype(np.float64) * E2M1.peak)[1] - 3  # frexp's fractions begin at 1/2
+    return np.ldexp(np.float32(1), np.clip(exponents, -126, 125))
 
 
 def e4m3_divisor(peak: float) -> np.float32:
@@ -125,7 +128,8 @@ def parts_to_try(search: bool) -> Sequence[float]:
 
 def _error(groups: np.ndarray, numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Squared error of each group [rows, groups, 1]."""
-    difference = numbers * scales
+    with np.errstate(over="ignore"):  # a scale whose products are infinite has an infinite error
+        difference = numbers * scales
     difference -= groups
     return np.einsum("rgc,rgc->rg", difference, difference)[:, :, None]
 

@@ -43,9 +43,22 @@ _SCALES = {NVFP4: DType.FLOAT8E4M3FN, MXFP4: DType.BFLOAT16}
 
 
 @dataclass(frozen=True)
+class Peak:
+    """The largest magnitude of the weights in ``slots``, which are read when it is needed first."""
+
+    slots: tuple[TensorSlot, ...]
+
+    @cached_property
+    def value(self) -> float:
+        """CheckpointError: a weight is not finite."""
+        return max(map(peak_of, self.slots))
+
+
+@dataclass(frozen=True)
 class RoundedWeight:
     """The matrix in ``slot`` in the format ``form``; ``group`` columns share a scale, None: a row.
 
+    peak: of all weights that share a global scale.
     The weight is read once for the scales and once for the numbers, in blocks of rows. CheckpointError, while it
     is written: a weight is not finite.
     """
@@ -53,6 +66,7 @@ class RoundedWeight:
     slot: TensorSlot
     form: str
     group: int | None
+    peak: Peak
 
     def tensor(self) -> QuantizedTensor:
         """The quantised weight; its numbers are computed when they are read."""
@@ -88,7 +102,7 @@ class RoundedWeight:
 
     @cached_property
     def _divisor(self) -> np.float32:
-        return e4m3_divisor(peak_of(self.slot))
+        return e4m3_divisor(self.peak.value)
 
     @cached_property
     def _rounding(self) -> tuple[int, Levels, Storable]:

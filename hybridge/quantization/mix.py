@@ -14,13 +14,13 @@ from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.rounding.blocks import float32_rows, in_threads, row_blocks
 from hybridge.exporter.rounding.roles import GROUP_SIZES, group_size
+from hybridge.exporter.rounding.siblings import groups_of
 from hybridge.quantization.budget import Choice, chosen
 from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.roles import Roles
 from hybridge.quantization.scheme import MatrixContext, Scheme
 from hybridge.quantization.schemes import IntegerScheme
 from hybridge.quantization.sensitivity import Sensitivity
-from hybridge.quantization.siblings import groups_of
 
 # Group size of the int4 scheme whose divergence is measured; others are estimated by their squared errors.
 _MEASURED = 32

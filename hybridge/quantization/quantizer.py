@@ -18,6 +18,7 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import open_plan
 from hybridge.exporter.rounding.blocks import peak_of
+from hybridge.exporter.rounding.siblings import shared_peaks
 from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.config import quantization_config
 from hybridge.quantization.matrix import MatrixReport
@@ -29,7 +30,6 @@ from hybridge.quantization.roles import Roles, roles_of
 from hybridge.quantization.scheme import MatrixContext
 from hybridge.quantization.schemes import NvFp4Scheme
 from hybridge.quantization.shard import check_unchanged, create_shard, fill_matrix
-from hybridge.quantization.siblings import shared_peaks
 
 REPORT_FILE = "hybridge_quantization.json"
 _KIND = FolderKind("a checkpoint", ((REPORT_FILE, "matrices"),), "give another path")

@@ -12,8 +12,8 @@ import pytest
 
 import hybridge
 from hybridge.artifact.errors import SettingError
+from hybridge.exporter.rounding.siblings import groups_of
 from hybridge.quantization.budget import Choice, chosen
-from hybridge.quantization.siblings import groups_of
 from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
 from tests.support.tiny_models import save_tiny_model
 

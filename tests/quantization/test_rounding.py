@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.nibbles import packed_e2m1
 from hybridge.exporter.rounding import rounding
+from hybridge.exporter.rounding.blocks import peak_of
 from hybridge.exporter.rounding.rounding import (
     E2M1,
     E4M3,
@@ -17,6 +22,7 @@ from hybridge.exporter.rounding.rounding import (
     gptq_rounded,
     integer_levels,
     parts_to_try,
+    powers_of_two,
     scales_as,
 )
 from hybridge.quantization.packing import packed_words
@@ -157,3 +163,18 @@ def test_later_columns_make_up_for_earlier_ones(monkeypatch: pytest.MonkeyPatch)
         return float(np.linalg.norm((numbers * scale - given) @ inputs.T))
 
     assert output_error(found) < 0.8 * output_error(levels.nearest(given / scale))
+
+
+@pytest.mark.parametrize("largest", [np.finfo(np.float32).max, np.float32(3e38), np.float32(2.0**127), 1.0, 2.0**-126])
+@pytest.mark.filterwarnings("error")
+def test_products_with_powers_of_two_are_finite(largest: float) -> None:
+    given = (np.linspace(-1, 0.7, 64, dtype=np.float32) * np.float32(largest)).reshape(2, 32)
+    found, scales = rounding.rounded(given, 32, E2M1, powers_of_two, parts_to_try(True))
+    assert np.isfinite(found * scales).all() and (np.frexp(scales)[0] == 0.5).all()
+    assert scales.max() == np.clip(2.0 ** (np.floor(np.log2(float(largest))) - 2), 2.0**-126, 2.0**125)
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (3, 0)])
+def test_a_matrix_without_weights_has_no_peak(shape: tuple[int, int], tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    assert peak_of(TensorSlot("w", DType.FLOAT32, shape, tmp_path / "empty", 0, 0)) == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -13,6 +16,7 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.checkpoint.quantized.reader import logical_tensors, without_quantization
+from hybridge.exporter.checkpoint.quantized.scale_check import check_scales
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from tests.exporter.checkpoint.test_quantized import FORMATS, MODULE, matrix, meaning, written
 from tests.support.fuzzing import RandomInput, fuzzed
@@ -65,3 +69,28 @@ def _other(slot: TensorSlot, random: RandomInput) -> TensorSlot:
     ]
     shape = random.choice(shapes)
     return replace(slot, shape=shape, dtype=dtype, nbytes=dtype.nbytes(prod(shape)))
+
+
+@fuzzed(300)
+def test_any_damaged_file_is_read_or_an_error(
+    checkpoints: dict[str, Path], random: RandomInput, tmp_path: Path
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    path = shutil.copytree(checkpoints[random.choice(list(FORMATS))], folder) / "model.safetensors"
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    if random.chance(0.3):
+        damaged = raw[: random.randrange(len(raw))]
+    else:
+        header = random.damaged_json(json.loads(raw[8:start]))
+        damaged = len(header).to_bytes(8, "little") + header + raw[start:]
+    path.write_bytes(damaged)
+    try:
+        weights = open_checkpoint(folder).quantized.values()
+        check_scales(weights, threading.Event())
+    except HybridgeError as error:
+        assert "\n" not in str(error)
+        return
+    for weight in weights:
+        meaning(weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
@@ -11,7 +11,7 @@ _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 def shared_peaks(peaks: Mapping[str, float]) -> dict[str, float]:
     """Module to the largest magnitude in it and in the modules that it is joined with."""
-    return {module: max(peaks[each] for each in _siblings(module, peaks)) for module in peaks}
+    return {module: max(peaks[each] for each in siblings(module, peaks)) for module in peaks}
 
 
 def groups_of(modules: Iterable[str]) -> dict[str, list[str]]:
@@ -24,8 +24,8 @@ def groups_of(modules: Iterable[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _siblings(module: str, known: Iterable[str]) -> list[str]:
+def siblings(module: str, known: Container[str]) -> list[str]:
+    """``module`` and the modules that it is joined with, those in ``known``."""
     parent, _, last = module.rpartition(".")
     group = next((group for group in _JOINED if last in group), (last,))
-    modules = set(known)
-    return [name for each in group if (name := f"{parent}.{each}" if parent else each) in modules]
+    return [name for each in group if (name := f"{parent}.{each}" if parent else each) in known]
