@@ -30,10 +30,11 @@ def decoder_of(
     *,
     norm_eps: float = 1e-6,
     absent_padding: int | None = None,
+    absent_tied: bool = False,
     final_norm_source: str = "norm",
     **rest: Any,
 ) -> DecoderConfig:
-    """A decoder in Llama's layout. ``norm_eps`` and ``absent_padding`` count where the config has no such field."""
+    """A decoder in Llama's layout. ``norm_eps`` and ``absent_*`` count where the config has no such field."""
     return DecoderConfig(
         model_type=model_type,
         vocab_size=config.vocabulary(absent_padding),
@@ -42,7 +43,7 @@ def decoder_of(
         norm_eps=config.scalar("rms_norm_eps", default=norm_eps, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source=final_norm_source,
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=absent_tied),
         max_position_embeddings=config.positive("max_position_embeddings", default=None),
         **rest,
     )

@@ -26,11 +26,11 @@ _ALWAYS: Table = {
 }
 _ATTENTION: Table = {
     "int": "num_hidden_layers num_attention_heads max_position_embeddings",
-    "bool": "attention_bias",
     "float": "rms_norm_eps",
     "str": "hidden_act",
     "object?": "rope_parameters",
 }
+_BIAS: Table = {"bool": "attention_bias"}
 _MAMBA_D: Table = {
     "int?": "num_key_value_heads mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_chunk_size",
     "int or str?": "mamba_d_head",
@@ -57,13 +57,27 @@ _LLAMA: Table = {
     "bool": "mlp_bias",
     "number?": "attention_dropout",
 }
-_QWEN3: Table = {
-    "int": "intermediate_size head_dim max_window_layers",
+_QWEN2: Table = {
+    "int": "intermediate_size max_window_layers",
     "int?": "num_key_value_heads sliding_window",
     "bool": "use_sliding_window",
     "[str]?": "layer_types",
     "number": "attention_dropout",
 }
+_MISTRAL: Table = {
+    "int": "intermediate_size num_key_value_heads",
+    "int?": "head_dim sliding_window",
+    "number": "attention_dropout",
+}
+_SMOLLM3: Table = {
+    "int": "intermediate_size no_rope_layer_interval",
+    "int?": "num_key_value_heads sliding_window",
+    "bool": "use_sliding_window mlp_bias",
+    "[int]?": "no_rope_layers",
+    "[str]?": "layer_types",
+    "number": "attention_dropout",
+}
+_OLMO2: Table = {"int": "intermediate_size", "int?": "num_key_value_heads", "number": "attention_dropout"}
 _BAMBA: Table = {
     "bool": "mlp_bias",
     "int?": "num_logits_to_keep",
@@ -120,7 +134,10 @@ _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
 _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
+    "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "smollm3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "nemotron_h": {
         "object?": "rope_parameters rope_scaling",
         "[str]": "layer_types",
@@ -140,16 +157,20 @@ def _kinds(*tables: Table) -> Mapping[str, str]:
 
 # model_type -> field -> kind, as transformers declares them.
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
-    "bamba": _kinds(_ATTENTION, _MAMBA_D, _BAMBA),
-    "granitemoehybrid": _kinds(_ATTENTION, _MAMBA_D, _GRANITE),
-    "llama": _kinds(_ATTENTION, _LLAMA),
+    "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
+    "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
+    "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
     "mamba2": _kinds(_MAMBA2),
+    "mistral": _kinds(_ATTENTION, _MISTRAL),
     "nemotron_h": _kinds(_NEMOTRON_H),
-    "olmo_hybrid": _kinds(_ATTENTION, _OLMO_HYBRID),
-    "qwen3": _kinds(_ATTENTION, _QWEN3),
-    "qwen3_5_moe_text": _kinds(_ATTENTION, _DELTA, _QWEN_EXPERTS),
-    "qwen3_5_text": _kinds(_ATTENTION, _DELTA, {"int": "intermediate_size"}),
-    "qwen3_next": _kinds(_ATTENTION, _DELTA, _QWEN_EXPERTS, _NEXT),
+    "olmo2": _kinds(_ATTENTION, _BIAS, _OLMO2),
+    "olmo_hybrid": _kinds(_ATTENTION, _BIAS, _OLMO_HYBRID),
+    "qwen2": _kinds(_ATTENTION, _QWEN2),
+    "qwen3": _kinds(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),
+    "qwen3_5_moe_text": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS),
+    "qwen3_5_text": _kinds(_ATTENTION, _BIAS, _DELTA, {"int": "intermediate_size"}),
+    "qwen3_next": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _NEXT),
+    "smollm3": _kinds(_ATTENTION, _BIAS, _SMOLLM3),
 }
 
 

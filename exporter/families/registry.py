@@ -12,10 +12,14 @@ from hybridge.exporter.families import (
     granitemoehybrid,
     llama,
     mamba2,
+    mistral,
     nemotron_h,
+    olmo2,
     olmo_hybrid,
+    qwen2,
     qwen3,
     qwen3_next,
+    smollm3,
 )
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.field_kinds import check_kinds
@@ -26,12 +30,16 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "granitemoehybrid": granitemoehybrid.parse,
     "llama": llama.parse,
     "mamba2": mamba2.parse,
+    "mistral": mistral.parse,
     "nemotron_h": nemotron_h.parse,
+    "olmo2": olmo2.parse,
     "olmo_hybrid": olmo_hybrid.parse,
+    "qwen2": qwen2.parse,
     "qwen3": qwen3.parse,
     "qwen3_5_moe_text": qwen3_next.parse_qwen3_5_moe,
     "qwen3_5_text": qwen3_next.parse_qwen3_5,
     "qwen3_next": qwen3_next.parse_qwen3_next,
+    "smollm3": smollm3.parse,
 }
 
 

@@ -30,6 +30,7 @@ def rope_from_config(
     default_partial: float = 1.0,
     partial: bool = False,
     ignored: tuple[str, ...] = (),
+    absent_theta: float = 10000.0,
 ) -> RopeConfig:
     """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
 
@@ -41,7 +42,7 @@ def rope_from_config(
         fields.raw(name, None)
     if SECTIONS in ignored:
         _check_sections(fields)
-    theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=10000.0, positive=True)
+    theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=absent_theta, positive=True)
     config.ignore("rope_theta")
     outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
     factor = _number(fields, "partial_rotary_factor") or outside

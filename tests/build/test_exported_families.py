@@ -31,11 +31,15 @@ SMALL = {
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
     "llama": {"num_hidden_layers": 1},
+    "mistral": {"num_hidden_layers": 1},
+    "olmo2": {"num_hidden_layers": 1},
+    "qwen2": {"num_hidden_layers": 1},
     "qwen3": {"num_hidden_layers": 1},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
     "qwen3_5_moe_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
+    "smollm3": {"num_hidden_layers": 1},
 }
 # Loops behind attention: gated delta rule and experts.
 WRITTEN_OUT = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
@@ -46,12 +50,17 @@ CASES = {
     "granitemoehybrid": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
     "llama": DType.FLOAT16,
+    "mistral": DType.FLOAT16,
+    "olmo2": DType.FLOAT16,
+    "qwen2": DType.BFLOAT16,
     "qwen3": DType.BFLOAT16,
     "olmo_hybrid": DType.FLOAT32,
     "qwen3_next": DType.FLOAT16,
     "qwen3_5_moe_text": DType.FLOAT16,
     "qwen3_5_text": DType.BFLOAT16,
+    "smollm3": DType.BFLOAT16,
 }
+DENSE = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 # Engines that a push builds: both recurrent operators, experts and attention. A network that TensorRT parses as it
 # should is one that it builds of these.
 BUILT_ON_PUSH = ("nemotron_h", "qwen3_5_text")
@@ -82,7 +91,7 @@ def test_network(artifacts: ArtifactCache, family: str) -> None:
         check_layers(Counter(layer.type.name for layer in layers_of(network)), family)
         assert value_dtypes(network, model.fp32_values) == dict.fromkeys(model.fp32_values, "float32")
     # What the operators declare as float32: A or the decay of each recurrent layer, the weights of chosen experts.
-    recurrent = family not in ("llama", "qwen3")
+    recurrent = family not in DENSE
     assert len(model.fp32_values) == recurrent + EXPERT_LAYERS.get(family, 0)
 
 
@@ -91,5 +100,5 @@ def test_engine(artifacts: ArtifactCache, family: str) -> None:
     record = build_engine(exported(artifacts, family), OPTIONS)
     check_layers(record.layers, family)
     assert not record.plugins and record.plugins.reason == "plugins are off"
-    recurrent = family not in ("llama", "qwen3")
+    recurrent = family not in DENSE
     assert sum(entry["name"].startswith("recurrent_state") for entry in record.bindings) == recurrent

@@ -43,6 +43,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Llama's layout with one difference each, which tests of config and layers prove: tests of all that follows take llama.
+LIKE_LLAMA = frozenset({"mistral", "olmo2", "qwen2", "smollm3"})
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -96,6 +98,37 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         **COMMON,
         **ATTENTION,
         "num_hidden_layers": 3,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "mistral": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 10,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "sliding_window": 9,
+        "max_position_embeddings": 512,
+    },
+    "olmo2": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "qwen2": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "smollm3": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 3,
+        "no_rope_layer_interval": 2,
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },

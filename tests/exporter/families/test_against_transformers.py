@@ -177,6 +177,36 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ],
         [TIED, ONE_LAYER, EPSILON],
     ),
+    "mistral": [
+        *together(
+            [*HEADS, *ROPES[:2], {"head_dim": 18}, {"head_dim": None}],
+            [{"sliding_window": None}, {"sliding_window": 1}],
+            [TIED],
+        ),
+        {**ONE_LAYER, "sliding_window": 4},
+    ],
+    "olmo2": together(
+        [*HEADS, ROPES[2], {"attention_bias": True}], [{"head_dim": 10}, {"hidden_act": "gelu"}], [TIED, EPSILON]
+    ),
+    "qwen2": [
+        *together([*HEADS, *ROPES[2:4], {"head_dim": 18}], [{"hidden_act": "gelu"}, ONE_LAYER], [TIED, EPSILON]),
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    ],
+    "smollm3": [
+        *together(
+            [*HEADS, *ROPES[:2], {"attention_bias": True}, {"head_dim": 18}],
+            [{"no_rope_layers": [0, 0, 0]}, {"no_rope_layers": [0, 1, 1, 0]}, {"no_rope_layer_interval": 4}, ONE_LAYER],
+            [{"tie_word_embeddings": False}, EPSILON, {"mlp_bias": True}],
+        ),
+        {"use_sliding_window": True, "sliding_window": 5},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        {"use_sliding_window": False, "sliding_window": 5},
+    ],
     "qwen3": [
         *together(ATTENTION, [{"hidden_act": "gelu"}], [TIED, ONE_LAYER, EPSILON]),
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},

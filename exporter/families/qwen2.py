@@ -1,0 +1,27 @@
+"""Qwen2 and Qwen2.5: Llama's layout with biases on queries, keys and values, and an optional sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hybridge.exporter.families.common_fields import activation_of, attention_of, decoder_of, head_dim_of, layer_of
+from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.rope import rope_from_config
+from hybridge.exporter.families.sliding_window import upper_windows
+
+ABSENT_KV_HEADS, ABSENT_WINDOW = 32, 4096
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate a qwen2 config."""
+    head_dim = head_dim_of(config)
+    # The three biases and the lack of one on the output are fixed; no field changes them.
+    config.expect("attention_bias", (True,), True)
+    full = attention_of(config, head_dim, rope_from_config(config, head_dim), ABSENT_KV_HEADS)
+    full = replace(full, bias=True, output_bias=False)
+    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
+    windows = upper_windows(config, ABSENT_WINDOW)
+    return decoder_of(
+        config, "qwen2", [layer_of("self_attn", replace(full, sliding_window=window), mlp) for window in windows]
+    )
