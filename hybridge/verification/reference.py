@@ -88,8 +88,10 @@ class Reference(TransformersModel):
     def windows(self) -> tuple[int | None, ...]:
         """The sliding window of each layer in tokens, None where it has none, as transformers reads the config."""
         config = self.model.config.get_text_config()
-        kinds = getattr(config, "layer_types", None) or [None] * self._config.num_hidden_layers
-        return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
+        window = getattr(config, "sliding_window", None)
+        # Without layer_types, all layers have the window (mistral).
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * self._config.num_hidden_layers
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
         """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; None if neither applies."""

@@ -50,6 +50,11 @@ def test_narrow_weights_give_the_logits_of_transformers_in_float32(family: str, 
     assert_is_transformers_in_float32(save_tiny_model(tmp_path, family, dtype="bfloat16"))
 
 
+def test_a_window_without_layer_types_is_of_all_layers(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path, "mistral")
+    assert Reference(checkpoint, EagerDecoder(checkpoint).config).windows == (9, 9)
+
+
 def test_a_float32_vector_among_narrow_weights_keeps_its_precision(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path, "qwen3_next", dtype="bfloat16")
     odd = torch.linspace(0.1, 0.9, 6, dtype=torch.float64).sin().float()
