@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hybridge.artifact.limits import POSITIONS, ROWS
 ENGINE_FILE = "engine.json"
 # Folder of an artifact with its built engines, each in a folder of its own.
 ENGINES_FOLDER = "engines"
-ENGINE_VERSION = 2
+ENGINE_VERSION = 3
 # The Python modules that may build and load an engine: no other name in an engine.json is imported.
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
 
@@ -50,6 +50,7 @@ class AdvanceRecord:
     """The second file of an engine with replay: it advances the states by the accepted draft tokens.
 
     Its bindings: those about rows, what the first engine stored of the tokens ("stored_..."), and the pools.
+    scratch_bytes: as in EngineRecord.
     """
 
     engine: str
@@ -58,13 +59,16 @@ class AdvanceRecord:
     profiles: list[ProfileRecord]
     bindings: list[dict[str, Any]]
     layers: dict[str, int]
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class EngineRecord:
     """One engine file: what built it, what it targets, its profiles, bindings and layers (type -> count).
 
-    speculative_tokens: draft tokens that a row may have in a step. advance: with ``--draft-states replay``, else None.
+    scratch_bytes: device memory of a context. row_buckets: of a paged engine, the numbers of rows whose decode steps
+    are captured, ascending. speculative_tokens: draft tokens that a row may have in a step. advance: with
+    ``--draft-states replay``, else None.
     """
 
     engine: str
@@ -82,6 +86,8 @@ class EngineRecord:
     layers: dict[str, int]
     model_sha256: str
     build_seconds: float
+    scratch_bytes: int = 0
+    row_buckets: list[int] = field(default_factory=list)
     speculative_tokens: int = 0
     advance: AdvanceRecord | None = None
     engine_version: int = ENGINE_VERSION
@@ -115,6 +121,8 @@ def read_engine_record(path: Path) -> EngineRecord:
         layers=_counts(f, "layers"),
         model_sha256=f.string("model_sha256"),
         build_seconds=f.number("build_seconds"),
+        scratch_bytes=f.integer("scratch_bytes", minimum=0),
+        row_buckets=_row_buckets(f),
         speculative_tokens=f.integer("speculative_tokens", minimum=0),
         advance=None if f.object("advance", None) is None else _advance(f.fields("advance")),
     )
@@ -181,9 +189,17 @@ def _advance(f: Fields) -> AdvanceRecord:
         profiles=_profiles(f),
         bindings=list(f.map("bindings", _binding)),
         layers=_counts(f, "layers"),
+        scratch_bytes=f.integer("scratch_bytes", minimum=0),
     )
     f.refuse_unknown()
     return record
+
+
+def _row_buckets(f: Fields) -> list[int]:
+    buckets = f.array("row_buckets")
+    if not all(map(is_count, buckets)) or buckets != sorted({*buckets, 0})[1:]:
+        raise f.fail("row_buckets", "ascending numbers of rows")
+    return list(buckets)
 
 
 def _plugins(f: Fields) -> PluginsRecord:

@@ -35,6 +35,8 @@ RECORD = EngineRecord(
     layers={"MatMul": 3},
     model_sha256="1" * 64,
     build_seconds=1.5,
+    scratch_bytes=9,
+    row_buckets=[1, 2, 3],
 )
 
 
@@ -68,10 +70,11 @@ def test_every_field_is_needed_and_typed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"engine_version": 3}, "engine_version 2, found 3: build it again"),
+        ({"engine_version": 2}, "engine_version 3, found 2: build it again"),
         ({"nbytes": -1}, "nbytes"),
         ({"max_seq_len": 0}, "max_seq_len"),
         ({"profiles": [{"name": "decode"}]}, "shapes"),
+        ({"row_buckets": [2, 1]}, "row_buckets: expected ascending numbers of rows"),
         ({"build_seconds": "long"}, "build_seconds"),
         ({"extra": 1}, "unknown field.*extra"),
         ({"plugins": {**asdict(RECORD.plugins), "aliased": 1}}, "plugins.*aliased"),

@@ -103,9 +103,11 @@ def test_slots_are_never_copied(artifacts: ArtifactCache) -> None:
 
 
 def test_profiles_hold_every_row_at_its_longest(paged: Exported) -> None:
-    prefill, decode = engine_profiles(paged.config, read_preset("rtx-ampere"), Limits(3, 96))
+    prefill, decode = engine_profiles(paged.config, read_preset("rtx-ampere"), Limits(3, 96), cached=3)
+    heads = paged.config.bindings.input("kv_pool_0").shape[3:]
     assert [p.name for p in (prefill, decode)] == ["prefill", "decode"]
-    assert prefill.shapes["kv_pool_0"][2][:3] == [2, 3 * 96 // 16, 16]
+    # A row has a block more while it copies one, and a prefix cache holds as many sequences again.
+    assert prefill.shapes["kv_pool_0"][1:] == [[2, 3 * 7, 16, *heads], [2, 3 * 7 + 3 * 6, 16, *heads]]
     assert prefill.shapes["block_table"][2] == [3, 96 // 16]
     assert decode.shapes["input_ids"][2] == decode.shapes["seq_lens"][2] == [3]
     assert decode.shapes["query_start_loc"] == [[2], *([n[0] + 1] for n in decode.shapes["seq_lens"][1:])]

@@ -68,7 +68,7 @@ def test_the_step_shows_what_its_operators_read(built: tuple[str, Exported, Engi
     assert shown["state_indices"] == ("int32", ["rows", DRAFTS + 2])
     decode = next(profile for profile in record.profiles if profile.name == "decode")
     assert decode.shapes["state_indices"][2][1] == DRAFTS + 2
-    assert decode.shapes["input_ids"][2][0] == (DRAFTS + 1) * record.max_batch_size
+    assert decode.shapes["input_ids"][2][0] == (DRAFTS + 1) * record.max_batch_size + 1
     assert sum(record.plugins.ops.values()) == record.layers["PLUGIN_V3"] == 4
 
 

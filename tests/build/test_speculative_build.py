@@ -26,8 +26,10 @@ def test_engine_is_built_of_native_layers(model_type: str, artifacts: ArtifactCa
     record = build_engine(exported.folder, replace(AMPERE, overwrite=True, plugins="off", speculative_tokens=3))
     assert record.nbytes > 0 and not record.plugins.ops
     slots = next(binding for binding in record.bindings if binding["name"] == "state_indices")
-    assert slots["shape"] == ["rows", 4]
+    assert slots["shape"] == ["rows", 5] and record.row_buckets == [1, 2, 3]
     decode = next(profile for profile in record.profiles if profile.name == "decode")
     rows, tokens = (decode.shapes[name][2][0] for name in ("num_accepted_tokens", "input_ids"))
-    assert tokens == decode.shapes["logits_indices"][2][0] == 4 * rows
-    assert decode.shapes["recurrent_state_0"][2][0] == 4 * rows
+    # Three rows of four tokens, and padding.
+    assert rows == 4 and tokens == decode.shapes["logits_indices"][2][0] == 13
+    # A slot each, one for the state after each token, and those of a prefix cache.
+    assert decode.shapes["recurrent_state_0"][2][0] == 3 + 3 * 4 + 3

@@ -120,8 +120,8 @@ def run(exported: Exported, model: onnx.ModelProto, feeds: dict[str, np.ndarray]
 
 
 def test_a_check_has_the_logits_of_a_step_with_snapshots(checked: Checked) -> None:
-    """The same graph except for one column and the outputs; snapshots are in slots that belong to no row."""
-    slots = np.array([[own, *(8 + row * 2 + j % 2 for j in range(DRAFTS))] for row, own in enumerate(ROW_SLOTS)])
+    """The same graph except for the outputs; snapshots are in slots that belong to no row."""
+    slots = np.array([[own, *(8 + row * 2 + j % 2 for j in range(DRAFTS)), -1] for row, own in enumerate(ROW_SLOTS)])
     slots[:, 3] = -1
     feeds = checked.feeds | {"state_indices": slots.astype(np.int32), "num_accepted_tokens": np.ones(ROWS, np.int32)}
     found = run(checked.exported, with_snapshots(checked.original, DRAFTS), feeds)

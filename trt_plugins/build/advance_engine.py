@@ -55,4 +55,6 @@ def advance_record(
 ) -> AdvanceRecord:
     """What engine.json holds about the second engine; EngineError when its network has other bindings."""
     entries = engine_bindings(bindings, limits, result.summaries())
-    return AdvanceRecord(ADVANCE_FILE, result.nbytes, result.sha256, [profile], entries, result.layers)
+    return AdvanceRecord(
+        ADVANCE_FILE, result.nbytes, result.sha256, [profile], entries, result.layers, result.scratch_bytes
+    )

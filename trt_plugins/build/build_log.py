@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TextIO
 
 MAX_ERRORS = 20
+_ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+)")
 
 
 def make_logger(trt: Any, stream: TextIO) -> Any:
-    """A ``trt.ILogger`` that writes INFO and more severe lines to ``stream``; ``errors`` keeps the first errors."""
+    """A ``trt.ILogger`` that writes INFO and more severe lines to ``stream``; ``errors`` keeps the first errors.
+
+    scratch_bytes: device memory of the activations of the profile that needs most, once an engine is built.
+    """
     severity = trt.ILogger.Severity
     shown = (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.INFO)
 
@@ -16,12 +21,16 @@ def make_logger(trt: Any, stream: TextIO) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self.errors: list[str] = []
+            self.scratch_bytes = 0
 
         def log(self, level: Any, message: str) -> None:
             if level not in shown:
                 return
             if level in shown[:2] and len(self.errors) < MAX_ERRORS:
                 self.errors.append(message)
+            activations = _ACTIVATIONS.match(message)
+            if activations is not None:
+                self.scratch_bytes = max(self.scratch_bytes, int(activations[1]))
             stream.write(f"[{level.name}] {message}\n")
             stream.flush()
 

@@ -16,11 +16,10 @@ from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_mod
 from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
 from hybridge.trt_plugins.build.plugin_choice import choose_plugins
 from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
-from hybridge.trt_plugins.build.record import PLAN_FILE
 from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 
-TIMING_CACHE_FILE = "timing.cache"
+PLAN_FILE, TIMING_CACHE_FILE = "model.engine", "timing.cache"
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,13 @@ class BuildPlan:
         """The graph for TensorRT's parser; errors as in ``model.parser_model``."""
         choose = partial(choose_plugins, options=self.options, target=self.target, profiles=self.profiles)
         return parser_model(self.artifact, self.exported, self.limits.max_seq_len, choose, self.drafts)
+
+    def fitted(self, model: ParserModel) -> BuildPlan:
+        """The plan for ``model``: native layers copy pools in scratch memory, so that theirs have to be small."""
+        if self.config.layout != PAGED or model.plugins.nodes:
+            return self
+        rows, drafts = self.limits.max_batch_size, self.options.speculative_tokens
+        return replace(self, profiles=engine_profiles(self.config, self.target.preset, self.limits, drafts, rows))
 
     def job(self, model: ParserModel, folder: Path, previous: Path) -> BuildJob:
         """The build of ``model`` into ``folder``; ``previous``: the engine's folder of an earlier build."""

@@ -19,16 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.engine_record import (
     ENGINE_FILE,
     ENGINES_FOLDER,
     AdvanceRecord,
     EngineRecord,
-    ProfileRecord,
     write_engine_record,
 )
 from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
@@ -40,13 +37,12 @@ from hybridge.trt_plugins.build.advance_engine import (
     advance_profile,
     advance_record,
 )
-from hybridge.trt_plugins.build.build_plan import plan_build
+from hybridge.trt_plugins.build.build_plan import BuildPlan, plan_build
 from hybridge.trt_plugins.build.child import run_job
 from hybridge.trt_plugins.build.failed_log import failed_log_path, saved_log
 from hybridge.trt_plugins.build.job import BuildJob
 from hybridge.trt_plugins.build.model import ParserModel
 from hybridge.trt_plugins.build.options import BuildOptions
-from hybridge.trt_plugins.build.profiles import Limits
 from hybridge.trt_plugins.build.record import engine_bindings, engine_record
 
 LOG_FILE = "build.log"
@@ -64,22 +60,20 @@ def build_engine(
     """
     started = time.perf_counter()
     plan = plan_build(artifact, options)
-    target, limits, profiles = plan.target, plan.limits, plan.profiles
-    out = engine_folder(artifact, target.name)
+    out = engine_folder(artifact, plan.target.name)
     check_output(out, options.overwrite, ENGINE)
     model = plan.parser_model()
+    plan = plan.fitted(model)
     try:
         with atomic_folder(out, options.overwrite, ENGINE) as folder:
             job = plan.job(model, folder.resolve(), out.resolve())
             with saved_log(folder / LOG_FILE, failed_log_path(out)):
                 result = run_job(job, model.serialized, folder / LOG_FILE, progress)
                 declared = (*plan.config.bindings.inputs, *plan.config.bindings.outputs, *model.stored)
-                bindings = engine_bindings(declared, limits, result.summaries())
+                bindings = engine_bindings(declared, plan.limits, result.summaries())
             with saved_log(folder / ADVANCE_LOG_FILE, failed_log_path(out)):
-                advance = _advance(job, model, plan.config, limits, profiles, folder, progress)
-            seconds = time.perf_counter() - started
-            record = engine_record(target, limits, profiles, bindings, result, model, seconds, advance)
-            record = replace(record, speculative_tokens=options.speculative_tokens)
+                advance = _advance(job, model, plan, folder, progress)
+            record = engine_record(plan, bindings, result, model, time.perf_counter() - started, advance)
             write_engine_record(folder / ENGINE_FILE, record)
     finally:
         progress.finish()
@@ -95,19 +89,13 @@ def engine_folder(artifact: Path, name: str) -> Path:
 
 
 def _advance(
-    step: BuildJob,
-    model: ParserModel,
-    config: RuntimeConfig,
-    limits: Limits,
-    profiles: list[ProfileRecord],
-    folder: Path,
-    progress: Progress,
+    step: BuildJob, model: ParserModel, plan: BuildPlan, folder: Path, progress: Progress
 ) -> AdvanceRecord | None:
     """Build the engine that advances the states that ``step`` defers; None where steps defer none."""
     if model.advance is None:
         return None
-    bindings = advance_bindings(config, model.stored)
-    profile = advance_profile(bindings, profiles)
+    bindings = advance_bindings(plan.config, model.stored)
+    profile = advance_profile(bindings, plan.profiles)
     job = advance_job(step, model.advance, profile, folder.resolve())
     result = run_job(job, model.advance.serialized, folder / ADVANCE_LOG_FILE, progress)
-    return advance_record(bindings, profile, limits, result)
+    return advance_record(bindings, profile, plan.limits, result)

@@ -87,7 +87,7 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
             )
     library.save_timing_cache(timing_cache, Path(job.timing_cache))
     summaries = [asdict(tensor) for tensor in tensors]
-    return BuildResult(library.version, plan.nbytes, plan.sha256, layers, summaries, aliased)
+    return BuildResult(library.version, plan.nbytes, plan.sha256, layers, summaries, aliased, logger.scratch_bytes)
 
 
 def _plugin_errors(library: TensorRTLibrary, job: BuildJob, log: TextIO) -> PluginErrors:

@@ -50,7 +50,7 @@ class TensorSummary:
 class BuildResult:
     """One built engine: its file, and what the parsed network held (layer type -> count).
 
-    plugins_aliased: the plugins update their states in place.
+    plugins_aliased: the plugins update their states in place. scratch_bytes: device memory of its activations.
     """
 
     library_version: str
@@ -59,6 +59,7 @@ class BuildResult:
     layers: dict[str, int]
     tensors: list[dict[str, Any]]
     plugins_aliased: bool = False
+    scratch_bytes: int = 0
 
     def summaries(self) -> list[TensorSummary]:
         return [TensorSummary(**tensor) for tensor in self.tensors]

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridge.artifact.bindings import BLOCK_SIZE, MAX_SEQ, Binding
-from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord, ProfileRecord
+from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord
 from hybridge.artifact.errors import EngineError
+from hybridge.trt_plugins.build.build_plan import PLAN_FILE, BuildPlan
 from hybridge.trt_plugins.build.job import BuildResult, TensorSummary
 from hybridge.trt_plugins.build.model import ParserModel
 from hybridge.trt_plugins.build.plugin_choice import PluginChoice
-from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits
-from hybridge.trt_plugins.build.target import Target
+from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, Limits, row_buckets
 from hybridge.trt_plugins.catalog import DENSE_VERSION, DOMAIN
 from hybridge.trt_plugins.plugins.data_types import network_dtype
-
-PLAN_FILE = "model.engine"
 
 
 def engine_bindings(declared: Sequence[Binding], limits: Limits, tensors: list[TensorSummary]) -> list[dict[str, Any]]:
@@ -41,9 +39,7 @@ def engine_bindings(declared: Sequence[Binding], limits: Limits, tensors: list[T
 
 
 def engine_record(
-    target: Target,
-    limits: Limits,
-    profiles: list[ProfileRecord],
+    plan: BuildPlan,
     bindings: list[dict[str, Any]],
     result: BuildResult,
     model: ParserModel,
@@ -55,18 +51,21 @@ def engine_record(
         engine=PLAN_FILE,
         nbytes=result.nbytes,
         sha256=result.sha256,
-        library=target.library,
+        library=plan.target.library,
         library_version=result.library_version,
-        preset=target.preset.name,
-        compute_capabilities=list(target.compute_capabilities),
+        preset=plan.target.preset.name,
+        compute_capabilities=list(plan.target.compute_capabilities),
         plugins=plugins_record(model.plugins, result.plugins_aliased),
-        max_batch_size=limits.max_batch_size,
-        max_seq_len=limits.max_seq_len,
-        profiles=profiles,
+        max_batch_size=plan.limits.max_batch_size,
+        max_seq_len=plan.limits.max_seq_len,
+        profiles=plan.profiles,
         bindings=bindings,
         layers=result.layers,
         model_sha256=model.sha256,
         build_seconds=round(seconds, 3),
+        scratch_bytes=result.scratch_bytes,
+        row_buckets=row_buckets(plan.config, plan.limits),
+        speculative_tokens=plan.options.speculative_tokens,
         advance=advance,
     )
 

@@ -40,8 +40,8 @@ class DraftSlots:
 
     @property
     def columns(self) -> int:
-        """Slots of a row: one for each of its tokens, and with a replay one that no token writes."""
-        return 1 + self.tokens + self.replays
+        """Slots of a row: one for each of its tokens, and one that no token writes: a deferred row begins with it."""
+        return 2 + self.tokens
 
     def bindings(self, plain: GraphBindings) -> GraphBindings:
         """The inputs and outputs of a graph with these slots, before what a replay stores; ``plain``: without."""

@@ -50,10 +50,8 @@ class DraftNetwork:
         if len(set(modes.values())) != 1:
             raise EngineError(f"expected one mode for all recurrent operators of an engine, found {modes}: choose one")
         (chosen,) = set(modes.values())
-        # A row needs one more column of slots than tokens to keep its own state; a replay has that column anyway.
-        drafts = tokens - 1 if chosen == REPLAY else tokens
-        plugins = "on" if uses_plugins else "off"
-        found = parse_artifact(folder, widen, plugins=plugins, speculative_tokens=drafts, draft_states=chosen)
+        options = {"speculative_tokens": tokens - 1, "draft_states": chosen}
+        found = parse_artifact(folder, widen, plugins="on" if uses_plugins else "off", **options)
         return cls(tokens, chosen, modes, found.network, tuple(b.name for b in found.stored), found.advance)
 
     def snapshot_slots(self, specs: Sequence[Binding], rows: int) -> dict[str, int]:

@@ -75,6 +75,7 @@ def parse_artifact(folder: Path, widen: bool = False, **options: object) -> Pars
     """
     plan = plan_build(folder, network_options(read_config(folder), **options))
     model = plan.parser_model()
+    plan = plan.fitted(model)
     with tempfile.TemporaryDirectory(prefix="hybridge-") as scratch:
         place = Path(scratch)
         job = plan.job(model, place, place)
