@@ -15,11 +15,16 @@ from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.artifacts import exported, linked_artifact, work_folder
 from benchmarks.engine_runs import EngineRuns, device_name
 from benchmarks.int4_checkpoint import write_int4_checkpoints
-from benchmarks.measure import note, spreads, take_turns
+from benchmarks.measure import Spread, note, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Direction, Gate, Report, Target, require
+from benchmarks.traffic import serve
 from hybridge.runtime.engines.torch.engine import TorchEngine
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.prefix_cache.settings import OFF
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.settings import ServingSettings
 
 DECODE_TITLE = "decode at batch {}, logits in host memory"
 
@@ -48,6 +53,8 @@ def run(settings: TorchEngineSettings) -> Report:
     """Compare values with transformers, then measure."""
     with work_folder(settings.work) as work:
         gates, results = _compared(work, settings)
+        gate, results["served_tokens_per_s"] = _served(work, settings)
+        gates += require(gate)
     targets = [
         *_targets(results["decode_tokens_per_s"], settings.decode_goals, DECODE_TITLE, "at least", "tokens/s"),
         *_targets(results["prompt_ms"], settings.prompt_goals, "prompt of {} tokens", "at most", "ms"),
@@ -132,6 +139,26 @@ def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ..
         runs = EngineRuns(engine)
         gates = require(*_gates(runs, checkpoint, settings))
         return gates, {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
+
+
+def _served(work: Path, settings: TorchEngineSettings) -> tuple[Gate, dict[int, dict[str, Spread]]]:
+    """Tokens per second of greedy requests in steps where all rows decode, with a chain of steps and without."""
+    folder = linked_artifact(work, "artifact-paged", settings.model, layout="paged", **_limits(settings))
+    count, wrong = settings.new_tokens, 0
+    found: dict[int, dict[str, Spread]] = {batch: {} for batch in settings.batches}
+    answers: dict[int, list[tuple[int, ...]]] = {}
+    for name in ("chained", "single"):
+        with closing(TorchPagedEngine(folder, settings.device, chains_steps=name == "chained")) as engine:
+            serving = ServingSettings(max_rows=max(settings.batches), prefix_cache=OFF)
+            loop = ServingLoop(engine, serving, (), None)
+            for batch in settings.batches:
+                prompt = random_prompt(engine.config.vocab_size, batch * settings.prompt_tokens, seed=2)
+                prompts = prompt.reshape(batch, -1).tolist()
+                runs = [serve(loop, prompts, [0.0] * batch, count) for _ in range(1 + settings.repeats)]
+                steps = [[s.wall for s in run.steps if s.rows == s.tokens == batch] for run in runs[1:]]
+                found[batch][name] = Spread.of(batch * len(walls) / sum(walls) for walls in steps)
+                wrong += answers.setdefault(batch, runs[-1].answers) != runs[-1].answers
+    return Gate("batches with answers that differ in a chain of steps", float(wrong), 0.0), found
 
 
 def prepared(work: Path, settings: TorchEngineSettings) -> Path:

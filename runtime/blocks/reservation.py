@@ -92,6 +92,12 @@ class Reservation:
                 return False
         return True
 
+    def extends_again(self) -> bool:
+        """Whether ``extend_again`` will succeed after the commit, which must take nothing but tokens and new blocks."""
+        if self._drafts or self._checkpoints:
+            return False
+        return all([end < memory.writable and end + 1 < memory.stop for memory, end in self._ends.items()])
+
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]

@@ -82,6 +82,14 @@ class StepLimits:
     max_rows: int
 
 
+@dataclass(frozen=True)
+class Feeding:
+    """stops: by row, the tokens that end it, and are not fed. samplings: as in ``PagedEngine.launch``."""
+
+    stops: Sequence[Collection[int]]
+    samplings: Mapping[int, TokenSampling]
+
+
 class PagedEngine(ABC):
     """One paged artifact made runnable. Not safe for use from several threads at once."""
 
@@ -152,6 +160,23 @@ class PagedEngine(ABC):
         engine may sample in the step; otherwise ``StepResult.sampled`` does it on the host.
         """
         return ArrayResult(self.step(inputs))
+
+    @property
+    def chains_steps(self) -> bool:
+        """Whether the engine has ``launch_next``."""
+        return False
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
+        """Launch the step after that of ``result``, the last one launched, before its tokens are known.
+
+        Both steps have the same rows of one token, and logits for all; others are padding. Each row is fed the token
+        that the step of ``result`` chooses for it, whatever ``input_ids`` says, unless there is none or it ends the
+        row: then the row touches no pool and has no result. ``result.fed_tokens`` says which. From now on the logits
+        of ``result`` cannot be read.
+
+        None, and nothing is launched, where the engine cannot do that for these rows.
+        """
+        raise AssertionError("an engine that does not chain steps was asked to")
 
     @property
     def runs_ahead(self) -> bool:

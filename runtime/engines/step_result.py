@@ -25,6 +25,10 @@ class StepResult(ABC):
     def best_tokens(self) -> list[int | None]:
         """The most likely token after each of the step's logits_indices; None where its logits are not finite."""
 
+    def fed_tokens(self) -> list[int]:
+        """The token after each of logits_indices that ``PagedEngine.launch_next`` feeds; -1 where there is none."""
+        raise AssertionError("a step that no other one follows was asked what it feeds")
+
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
         """The token of each of ``samplings``, by index in logits_indices, or that row's error.
 

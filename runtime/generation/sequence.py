@@ -93,6 +93,13 @@ class GeneratedSequence:
         if len(token_ids) >= self._max_new_tokens:
             self.finished = True
 
+    def next_stops(self) -> frozenset[int] | None:
+        """The tokens that end it, each if it comes next; None where the next token may end it otherwise."""
+        count = len(self._token_ids) + 1
+        if self._looks_for_text or count <= self._min_tokens or count >= self._max_new_tokens:
+            return None
+        return self._stop_ids
+
     def piece(self) -> Piece:
         """The piece of the last chosen token."""
         token, text = self.last_token, ""

@@ -51,6 +51,13 @@ class TokenSampling(NamedTuple):
         best_of(logits)
         return edited_rows(logits[None], [self.edits], self.process)[0]
 
+    def following(self) -> TokenSampling | None:
+        """How the token after this one is chosen, whatever this one is; None where that depends on it, or the host may
+        have to look at logits."""
+        if self.edits is not None or self.process is not None or self.params.logprobs is not None:
+            return None
+        return self._replace(position=self.position + 1)
+
     def chosen(self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None) -> SampledToken:
         """The token chosen from ``scores`` (``logits`` [vocab] after edits) and its log-probabilities if requested.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from hybridge.runtime.blocks import BlockManager, Reservation
@@ -143,6 +143,26 @@ class Scheduler:
                 step.allow_repeats(plan, self._queues.version)
         return plan
 
+    def next_plan(self) -> StepPlan | None:
+        """The step after the one in progress, to launch it before the tokens of that one are known.
+
+        It has the same rows, each with the token that it gets from the step in progress. None where another step may
+        follow, whatever these tokens are. It is planned by ``follow``.
+        """
+        assert self._builder is not None, "no step is in progress"
+        return self._builder.next_plan(self._step + 1, self._queues.version)
+
+    def follow(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
+        """Plan ``plan``, of ``next_plan``, right after the commit of the step before it; returns what is planned.
+
+        Its rows have tokens that their sequences get only now. It leaves out the sequences ``ended``, whose memory its
+        launch does not touch.
+        """
+        assert self._builder is None and self._last is not None
+        self._builder, self._last = self._last, None
+        self._step += 1
+        return self._builder.follow(plan, ended)
+
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
         """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""
         step = self._last = self._close()
@@ -157,6 +177,9 @@ class Scheduler:
                 if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
                     self.manager.set_exact(self.sequences[id_].memory, True)
         for sequence in step.cancelled:
+            if sequence.pending < 0:
+                # It ended before it got the token that this step has fed: its state is one of other tokens.
+                self.manager.set_exact(sequence.memory, False)
             self.finish(sequence)
 
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:

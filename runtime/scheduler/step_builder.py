@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hybridge.runtime.blocks import Reservation
 from hybridge.runtime.scheduler.plan import PlannedRow, RepeatedPlan, StepPlan, Swap
@@ -75,6 +75,25 @@ class StepBuilder:
             return None
         self._repeats += 1
         return RepeatedPlan(number, self._first, self._repeats)
+
+    def next_plan(self, number: int, version: int) -> StepPlan | None:
+        """The plan of the same rows with the token that each gets from this step; None if that may not be what follows.
+
+        The queues have ``version``.
+        """
+        if self._first is None or self._version != version or self.cancelled or not self.reservation.extends_again():
+            return None
+        rows = RepeatedPlan(number, self._first, self._repeats + 1).rows
+        return StepPlan(number, rows)
+
+    def follow(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
+        """After the commit: this is the step ``plan``, of ``next_plan``, without the sequences ``ended``."""
+        self._first, self._repeats = (None if ended else plan), 0
+        for sequence in [each for each in self.rows if each.id in ended]:
+            self.drop(sequence)
+        fits = self.reservation.extend_again()
+        assert fits, "next_plan has looked at the memory"
+        return StepPlan(plan.number, tuple([row for row in plan.rows if row.sequence not in ended])) if ended else plan
 
     def finish(
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]

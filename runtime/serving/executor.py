@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager
-from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
@@ -58,6 +58,14 @@ class StepExecutor:
                 result.best_tokens()
             raise
         return result
+
+    def launch_next(self, result: StepResult, plan: StepPlan, feeding: Feeding) -> StepResult | None:
+        """``PagedEngine.launch_next`` of ``plan``, the step after that of ``result``; exceptions as in ``launch``."""
+        inputs = self._packer.packed(plan)
+        found = self._engine.launch_next(result, inputs, feeding)
+        if found is not None:
+            self._packer.take(plan, inputs)
+        return found
 
     def _move(self, plan: StepPlan) -> None:
         """Prepare the memory from which the rows of the step start."""

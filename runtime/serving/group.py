@@ -56,6 +56,10 @@ class Group(ABC):
         sampler = self.sampler(sequence)
         return sampler.sample_draft_token if sampler is not None and sampler.is_random else None
 
+    def next_stops(self, sequence: ScheduledSequence) -> frozenset[int] | None:
+        """The tokens that end ``sequence``, each if it comes next; None where more decides how it goes on."""
+        return None
+
     def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
         """Append the token sampled for ``sequence``; returns functions that make its output pieces."""
         raise AssertionError("a group without samplers was given a sampled token")
@@ -118,6 +122,9 @@ class SamplingGroup(Group):
 
     def sampler(self, sequence: ScheduledSequence) -> Sampler | None:
         return None if self._unforked else self._answers[sequence].sampler
+
+    def next_stops(self, sequence: ScheduledSequence) -> frozenset[int] | None:
+        return None if self._unforked else self._answers[sequence].next_stops()
 
     def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
         answer = self._answers[sequence]

@@ -81,6 +81,17 @@ class LiveRequests:
                 found[index] = sampler
         return found
 
+    def next_stops(self, sampling: Iterable[ScheduledSequence]) -> list[frozenset[int]] | None:
+        """The tokens that end each sequence of ``sampling`` if they come next; None where more decides for one."""
+        found = []
+        for sequence in sampling:
+            known = self.of(sequence)
+            stops = None if known is None else known[1].next_stops(sequence)
+            if stops is None:
+                return None
+            found.append(stops)
+        return found
+
     def accept(
         self,
         sampling: Iterable[tuple[ScheduledSequence, int]],

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.sampling import Sampler
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
@@ -20,12 +20,14 @@ from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
-from hybridge.runtime.serving.step_in_flight import StepInFlight, StepTimes
+from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
 if TYPE_CHECKING:
     from hybridge.runtime.prefix_cache.radix_cache import RadixCache
+
+_Continuation = tuple[StepInFlight, StepPlan, Feeding]
 
 
 class ServingLoop:
@@ -35,7 +37,8 @@ class ServingLoop:
     ``last_plan`` the plan of the last step and ``last_times`` its times.
 
     With an engine that runs ahead, a step is in progress whenever ``step`` returns, so that the device works while the
-    output of the previous step is made and read. ``settle`` waits for it.
+    output of the previous step is made and read. ``settle`` waits for it. If the engine also chains steps, a step of
+    the same rows is launched before the tokens of the one before it have been read.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ServingLoop:
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead = engine.runs_ahead
+        self._chains_steps = engine.chains_steps and speculator is None
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: list[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
@@ -107,13 +111,18 @@ class ServingLoop:
     def step(self, arrivals: Callable[[], object] | None = None) -> list[Output]:
         """Run one step; returns the output of its requests, or the error that ended them.
 
-        ``arrivals`` is called right before a step is planned, when none is running; it may add and cancel requests.
+        ``arrivals`` is called right before a step is launched, perhaps while another one runs; it may add and cancel
+        requests, and settle.
         """
         if self._in_flight is None:
             self._launch(arrivals)
+        if arrivals is not None and self._continuation() is not None:
+            # What arrives during a chained step waits for the one after it.
+            arrivals()
+            arrivals = None
         try:
-            self.settle(makes_pieces=False)
-            if self._runs_ahead:
+            self._settle(self._launch_next())
+            if self._runs_ahead and self._in_flight is None:
                 self._launch(arrivals)
         finally:
             # Also after an interrupt: make pieces of the tokens chosen last.
@@ -122,8 +131,14 @@ class ServingLoop:
             self._speculator.update_cost_model()
         return self._requests.take()
 
-    def settle(self, makes_pieces: bool = True) -> None:
+    def settle(self) -> None:
         """Wait for the step in progress, if there is one; the next ``step`` returns its output."""
+        if self._in_flight is not None:
+            self._settle()
+            self._requests.make_pieces()
+
+    def _settle(self, next_step: NextStep | None = None) -> None:
+        """Wait for the step in progress, if there is one; ``next_step``, launched after it, is in progress then."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
             return
@@ -144,19 +159,56 @@ class ServingLoop:
             if self._speculator is not None:
                 self._speculator.record_step(plan, in_flight.sampling, accepted)
             self.scheduler.commit(plan, accepted)
+            if next_step is not None and result is not None:
+                self._follow(in_flight, next_step, result.fed_tokens())
             if result is not None:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
         except BaseException as error:
-            self._end_committed(plan, error)
+            self._end_committed(plan, error, next_step is not None)
         in_flight.end()
         self._ended = in_flight
         if self._speculator is not None:
             times = in_flight.times
             self._speculator.record_time(plan, times.host + times.device)
-        if makes_pieces:
-            self._requests.make_pieces()
+
+    def _continuation(self) -> _Continuation | None:
+        """The step after the one in progress, if that has the same rows whatever tokens these get now."""
+        in_flight = self._in_flight
+        if not self._chains_steps or in_flight is None or in_flight.result is None:
+            return None
+        plan = self.scheduler.next_plan()
+        stops = None if plan is None else self._requests.next_stops(in_flight.sampling)
+        following = {index: how.following() for index, how in in_flight.samplings.items()}
+        samplings = {index: how for index, how in following.items() if how is not None}
+        if plan is None or stops is None or len(samplings) < len(following):
+            return None
+        return in_flight, plan, Feeding(stops, samplings)
+
+    def _launch_next(self) -> NextStep | None:
+        """Launch the ``_continuation``, if there is one and the engine can."""
+        continuation = self._continuation()
+        if continuation is None:
+            return None
+        in_flight, plan, feeding = continuation
+        assert in_flight.result is not None
+        try:
+            result = self._executor.launch_next(in_flight.result, plan, feeding)
+        except BaseException as error:
+            self._in_flight = None
+            self._fail(in_flight.plan, error)
+            return None
+        return None if result is None else NextStep(plan, result, feeding)
+
+    def _follow(self, in_flight: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
+        """``next_step`` is in progress: it feeds the tokens ``fed``, except those that end their sequences."""
+        rows = zip(in_flight.sampling, fed, next_step.feeding.stops, strict=False)
+        ended = {sequence.id for sequence, token, stops in rows if token < 0 or token in stops}
+        plan = self.scheduler.follow(next_step.plan, ended)
+        self._in_flight = StepInFlight(
+            plan, in_flight.sampling, next_step.result, next_step.feeding.samplings, time.perf_counter()
+        )
 
     def _launch(self, arrivals: Callable[[], object] | None) -> None:
         """Plan and launch a step, if there is anything to do."""
@@ -193,14 +245,17 @@ class ServingLoop:
         if not isinstance(error, Exception):
             raise error
 
-    def _end_committed(self, plan: StepPlan, error: BaseException) -> None:
+    def _end_committed(self, plan: StepPlan, error: BaseException, launched_next: bool) -> None:
         """End the requests of a committed step in which an error left some sequence without its token.
 
-        Their states are one token ahead of their text, so they cannot continue. Re-raises anything that is not an
-        Exception.
+        Their states are one token ahead of their text, or more if the next step has been launched, so they cannot
+        continue. Re-raises anything that is not an Exception.
         """
         known = self.scheduler.sequences
         sequences = [known[row.sequence] for row in plan.rows if row.sequence in known]
+        if launched_next:
+            for sequence in sequences:
+                self.scheduler.manager.set_exact(sequence.memory, False)
         reason = engine_error(error, "a token could not be chosen")
         if not isinstance(error, Exception):
             reason = EngineError("the step was interrupted")

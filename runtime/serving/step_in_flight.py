@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
@@ -21,6 +22,15 @@ class StepTimes:
 
     host: float
     device: float
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A step that was launched before the tokens of the one before it were known."""
+
+    plan: StepPlan
+    result: StepResult
+    feeding: Feeding
 
 
 class StepInFlight:

@@ -24,9 +24,18 @@ class StepPacker:
         """The arrays of ``plan``, which has at least one row."""
         if plan.repeats:
             self._advance()
-            return self._inputs
+        else:
+            self.take(plan, self.packed(plan))
+        return self._inputs
+
+    def packed(self, plan: StepPlan) -> PackedInputs:
+        """Arrays of ``plan`` that no later call changes unless ``take`` is given them."""
+        return packed_inputs(plan, self._sequences, self._manager, self._engine)
+
+    def take(self, plan: StepPlan, inputs: PackedInputs) -> None:
+        """``inputs`` are those of the last step, ``plan``."""
         rows = plan.rows
-        self._inputs = inputs = packed_inputs(plan, self._sequences, self._manager, self._engine)
+        self._inputs = inputs
         # What a plan that repeats this one changes, without padding.
         self._tokens_of = [self._sequences[row.sequence].tokens for row in rows]
         self._tokens = inputs.input_ids[: len(rows)]
@@ -34,7 +43,6 @@ class StepPacker:
         if self._manager.needs.kv:
             self._counters.append(inputs.slot_mapping[: len(rows)])
         self._token_view, self._views = self._tokens.data, [counter.data for counter in self._counters]
-        return inputs
 
     def _advance(self) -> None:
         """Go on to the token that each row has got since."""

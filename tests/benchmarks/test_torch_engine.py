@@ -32,14 +32,15 @@ SETTINGS = TorchEngineSettings(
 @pytest.mark.slow
 def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
     document = correct("torch_engine", replace(SETTINGS, work=str(tmp_path)))
-    assert len(document["gates"]) == 2
-    assert all("transformers in float32" in gate["checks"] for gate in document["gates"])
+    assert len(document["gates"]) == 3
+    assert all("transformers in float32" in gate["checks"] for gate in document["gates"][:2])
     assert [target["met"] for target in document["targets"]] == [True, False, True, False]
     results = document["results"]
     assert set(results["decode_tokens_per_s"]) == {"1", "2"} and set(results["prompt_ms"]) == {"7", "16"}
     assert set(results["decode_tokens_per_s"]["2"]) == {"ours", "ours_greedy", "transformers_greedy"}
+    assert set(results["served_tokens_per_s"]["2"]) == {"chained", "single"}
     assert "work" not in document["settings"]
     # A second run takes what lies there, and links weights that did not come along.
     (tmp_path / "artifact" / "weights" / "model.safetensors").unlink()
     torch_engine.prepared(tmp_path, SETTINGS)
-    assert (tmp_path / "artifact" / "weights" / "model.safetensors").stat().st_nlink == 2
+    assert (tmp_path / "artifact" / "weights" / "model.safetensors").stat().st_nlink == 3

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
-from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
+from hybridge.runtime.sampling import NO_SAMPLING, DrawError, SampledToken, TokenSampling
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 
 
 class LateResult(StepResult):
-    """Of a step that has been launched."""
+    """Of a step that has been launched.
 
-    def __init__(self, engine: AheadToyEngine, inputs: PackedInputs) -> None:
-        self._engine, self._inputs = engine, inputs
+    before: the step whose tokens this one feeds, except those that are ``stops`` of their row; None: its own inputs'.
+    """
+
+    def __init__(
+        self,
+        engine: AheadToyEngine,
+        inputs: PackedInputs,
+        samplings: Mapping[int, TokenSampling],
+        before: LateResult | None = None,
+        stops: Sequence[Collection[int]] = (),
+    ) -> None:
+        self._engine, self._inputs, self._samplings = engine, inputs, samplings
+        self.before, self._stops = before, stops
+        self.overtaken = False
         self._found: ArrayResult | Exception | None = None
 
     @property
@@ -26,12 +40,36 @@ class LateResult(StepResult):
 
     def run(self) -> None:
         """Run the step, unless it has run."""
-        if self._found is None:
-            self._engine.pending = None
-            try:
-                self._found = ArrayResult(self._engine.step(self._inputs))
-            except Exception as error:
-                self._found = error
+        if self._found is not None:
+            return
+        try:
+            inputs = self._inputs if self.before is None else fed(self._inputs, self.before.fed_tokens(), self._stops)
+            if self._engine.pending is self:
+                self._engine.pending = None
+            self._found = ArrayResult(self._engine.step(inputs))
+        except Exception as error:
+            self._found = error
+        except BaseException:
+            self._found = EngineError("the toy engine was interrupted")
+            raise
+
+    def best_tokens(self) -> list[int | None]:
+        return self._result().best_tokens()
+
+    def fed_tokens(self) -> list[int]:
+        result = self._result()
+        tokens = [-1 if token is None else token for token in result.best_tokens()]
+        for index, found in result.sampled(self._samplings).items():
+            tokens[index] = -1 if isinstance(found, Exception) else found[0]
+        return tokens
+
+    def logits(self, index: int) -> np.ndarray:
+        if self.overtaken:
+            raise EngineError("expected finite logits, found others in the toy engine")
+        return self._result().logits(index)
+
+    def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        return self._result().sampled(samplings)
 
     def _result(self) -> ArrayResult:
         self.run()
@@ -40,25 +78,49 @@ class LateResult(StepResult):
         assert self._found is not None
         return self._found
 
-    def best_tokens(self) -> list[int | None]:
-        return self._result().best_tokens()
 
-    def logits(self, index: int) -> np.ndarray:
-        return self._result().logits(index)
+def fed(inputs: PackedInputs, tokens: Sequence[int], stops: Sequence[Collection[int]]) -> PackedInputs:
+    """``inputs`` with each row's token of ``tokens``; rows whose token is -1 or one of their ``stops`` are padding."""
+    ids, lengths = inputs.input_ids.copy(), inputs.seq_lens.copy()
+    slots, states = inputs.slot_mapping.copy(), inputs.state_indices.copy()
+    for row, stop in enumerate(stops):
+        ids[row] = max(0, tokens[row])
+        if tokens[row] < 0 or tokens[row] in stop:
+            lengths[row], slots[row], states[row] = 0, -1, -1
+    return replace(inputs, input_ids=ids, seq_lens=lengths, slot_mapping=slots, state_indices=states)
 
 
 class AheadToyEngine(ToyPagedEngine):
-    """``pending`` is the step that has been launched but not run; all other calls come after it."""
+    """``pending`` is the step that has been launched last but not run; all other calls come after it.
+
+    ``chained`` counts the steps that were launched before the one before them had run.
+    """
 
     pending: LateResult | None = None
+    chained = 0
 
     @property
     def runs_ahead(self) -> bool:
         return True
 
+    @property
+    def chains_steps(self) -> bool:
+        return True
+
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
-        assert self.pending is None, "a step is launched while another one runs"
-        self.pending = LateResult(self, inputs)
+        # A chained step that nothing waits for was given up with the one before it.
+        assert self.pending is None or self.pending.before is not None, "a step is launched while another one runs"
+        self._catch_up()
+        self.pending = LateResult(self, inputs, samplings)
+        return self.pending
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
+        assert isinstance(result, LateResult) and (self.pending is None or self.pending is result)
+        assert len(feeding.stops) == np.count_nonzero(inputs.seq_lens)
+        self.chained += 1
+        result.overtaken = True
+        inputs = replace(inputs, input_ids=np.full_like(inputs.input_ids, -1))
+        self.pending = LateResult(self, inputs, feeding.samplings, result, feeding.stops)
         return self.pending
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -84,3 +146,4 @@ class AheadToyEngine(ToyPagedEngine):
     def _catch_up(self) -> None:
         if self.pending is not None:
             self.pending.run()
+            self.pending = None

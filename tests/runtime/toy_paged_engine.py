@@ -267,5 +267,6 @@ class ToyPagedEngine(PagedEngine):
             used = used[used >= 0]
             assert np.unique(used).size == used.size, "two tokens or rows write to one place"
         padding = inputs.seq_lens == 0
-        assert not padding.any() or (np.diff(padding.astype(int)) >= 0).all()
+        # Of steps that are launched before the tokens of others are known, any row may be padding.
+        assert self.chains_steps or (np.diff(padding.astype(int)) >= 0).all()
         assert (inputs.state_indices[padding] == -1).all() and (inputs.slot_mapping[bounds[:-1][padding]] == -1).all()

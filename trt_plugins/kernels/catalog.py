@@ -30,6 +30,7 @@ _FUSED = (
     "hybridge.trt_plugins.kernels.fused.routed_experts",
     "hybridge.trt_plugins.kernels.fused.sampling",
     "hybridge.trt_plugins.kernels.fused.tiled_experts",
+    "hybridge.trt_plugins.kernels.fused.token_feeding",
     "hybridge.trt_plugins.kernels.fused.top_k_softmax",
     "hybridge.trt_plugins.kernels.fused.weight_tiles",
 )

@@ -85,10 +85,14 @@ class TorchDevice:
 
     def synchronize(self) -> None:
         """Wait for the stream; EngineError when work on it failed."""
-        if self.stream is None:
-            return
+        if self.stream is not None:
+            self.wait_for(self.stream)
+
+    @staticmethod
+    def wait_for(work: torch.cuda.Stream | torch.cuda.Event) -> None:
+        """Wait for ``work``; errors as in ``synchronize``."""
         try:
-            self.stream.synchronize()
+            work.synchronize()
         except RuntimeError as error:
             raise EngineError(f"running the step: the GPU answers {' '.join(str(error).split())}") from error
 

@@ -9,6 +9,7 @@ import torch
 
 from hybridge.runtime.engines.packed_sampling import PackedSampling
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.row_feeding import ChosenTokens
 from hybridge.runtime.sampling import SampledToken, TokenSampling
 from hybridge.trt_plugins.kernels.fused import sampling
 from hybridge.trt_plugins.kernels.fused.sampling import (
@@ -48,6 +49,19 @@ class DeviceSampling:
         )
         self._mask_bytes = masks.shape[1] * 4
         self._chosen = frozenset[int]()
+
+    @property
+    def tokens(self) -> ChosenTokens:
+        """The rows' tokens; -1 where the logits are not finite."""
+        # The addresses of mapped memory are the same on the GPU.
+        found = self._found[0]["token"]
+        return ChosenTokens(found.ctypes.data, found.strides[0])
+
+    @property
+    def fed_tokens(self) -> list[int]:
+        """``tokens``, once the stream is synchronised."""
+        found: list[int] = self._found[0]["token"][: self._problem.rows].tolist()
+        return found
 
     @property
     def best(self) -> np.ndarray:

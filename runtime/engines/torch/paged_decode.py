@@ -14,6 +14,7 @@ from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.row_feeding import ChosenTokens, RowFeeding
 from hybridge.runtime.engines.torch.step_rows import StepRows
 
 # Rows of a recorded step: the smallest of these, or of multiples of the last, that is large enough.
@@ -47,9 +48,13 @@ class PagedDecodeStep:
         rows: int,
         blocks: int,
         chooser: DeviceSampling | None = None,
+        feeding: RowFeeding | None = None,
     ) -> None:
-        """``chooser``: samples tokens in the step; None: the step only finds the most likely ones."""
-        self._device, self._program, self._chooser = device, program, chooser
+        """``chooser``: samples tokens in the step; None: the step only finds the most likely ones.
+
+        ``feeding``: gives the rows their tokens; None: input_ids has them.
+        """
+        self._device, self._program, self._chooser, self._feeding = device, program, chooser, feeding
         self._buffers = PackedBuffers(device, StepSize(rows, rows, blocks, rows), extra=program.extra)
         arrays = self._buffers.arrays
         arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
@@ -57,21 +62,29 @@ class PagedDecodeStep:
         self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows}
         self._pinned = device.pinned(rows, dtype=torch.int64)
         self._best = self._pinned.numpy() if chooser is None else chooser.best
+        self._tokens = ChosenTokens(self._pinned.data_ptr(), 8) if chooser is None else chooser.tokens
+        self._done = torch.cuda.Event() if device.is_gpu else None
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
     def launch(self, inputs: PackedInputs) -> TorchStepResult:
-        """Enqueue the step ``inputs``, whose rows have one token each; the stream before it must be done."""
+        """Enqueue the step ``inputs``, whose rows have one token each; the step's last run must be done."""
         self._buffers.fill(inputs, leave=_FIXED)
         with self._device.active():
             self.repeated.run()
+        if self._done is not None:
+            self._done.record(self._device.stream)
         assert self._logits is not None
         indices = inputs.logits_indices
         requested = slice(0, len(indices)) if len(indices) == len(inputs.seq_lens) else indices.tolist()
-        return TorchStepResult(self._device, self._best, self._logits, requested, self._chooser)
+        return TorchStepResult(
+            self._device, self._best, self._logits, requested, self._chooser, self._done, self._tokens
+        )
 
     def _work(self) -> None:
         self._buffers.upload()
+        if self._feeding is not None:
+            self._feeding.enqueue(self._buffers.tensors)
         found = self._program.run(self._feeds)
         self._logits = found[LOGITS]
         if self._chooser is None:

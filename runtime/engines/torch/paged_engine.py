@@ -13,11 +13,13 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes
+from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.advance_step import AdvanceStep
+from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import MOST_DEFERRED, DeferredStates, RollbackLimits
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase
@@ -48,13 +50,19 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     name: ClassVar[str] = "torch"
     _model_file: ClassVar[str] = MODEL_FILE
 
-    def __init__(self, folder: str | Path, device: str | None = None) -> None:
-        """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``."""
-        self._open(folder, TorchDevice(device))
+    def __init__(self, folder: str | Path, device: str | None = None, chains_steps: bool = False) -> None:
+        """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``.
 
-    def _open(self, folder: str | Path, device: TorchDevice, shared: WeightStore | None = None) -> None:
+        chains_steps: whether ``launch_next`` is offered, on a GPU.
+        """
+        self._open(folder, TorchDevice(device), chains_steps=chains_steps)
+
+    def _open(
+        self, folder: str | Path, device: TorchDevice, shared: WeightStore | None = None, chains_steps: bool = False
+    ) -> None:
         """Load the graph on ``device``; weights that are in ``shared`` too are loaded once."""
         super().__init__(folder)
+        self._chains_steps = chains_steps and device.is_gpu
         self._device = device
         self._step_tokens = device.step_tokens
         self._specs = self.config.bindings.states
@@ -102,6 +110,11 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
     def sampling_steps(self) -> Mapping[tuple[int, int, bool], PagedDecodeStep]:
         """Decode steps that sample tokens, by rows, blocks and whether likely tokens are listed."""
         return self._steps.sampling
+
+    @property
+    def chained_steps(self) -> Mapping[tuple[int, int, bool, bool], ChainedStep]:
+        """Decode steps that are fed on the GPU, by rows, blocks, whether they sample, and turn."""
+        return self._steps.chained
 
     @property
     def draft_steps(self) -> Mapping[StepShape, PackedStep]:
@@ -167,6 +180,17 @@ class TorchPagedEngine(PooledEngine[TorchPools]):
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
         return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs), samplings)
+
+    @property
+    def chains_steps(self) -> bool:
+        return self._chains_steps
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TorchStepResult | None:
+        assert isinstance(result, TorchStepResult)
+        if self._deferred is not None or self._rows is not None:
+            return None
+        self._check(inputs)
+        return self._steps.launch_next(result, inputs, self.pools, self._program, feeding)
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)

@@ -12,6 +12,7 @@ from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
+from hybridge.runtime.engines.torch.row_feeding import ChosenTokens
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
 
 # Among what a program gives: the most likely tokens, of one that has needed them itself.
@@ -33,7 +34,8 @@ class TorchStepResult(StepResult):
     """The result of an enqueued step.
 
     best: the most likely tokens [n] in host memory, once the stream has come so far. logits: [n, vocab] on the device.
-    requested: which of the n are requested. chooser: what sampled tokens in the step, or None.
+    requested: which of the n are requested. chooser: what sampled tokens in the step, or None. done: recorded after it;
+    None: the stream is waited for. tokens: those that a next step can be fed, or None.
     """
 
     def __init__(
@@ -43,9 +45,27 @@ class TorchStepResult(StepResult):
         logits: torch.Tensor,
         requested: Sequence[int] | slice,
         chooser: DeviceSampling | None = None,
+        done: torch.cuda.Event | None = None,
+        tokens: ChosenTokens | None = None,
     ) -> None:
         self._device, self._best, self._logits, self._requested = device, best, logits, requested
-        self._chooser = chooser
+        self._chooser, self._done, self._tokens = chooser, done, tokens
+        self._has_logits = True
+
+    @property
+    def tokens(self) -> ChosenTokens | None:
+        """The tokens of all n rows where a step can be fed them; None where none can."""
+        every = isinstance(self._requested, slice) or len(self._requested) == len(self._best)
+        return self._tokens if every else None
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens were sampled in the step."""
+        return self._chooser is not None
+
+    def lose_logits(self) -> None:
+        """Another step has been launched, which overwrites them."""
+        self._has_logits = False
 
     @property
     def device_logits(self) -> torch.Tensor:
@@ -58,33 +78,39 @@ class TorchStepResult(StepResult):
 
     @property
     def is_ready(self) -> bool:
-        return self._device.is_idle
+        return self._device.is_idle if self._done is None else self._done.query()
+
+    def fed_tokens(self) -> list[int]:
+        self._wait()
+        return self._best.tolist() if self._chooser is None else self._chooser.fed_tokens
 
     def best_tokens(self) -> list[int | None]:
-        self._device.synchronize()
+        self._wait()
         found: list[int] = self._best[self._requested].tolist()
         return [token if token >= 0 else None for token in found] if found and min(found) < 0 else list(found)
 
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
         found: dict[int, SampledToken | DrawError] = {}
         if self._chooser is not None:
-            self._device.synchronize()
+            self._wait()
             rows = range(len(self._best)) if isinstance(self._requested, slice) else self._requested
             chosen = self._chooser.sampled({rows[index]: draw for index, draw in samplings.items()})
             found = {index: chosen[rows[index]] for index in samplings if rows[index] in chosen}
+        if not self._has_logits:
+            return {index: found.get(index, _lost()) for index in samplings}
         # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: samplings[index] for index in samplings if index not in found})}
 
     def logits(self, index: int) -> np.ndarray:
         row = index if isinstance(self._requested, slice) else self._requested[index]
-        self._device.synchronize()
+        self._wait_for_logits()
         with self._device.active():
             return np.asarray(self._logits[row].cpu().numpy())
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         requested = indices if isinstance(self._requested, slice) else [self._requested[index] for index in indices]
         first, end = requested[0], requested[-1] + 1
-        self._device.synchronize()
+        self._wait_for_logits()
         try:
             with self._device.active():
                 # Neighbours are copied from where they are, others gathered before.
@@ -97,12 +123,29 @@ class TorchStepResult(StepResult):
 
     def all_logits(self) -> np.ndarray:
         """Logits [m, vocab] of all requested tokens."""
-        self._device.synchronize()
+        self._wait_for_logits()
         try:
             with self._device.active():
                 return np.asarray(self._logits.cpu().numpy()[self._requested])
         except RuntimeError as error:
             raise _unread(error) from error
+
+    def _wait(self) -> None:
+        """Wait for the step, and not for one after it."""
+        if self._done is None:
+            self._device.synchronize()
+        else:
+            self._device.wait_for(self._done)
+
+    def _wait_for_logits(self) -> None:
+        self._wait()
+        if not self._has_logits:
+            raise _lost()
+
+
+def _lost() -> EngineError:
+    """The error of a row without a token whose logits are gone; no other row needs them."""
+    return EngineError("expected finite logits, found others: verify the artifact, or use a wider type")
 
 
 def _unread(error: RuntimeError) -> EngineError:

@@ -10,8 +10,9 @@ import torch
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
-from hybridge.runtime.engines.paged import PackedInputs, StepLimits
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, StepLimits
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
+from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
@@ -25,6 +26,7 @@ from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import STEP, draft_shape, multiple, own_shape, padded_shape
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
+from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS
 
 # Shapes of mixed steps that stay prepared, those that came last.
 MOST_MIXED = 128
@@ -36,6 +38,7 @@ class PagedSteps:
 
     decode      one token a row, by rows and blocks
     sampling    the same with tokens sampled in the step, by rows, blocks and whether likely tokens are listed
+    chained     steps that are fed by the one before, by rows, blocks, whether they sample, and one of two turns
     drafts      rows with draft tokens, by shape
     mixed       rows of any length, by shape, the latest last
     """
@@ -43,12 +46,15 @@ class PagedSteps:
     def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int) -> None:
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
+        self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
         self._vocab = vocab
         # By rows of logits, and whether likely tokens are listed.
         self._choosers: dict[tuple[int, bool], DeviceSampling] = {}
+        # Steps of a chain take turns, as each is launched while the one before still runs.
+        self._turn = False
 
     def launch(
         self,
@@ -86,6 +92,29 @@ class PagedSteps:
             result = step.launch(inputs, split)
         return self._choosing(result, samplings) if samplings else result
 
+    def launch_next(
+        self,
+        result: TorchStepResult,
+        inputs: PackedInputs,
+        pools: TorchPools,
+        programs: Programs,
+        feeding: Feeding,
+    ) -> TorchStepResult | None:
+        """``PagedEngine.launch_next`` on a GPU."""
+        rows, width, samples = len(inputs.seq_lens), inputs.block_table.shape[1], bool(feeding.samplings)
+        if result.tokens is None or result.samples != samples or max(map(len, feeding.stops)) > MOST_STOPS:
+            return None
+        size = padded_rows(rows, self._limits.max_rows), padded_blocks(width, pools.sizes.block_size)
+        self._turn = not self._turn
+        key = *size, samples, self._turn
+        step = self.chained.get(key)
+        if step is None:
+            chooser = DeviceSampling(self._device, size[0], self._vocab, lists=False) if samples else None
+            step = ChainedStep(self._device, programs(Phase.DECODE), pools, size, chooser)
+            self.chained[key] = step
+        result.lose_logits()
+        return step.launch(inputs, result.tokens, feeding)
+
     def run(
         self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, deferred: DeferredStates | None
     ) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
@@ -114,6 +143,7 @@ class PagedSteps:
         """Release the prepared steps."""
         self.decode.clear()
         self.sampling.clear()
+        self.chained.clear()
         self._choosers.clear()
         self.drafts.clear()
         self.mixed.clear()

@@ -145,7 +145,6 @@ class LoopMachine(RuleBasedStateMachine):
         leaves = data.draw(st.one_of(st.none(), st.sampled_from(sorted(self.requests)))) if self.requests else None
 
         def arrivals() -> None:
-            assert self.engine.pending is None
             self.put(prompt, SamplingParams(), 4, 0)
             if leaves is not None:
                 self.requests[leaves].cancelled = True
@@ -230,7 +229,8 @@ class LoopMachine(RuleBasedStateMachine):
             assert limit, "the loop is stuck"
         scheduler, manager = self.loop.scheduler, self.loop.scheduler.manager
         assert not scheduler.sequences and not scheduler.host_bytes
-        assert self.engine.pending is None
+        # A chained step is given up with the one before it.
+        assert self.engine.pending is None or self.troubles
         if self.loop.prefix_cache is None:
             assert manager.pool.available == manager.pool.num_blocks and not manager.slots.used
         assert manager.rows.free == self.loop.shape.max_rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from tests.runtime.toy_ahead_engine import AheadToyEngine, LateResult
@@ -81,3 +81,7 @@ class TroubledEngine(ToyPagedEngine):
 
 class TroubledAheadEngine(TroubledEngine, AheadToyEngine):
     """The same, ahead of the host."""
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
+        self._break("launch")
+        return super().launch_next(result, inputs, feeding)

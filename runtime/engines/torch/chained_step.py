@@ -1,0 +1,35 @@
+"""A decode step that is launched while the step before it runs, and gets its tokens on the GPU."""
+
+from __future__ import annotations
+
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
+from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
+from hybridge.runtime.engines.torch.paged_pools import TorchPools
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
+from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.row_feeding import ChosenTokens, RowFeeding
+
+
+class ChainedStep:
+    """The step of ``size`` (rows, blocks). It may be launched again once its last run is done."""
+
+    def __init__(
+        self,
+        device: TorchDevice,
+        program: StepProgram,
+        pools: TorchPools,
+        size: tuple[int, int],
+        chooser: DeviceSampling | None,
+    ) -> None:
+        """``chooser``: as in PagedDecodeStep; no other step may use it."""
+        self._chooser, self._feeding = chooser, RowFeeding(device, size[0])
+        self.decode = PagedDecodeStep(device, program, pools, *size, chooser, self._feeding)
+
+    def launch(self, inputs: PackedInputs, tokens: ChosenTokens, feeding: Feeding) -> TorchStepResult:
+        """Enqueue the step ``inputs``, whose rows get ``tokens`` unless these end them."""
+        self._feeding.fill(tokens, feeding.stops)
+        if self._chooser is not None:
+            self._chooser.fill(feeding.samplings)
+        return self.decode.launch(inputs)

@@ -1,0 +1,49 @@
+"""The rows of a decode step get the tokens that the step before it has chosen, on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.trt_plugins.kernels.fused import token_feeding
+from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS, FeedingProblem
+
+
+@dataclass(frozen=True)
+class ChosenTokens:
+    """The tokens of a step, as kernels read them: int32 at ``address``, and ``stride`` bytes further for each row."""
+
+    address: int
+    stride: int
+
+
+class RowFeeding:
+    """``fill`` before a step, ``enqueue`` in it, after its inputs have been copied to the GPU."""
+
+    def __init__(self, device: TorchDevice, rows: int) -> None:
+        self._device, self._problem = device, FeedingProblem(rows)
+        # A few bytes that the kernel reads where they are.
+        source, self._source = device.mapped(2, dtype=torch.int64)
+        stops, self._stops = device.mapped(rows, MOST_STOPS, dtype=torch.int32)
+        self._words, self._table = source.numpy(), stops.numpy()
+
+    def fill(self, tokens: ChosenTokens, stops: Sequence[Collection[int]]) -> None:
+        """Set the tokens to feed, and the tokens that end each row (at most MOST_STOPS)."""
+        self._words[:] = tokens.address, tokens.stride
+        self._table[: len(stops)] = -1
+        for row, ids in zip(self._table, stops, strict=False):
+            row[: len(ids)] = list(ids)
+
+    def enqueue(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Enqueue the kernel that changes the step's ``inputs`` on torch's current stream."""
+        assert self._device.kernels is not None
+        self._device.kernels.launch(
+            self._problem,
+            lambda traits: token_feeding.plan(self._problem, traits),
+            (self._source, self._stops),
+            [inputs[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)],
+        )

@@ -1,0 +1,88 @@
+"""Chains of prepared steps on the CPU, for each kind of state; a double stands for the kernel that feeds tokens."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+import torch
+
+from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.kernels import KernelRunner
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
+from hybridge.runtime.generation import Request
+from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
+from hybridge.runtime.sampling import NO_SAMPLING, SamplingParams, TokenSampling
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.trt_plugins.kernels.fused.token_feeding import FeedingProblem, plan
+from tests.runtime.serving.toy_loop import run_all
+from tests.support.artifacts import ArtifactCache
+from tests.support.effort import sample
+from tests.support.kernel_calls import H200
+
+
+class FeedTokens(KernelRunner):
+    """``feed_tokens`` in NumPy."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def launch(self, key, plan_of, inputs, outputs, packed=()) -> None:
+        assert isinstance(key, FeedingProblem) and plan_of(H200) is not None and plan(key, H200).launches
+        (address, stride), stops = inputs[0].tolist(), inputs[1].tolist()
+        ids, lengths, slots, states = outputs
+        assert [each.dtype for each in outputs] == [torch.int64, torch.int32, torch.int32, torch.int32]
+        for row in range(key.rows):
+            token = ctypes.c_int32.from_address(address + row * stride).value
+            if not lengths[row]:
+                continue
+            ids[row] = token
+            if token in (-1, *stops[row]):
+                self.ended += 1
+                ids[row], lengths[row], slots[row], states[row] = 0, 0, -1, -1
+
+
+class PreparedSteps(TorchPagedEngine):
+    """Runs steps on the CPU as they are prepared for a GPU, where each is finished when it has been launched."""
+
+    chains_steps = runs_ahead = True
+
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> TorchStepResult:
+        self._check(inputs)
+        return self._steps.launch(inputs, self.pools, self._program, None)
+
+
+@pytest.mark.parametrize("family", sample(["nemotron_h", "qwen3_next", "mamba2", "qwen3"], ["nemotron_h"]))
+def test_answers_and_states_are_those_of_single_steps(family: str, artifacts: ArtifactCache) -> None:
+    exported = artifacts.get(family, "float32", layout="paged", max_batch_size=6, max_seq_len=96)
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, exported.config.vocab_size, 3 + row).tolist() for row in range(6)]
+    eos = tuple(range(0, exported.config.vocab_size, 9))  # so many that answers end early
+    found, kernels = [], FeedTokens()
+    for kind in (PreparedSteps, TorchPagedEngine):
+        engine = kind(exported.folder, device="cpu")
+        engine.device.kernels = kernels
+        settings = ServingSettings(memory_bytes=1 << 26, prefix_cache=PrefixCacheSettings(decode_interval=1 << 20))
+        loop = ServingLoop(engine, settings, eos, None)
+        turns, own = [], prompts
+        for turn in range(2):
+            for row, prompt in enumerate(own):
+                params = SamplingParams(ignore_eos=row == 5)
+                loop.add(ServingRequest(Request(tuple(prompt), params, 30)))
+            outputs = run_all(loop)
+            ended = [o.piece.generation for o in outputs if o.piece is not None and o.piece.generation is not None]
+            ended.sort(key=lambda each: each.prompt_token_ids)
+            turns += [(each.token_ids, each.cached_tokens) for each in ended]
+            # The next turn begins with the states that the answers have left.
+            own = [[*each.prompt_token_ids, *each.token_ids, turn] for each in ended]
+        found.append(turns)
+        engine.device.kernels = None
+    assert found[0] == found[1] and kernels.ended

@@ -1,0 +1,133 @@
+"""Steps that are fed on the GPU: tokens are those of steps that the host feeds, and rows that end stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the torch engine needs torch")
+
+import torch
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
+from hybridge.runtime.engines.equal_rows import EqualRows
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.row_feeding import ChosenTokens, RowFeeding
+from hybridge.runtime.generation import Request
+from hybridge.runtime.sampling import Sampler, SamplingParams, TokenSampling
+from hybridge.runtime.serving.loop import ServingLoop
+from hybridge.runtime.serving.packing import padded
+from hybridge.runtime.serving.request import ServingRequest
+from hybridge.runtime.serving.settings import ServingSettings
+from tests.runtime.serving.toy_loop import answers, run_all
+from tests.runtime.torch.test_paged_gpu import exported
+from tests.runtime.torch.test_paged_kernel_calls import BLOCK
+from tests.runtime.toy_ahead_engine import fed
+from tests.support.artifacts import ArtifactCache
+
+pytestmark = pytest.mark.gpu
+ROWS, PROMPT, STEPS = 5, 6, 12
+
+
+@pytest.mark.parametrize("stride", [4, 8, 32])
+def test_the_kernel_feeds_rows_that_go_on(stride: int) -> None:
+    device, rows = TorchDevice("cuda"), 70
+    rng = np.random.default_rng(stride)
+    tokens = rng.integers(-1, 6, rows).astype(np.int32)
+    stops = [rng.choice(6, rng.integers(0, 4), replace=False).tolist() for _ in range(rows - 3)]
+    host, _ = device.mapped(rows * stride // 4, dtype=torch.int32)
+    host.numpy()[:: stride // 4] = tokens
+    count = np.arange(rows, dtype=np.int32)
+    ids, table, some = np.zeros(rows - 3, np.int64), np.zeros((rows - 3, 1), np.int32), count[:-3]
+    inputs = padded(PackedInputs(ids, ids, count[:-2], some + 7, table, some + 3, some + 3, some), 3)
+    names = (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)
+    there = {name: torch.from_numpy(getattr(inputs, name)).cuda() for name in names}
+    feeding = RowFeeding(device, rows)
+    feeding.fill(ChosenTokens(host.data_ptr(), stride), [[99] * 16] * rows)
+    feeding.fill(ChosenTokens(host.data_ptr(), stride), stops)
+    torch.cuda.synchronize()
+    with device.active():
+        feeding.enqueue(there)
+    device.synchronize()
+    expected = fed(inputs, tokens.tolist(), stops)
+    for name in names:
+        found = there[name].cpu().numpy()
+        goes_on = expected.seq_lens > 0  # padding rows are fed nothing that matters
+        where = goes_on if name == INPUT_IDS else slice(None)
+        np.testing.assert_array_equal(found[where], getattr(expected, name)[where], err_msg=name)
+
+
+def samplings(samples: bool, position: int) -> dict[int, TokenSampling]:
+    if not samples:
+        return {}
+    params = [SamplingParams(temperature=1.5, seed=row, top_k=20) for row in range(ROWS - 1)]
+    return {row: Sampler(each).draw(1)._replace(position=position) for row, each in enumerate(params)}
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_a_chain_computes_what_single_steps_do(samples: bool, artifacts: ArtifactCache) -> None:
+    engine = TorchPagedEngine(exported(artifacts).folder, "cuda", chains_steps=True)
+    prompt = np.random.default_rng(1).integers(0, engine.config.vocab_size, (ROWS, PROMPT))
+
+    def begun() -> tuple[EqualRows, list[int]]:
+        pools = EqualRows(engine, ROWS, PROMPT + STEPS + 2, BLOCK)
+        engine.fill_pools(0.0)
+        return pools, [token or 0 for token in engine.launch(pools.inputs(prompt, 0)).best_tokens()]
+
+    def inputs(pools: EqualRows, tokens: list[int], step: int) -> PackedInputs:
+        return padded(pools.inputs(np.array(tokens)[:, None], PROMPT + step), engine.padded_rows(ROWS) - ROWS)
+
+    pools, tokens = begun()
+    single, states = [], []
+    for step in range(STEPS):
+        result = engine.launch(inputs(pools, tokens, step), samplings(samples, step))
+        tokens = [token or 0 for token in result.best_tokens()[:ROWS]]
+        for row, sampled in result.sampled(samplings(samples, step)).items():
+            assert not isinstance(sampled, Exception)
+            tokens[row] = sampled[0]
+        single.append(tokens)
+        states.append({spec.name: engine.read_pool(spec.name).copy() for spec in engine.config.bindings.states})
+
+    # Row 2 ends with the last token but one.
+    end = STEPS - 2
+    stops: list[set[int]] = [set() for _ in range(ROWS)]
+    stops[2] = {single[end][2]} - {tokens[2] for tokens in single[:end]}
+    assert stops[2], "choose another prompt"
+    pools, tokens = begun()
+    result = engine.launch(inputs(pools, tokens, 0), samplings(samples, 0))
+    for step in range(1, STEPS):
+        feeding = Feeding(stops, samplings(samples, step))
+        after = engine.launch_next(result, inputs(pools, [0] * ROWS, step), feeding)
+        assert after is not None
+        assert result.fed_tokens()[:ROWS] == single[step - 1], step
+        result = after
+    found = result.fed_tokens()[:ROWS]
+    assert [found[row] for row in (0, 1, 3, 4)] == [single[-1][row] for row in (0, 1, 3, 4)]
+    for spec in engine.config.bindings.states:
+        if spec.grows:
+            continue
+        pool = engine.read_pool(spec.name)
+        for row in range(ROWS):
+            expected = states[-2 if row == 2 else -1][spec.name]
+            np.testing.assert_array_equal(pool[row], expected[row], err_msg=f"{spec.name} of row {row}")
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
+def test_served_answers_are_those_without_a_chain(family: str, artifacts: ArtifactCache) -> None:
+    folder, found = exported(artifacts, DType.FLOAT32, family).folder, []
+    for chains_steps in (True, False):
+        engine = TorchPagedEngine(folder, "cuda", chains_steps)
+        loop = ServingLoop(engine, ServingSettings(max_rows=8, max_seq_len=200), (1, 2, 3), None)
+        rng = np.random.default_rng(3)
+        for row in range(12):
+            ids = tuple(rng.integers(0, engine.config.vocab_size, 5 + row).tolist())
+            params = SamplingParams(temperature=1.0, seed=row) if row % 2 else SamplingParams()
+            loop.add(ServingRequest(Request(ids, params, 40 + row)))
+        found.append(answers(run_all(loop)))
+        replayed = [step.decode.repeated.is_replayed for step in engine.chained_steps.values()]
+        assert any(replayed) if chains_steps else not replayed
+        engine.close()
+    assert found[0] == found[1]

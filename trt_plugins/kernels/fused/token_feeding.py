@@ -1,0 +1,44 @@
+"""``feed_tokens``: a decode step gets the tokens that the step before it has chosen, without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.source import KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
+
+FILE = "sampling/feed_tokens.cu"
+# Tokens that can end a row.
+MOST_STOPS = 16
+# Inputs and outputs of a launch in this order; the outputs hold the step's values for rows that go on.
+INPUTS = ("source", "stops")
+OUTPUTS = ("input_ids", "seq_lens", "slot_mapping", "state_indices")
+_THREADS = 64
+
+
+@dataclass(frozen=True)
+class FeedingProblem:
+    """Feed ``rows`` rows. Inputs: source uint64 [2], the address of row 0's token (int32, -1 for none) and the bytes
+    from one row's to the next's; stops int32 [rows, MOST_STOPS], filled up with -1. Outputs, changed where they are:
+    input_ids int64, and seq_lens, slot_mapping and state_indices int32, all [rows].
+    """
+
+    rows: int
+
+
+def plan(problem: FeedingProblem, device: DeviceTraits) -> CallPlan:
+    """The launch that runs ``problem``."""
+    params = struct_type(FILE, "FedRows")()
+    params.rows, params.stops_per_row = problem.rows, MOST_STOPS
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS)}
+    pointers |= {name: PointerSource(Memory.OUTPUT, index) for index, name in enumerate(OUTPUTS)}
+    (source,) = sources()
+    launch = KernelLaunch(source, (-(-problem.rows // _THREADS), 1, 1), (_THREADS, 1, 1), params, pointers)
+    return CallPlan((launch,), name="feed_tokens")
+
+
+def sources() -> Iterator[KernelSource]:
+    """The kernel."""
+    yield KernelSource.of(FILE, "feed_tokens", {"THREADS": _THREADS})
