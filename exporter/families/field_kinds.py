@@ -46,10 +46,11 @@ _DELTA: Table = {
     "number": "attention_dropout",
 }
 _QWEN_EXPERTS: Table = {
-    "int": "moe_intermediate_size shared_expert_intermediate_size num_experts_per_tok num_experts",
+    "int": "moe_intermediate_size num_experts_per_tok num_experts",
     "bool": "output_router_logits",
     "float": "router_aux_loss_coef",
 }
+_SHARED_EXPERT: Table = {"int": "shared_expert_intermediate_size"}
 _LLAMA: Table = {
     "fraction": "initializer_range",
     "int": "intermediate_size",
@@ -129,6 +130,12 @@ _NEXT: Table = {
     "bool": "norm_topk_prob",
     "[int]?": "mlp_only_layers",
 }
+_QWEN3_MOE: Table = {
+    "int": "num_key_value_heads",
+    "int?": "sliding_window",
+    "bool": "use_sliding_window",
+    "number": "attention_dropout",
+}
 # Fields that transformers reads without declaring them: other spellings, and what its models look for by name.
 _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
 _UNDECLARED: Mapping[str, Table] = {
@@ -137,6 +144,7 @@ _UNDECLARED: Mapping[str, Table] = {
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "qwen3_moe": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "smollm3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "nemotron_h": {
         "object?": "rope_parameters rope_scaling",
@@ -167,9 +175,10 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmo_hybrid": _kinds(_ATTENTION, _BIAS, _OLMO_HYBRID),
     "qwen2": _kinds(_ATTENTION, _QWEN2),
     "qwen3": _kinds(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),
-    "qwen3_5_moe_text": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS),
+    "qwen3_5_moe_text": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT),
     "qwen3_5_text": _kinds(_ATTENTION, _BIAS, _DELTA, {"int": "intermediate_size"}),
-    "qwen3_next": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _NEXT),
+    "qwen3_moe": _kinds(_ATTENTION, _BIAS, _QWEN_EXPERTS, _NEXT, _QWEN3_MOE),
+    "qwen3_next": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT, _NEXT),
     "smollm3": _kinds(_ATTENTION, _BIAS, _SMOLLM3),
 }
 

@@ -22,24 +22,14 @@ from hybridge.exporter.families.decoder_config import (
     MoeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.families.qwen_experts import ExpertDefaults, experts_of, feed_forward_parts
 from hybridge.exporter.families.rope import SECTIONS, rope_from_config
 
 ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4
 PARTIAL_ROTARY = 0.25
-# transformers builds this many experts, and asks this many of them, where the config does not say.
-ABSENT_EXPERTS, ABSENT_TOP_K = 512, 10
-ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5 = 256, 8
+EXPERTS, EXPERTS_3_5 = ExpertDefaults(experts=512, top_k=10), ExpertDefaults(experts=256, top_k=8)
 # Fields of the multi-token prediction part, and of the type of states, which --state-dtype chooses.
 UNUSED_FIELDS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
-# Fields of experts in a config without any.
-EXPERT_FIELDS = (
-    *ROUTER_TRAINING_FIELDS,
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "shared_expert_intermediate_size",
-)
 # Which frequencies turn by height and width in a picture; those of a text all turn by its one position.
 PICTURE_FIELDS = (SECTIONS, "mrope_interleaved")
 
@@ -47,7 +37,7 @@ PICTURE_FIELDS = (SECTIONS, "mrope_interleaved")
 def parse_qwen3_next(config: HfConfig) -> DecoderConfig:
     """Translate a qwen3_next config."""
     kinds = _layer_kinds(config)
-    feed_forward = _feed_forward(config, len(kinds))
+    feed_forward = feed_forward_parts(config, len(kinds), EXPERTS)
     return _decoder(config, "qwen3_next", kinds, _attention(config, 2), _mixer(config, "fused"), feed_forward)
 
 
@@ -65,7 +55,7 @@ def parse_qwen3_5_moe(config: HfConfig) -> DecoderConfig:
     config.expect("decoder_sparse_step", (1,), 1)
     config.expect("mlp_only_layers", ([], None), None)
     config.ignore("intermediate_size")
-    moe = _moe(config, ABSENT_EXPERTS_3_5, ABSENT_TOP_K_3_5)
+    moe = experts_of(config, EXPERTS_3_5)
     attention, mixer = _attention(config, 2), _mixer(config, "split")
     return _decoder(config, "qwen3_5_moe_text", kinds, attention, mixer, [moe] * len(kinds))
 
@@ -117,40 +107,3 @@ def _layer_kinds(config: HfConfig) -> list[str]:
     interval = config.positive("full_attention_interval", default=ABSENT_INTERVAL)
     absent = [LINEAR if (index + 1) % interval else FULL for index in range(config.layer_count())]
     return delta_layer_kinds(config, absent)
-
-
-def _feed_forward(config: HfConfig, count: int) -> list[MlpConfig | MoeConfig]:
-    """The part after the mixer in every layer."""
-    experts = config.integer("num_experts", ABSENT_EXPERTS, minimum=0)
-    every = config.positive("decoder_sparse_step", default=1)
-    plain = set(config.array("mlp_only_layers", None) or [])
-    sparse = [experts > 0 and index not in plain and (index + 1) % every == 0 for index in range(count)]
-    kinds: dict[bool, MlpConfig | MoeConfig] = {}
-    if not any(sparse):
-        # There is no router whose logits transformers could return.
-        config.expect("output_router_logits", (False,), False)
-    else:
-        normalized = config.flag("norm_topk_prob", default=True)
-        kinds[True] = _moe(config, ABSENT_EXPERTS, ABSENT_TOP_K, normalized)
-    if not all(sparse):
-        activation = activation_of(config)
-        kinds[False] = MlpConfig(config.positive("intermediate_size"), activation)
-    config.ignore("intermediate_size", *EXPERT_FIELDS)
-    return [kinds[is_sparse] for is_sparse in sparse]
-
-
-def _moe(config: HfConfig, absent_experts: int, absent_top_k: int, normalized: bool = True) -> MoeConfig:
-    experts = config.positive("num_experts", default=absent_experts)
-    activation = activation_of(config)
-    config.ignore(*ROUTER_TRAINING_FIELDS)
-    return MoeConfig(
-        num_experts=experts,
-        top_k=top_k_of(config, experts, absent_top_k, "num_experts"),
-        intermediate_size=config.positive("moe_intermediate_size", default=512),
-        activation=activation,
-        layout="qwen",
-        router="softmax",
-        normalized=normalized,
-        shared=MlpConfig(config.positive("shared_expert_intermediate_size", default=512), activation),
-        shared_gate=True,
-    )

@@ -18,6 +18,7 @@ from hybridge.exporter.families import (
     olmo_hybrid,
     qwen2,
     qwen3,
+    qwen3_moe,
     qwen3_next,
     smollm3,
 )
@@ -38,6 +39,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "qwen3": qwen3.parse,
     "qwen3_5_moe_text": qwen3_next.parse_qwen3_5_moe,
     "qwen3_5_text": qwen3_next.parse_qwen3_5,
+    "qwen3_moe": qwen3_moe.parse,
     "qwen3_next": qwen3_next.parse_qwen3_next,
     "smollm3": smollm3.parse,
 }

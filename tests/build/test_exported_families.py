@@ -34,6 +34,7 @@ SMALL = {
     "mistral": {"num_hidden_layers": 1},
     "olmo2": {"num_hidden_layers": 1},
     "qwen2": {"num_hidden_layers": 1},
+    "qwen3_moe": {"num_hidden_layers": 1, "mlp_only_layers": None},
     "qwen3": {"num_hidden_layers": 1},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
@@ -42,8 +43,8 @@ SMALL = {
     "smollm3": {"num_hidden_layers": 1},
 }
 # Loops behind attention: gated delta rule and experts.
-WRITTEN_OUT = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text")
-EXPERT_LAYERS = {"nemotron_h": 1, "qwen3_5_moe_text": 2}
+WRITTEN_OUT = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
+EXPERT_LAYERS = {"nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
 CASES = {
     "nemotron_h": DType.FLOAT16,
     "bamba": DType.BFLOAT16,
@@ -53,6 +54,7 @@ CASES = {
     "mistral": DType.FLOAT16,
     "olmo2": DType.FLOAT16,
     "qwen2": DType.BFLOAT16,
+    "qwen3_moe": DType.FLOAT16,
     "qwen3": DType.BFLOAT16,
     "olmo_hybrid": DType.FLOAT32,
     "qwen3_next": DType.FLOAT16,
@@ -60,7 +62,7 @@ CASES = {
     "qwen3_5_text": DType.BFLOAT16,
     "smollm3": DType.BFLOAT16,
 }
-DENSE = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+DENSE = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 # Engines that a push builds: both recurrent operators, experts and attention. A network that TensorRT parses as it
 # should is one that it builds of these.
 BUILT_ON_PUSH = ("nemotron_h", "qwen3_5_text")

@@ -44,7 +44,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 }
 
 # Llama's layout with one difference each, which tests of config and layers prove: tests of all that follows take llama.
-LIKE_LLAMA = frozenset({"mistral", "olmo2", "qwen2", "smollm3"})
+LIKE_LLAMA = frozenset({"mistral", "olmo2", "qwen2", "qwen3_moe", "smollm3"})
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -121,6 +121,18 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         **COMMON,
         **ATTENTION,
         "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "qwen3_moe": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 28,
+        "mlp_only_layers": [0],
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },

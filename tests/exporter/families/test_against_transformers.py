@@ -193,6 +193,18 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     ],
+    "qwen3_moe": [
+        *together(
+            [*HEADS, *ROPES[:1], {"head_dim": 18}, {"attention_bias": True}],
+            [{"norm_topk_prob": True}, {"num_experts": 3, "num_experts_per_tok": 3}, {"moe_intermediate_size": 13}],
+            [TIED, EPSILON],
+        ),
+        {"mlp_only_layers": None},
+        {"mlp_only_layers": None, "decoder_sparse_step": 2},
+        {"num_experts": 0},
+        {"use_sliding_window": True, "sliding_window": 5},
+        {"use_sliding_window": False, "sliding_window": 5},
+    ],
     "smollm3": [
         *together(
             [*HEADS, *ROPES[:2], {"attention_bias": True}, {"head_dim": 18}],
