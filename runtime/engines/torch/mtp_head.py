@@ -56,6 +56,8 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
             own.launch(inputs)
         found = [[token] for token in first.best_tokens()]
         if own is not None:
+            # best_tokens has waited for the first step alone.
+            self.device.synchronize()
             own.add_tokens(found)
         return [finite(tokens) for tokens in found]
 

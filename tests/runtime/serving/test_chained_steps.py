@@ -13,6 +13,14 @@ from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config, toy_greedy, toy_logits
 
 EOS = (17, 40)
+# Parameters of rows for which the host must see the token, or the logits, before the next step.
+NEEDS_THE_HOST: dict[str, dict[str, Any]] = {
+    "log-probabilities": {"logprobs": 1},
+    "penalty": {"repetition_penalty": 1.2},
+    "min_tokens": {"min_tokens": 50},
+    "processor": {"temperature": 1.0, "seed": 1, "logits_processors": lambda tokens, logits: logits},
+    "beams": {"beam_width": 2},
+}
 
 
 def alone(config, prompt: list[int], new: int, **params) -> tuple[int, ...]:
@@ -59,17 +67,7 @@ def test_the_state_of_an_ended_answer_has_consumed_its_tokens_alone() -> None:
         assert generation.cached_tokens >= len(turn) - 2
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"logprobs": 1},
-        {"repetition_penalty": 1.2},
-        {"min_tokens": 50},
-        {"temperature": 1.0, "seed": 1, "logits_processors": lambda tokens, logits: logits},
-        {"beam_width": 2},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("params", NEEDS_THE_HOST.values(), ids=NEEDS_THE_HOST)
 def test_a_row_that_needs_the_host_ends_the_chain(params: dict[str, Any]) -> None:
     loop, engine = ahead_loop(block_size=16)
     loop.add(make_request([1, 2], 30, **params))
