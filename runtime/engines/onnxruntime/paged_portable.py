@@ -122,9 +122,10 @@ class PortablePagedEngine(PagedArrayEngine):
     def _snapshot_slots(self) -> Mapping[str, int]:
         return dict.fromkeys(self._recurrent, self.limits.max_rows * self._deferred_tokens)
 
-    def _open(self, values: Sequence[str], draft_tokens: int = 0) -> ort.InferenceSession:
-        """``draft_tokens``: of a row at most, with a slot for the state after each and one that no token writes."""
-        model = widen_only(self._with_slots(draft_tokens) if draft_tokens else self._read_model(), installed_kernels())
+    def _open(self, values: Sequence[str], deferred_tokens: int = 0) -> ort.InferenceSession:
+        """``deferred_tokens``: of a row at most, its own and drafts, with a slot for the state after each."""
+        model = self._with_slots(deferred_tokens - 1) if deferred_tokens else self._read_model()
+        model = widen_only(model, installed_kernels())
         expose_values(model.graph, values)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         graph = RewrittenGraph(model, inputs, frozenset(), {})
