@@ -25,7 +25,13 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)], ids=["int", "term"])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param((signal.SIGINT, signal.SIGINT), id="int"),
+        pytest.param((signal.SIGTERM,), id="term", marks=pytest.mark.slow),
+    ],
+)
 def test_export_leaves_nothing(checkpoint: Path, tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "hybridge", "export", checkpoint, tmp_path / "out", "--json"],

@@ -14,7 +14,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.verification.reference import Reference
 from tests.support.agreement import assert_row_agrees, assert_states_agree, relative_error, tokens_of
 from tests.support.eager_decoder import TORCH_DTYPES, EagerDecoder, StepResult
-from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+from tests.support.effort import sample
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, LIKE_LLAMA, save_tiny_model
 
 # The base of every family, and what only shows over several steps.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +44,7 @@ class Model:
         return StepResult(found.logits[:, :length], hidden, found.states)
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=sample(MODELS, on_push=set(MODELS) - LIKE_LLAMA - {"bamba", "qwen3_5_moe_text"}))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     family, overrides = MODELS[request.param]
     return Model(save_tiny_model(tmp_path_factory.mktemp("model"), family, **overrides))
