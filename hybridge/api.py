@@ -121,6 +121,8 @@ def verify(
     decode_steps: int = 16,
     tolerance: float | None = None,
     speculative_tokens: int = 0,
+    draft_states: str = "auto",
+    float32: bool = False,
     progress: Progress | None = None,
 ) -> VerifyReport:
     """Compare the artifact ``out`` with transformers running ``checkpoint`` (as for ``export``) in float32.
@@ -128,8 +130,9 @@ def verify(
     engine: what runs the artifact; "auto" uses the engine that generates, and also runs the file as exported.
     prompt_lengths: tokens of each random prompt (None: lengths that cross the model's chunks and sliding windows);
     decode_steps: tokens generated after it; tolerance: largest relative L2 error of a tensor (None: the default);
-    speculative_tokens: also check steps with that many draft tokens a row, of a paged artifact. It needs up to 1.5
-    times the memory of the model in float32. The report's ``passed`` is the verdict, and
+    speculative_tokens: also check steps with that many draft tokens a row, of a paged artifact; draft_states: take
+    them back by "snapshot" or "replay"; float32: compute 16-bit tensors of "tensorrt-network" in float32. It needs up
+    to 1.5 times the memory of the model in float32. The report's ``passed`` is the verdict, and
     ``first_failing_layer`` names the layer. HybridgeError when the comparison cannot be made.
     """
     from hybridge.verification.options import VerifyOptions
@@ -141,6 +144,8 @@ def verify(
         decode_steps=decode_steps,
         tolerance=tolerance,
         speculative_tokens=speculative_tokens,
+        draft_states=draft_states,
+        float32=float32,
     )
     return compare(*_folders(checkpoint, out), options, progress)
 

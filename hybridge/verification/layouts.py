@@ -22,11 +22,10 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.far_windows import FarRow
+from hybridge.verification.options import VerifyOptions
 from hybridge.verification.scenarios import Observation
 
 Prompts = list[np.ndarray]
-# Verification compares exact products; ``evaluate`` measures the effect of rounding inputs.
-_OPTIONS = EngineOptions(exact_products=True)
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,13 @@ class OpenedEngine:
 class LayoutSteps:
     """check_engine: raises for an engine that cannot run the layout. portable_unavailable: as in the engines' factory.
 
-    opened: the engine of a name over a folder, for steps with that many draft tokens. cache_bytes: memory of a far
+    opened: the engine of a name over a folder, with a verification's options. cache_bytes: memory of a far
     row's caches, of the bytes that each layer has.
     """
 
     check_engine: Callable[[str], None]
     portable_unavailable: Callable[[], str | None]
-    opened: Callable[[Path, str, int], OpenedEngine]
+    opened: Callable[[Path, str, VerifyOptions], OpenedEngine]
     cache_bytes: Callable[[Iterable[int]], int]
 
 
@@ -57,14 +56,24 @@ def layout_steps(config: RuntimeConfig) -> LayoutSteps:
     return _LAYOUTS[config.layout]
 
 
-def _dense(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
-    engine = create_dense_engine(artifact, name, _OPTIONS)
+def _engine_options(options: VerifyOptions) -> EngineOptions:
+    """Exact products; ``evaluate`` measures the effect of rounding inputs."""
+    return EngineOptions(exact_products=True, float32=options.float32)
+
+
+def _dense(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
+    engine = create_dense_engine(artifact, name, _engine_options(options))
     return OpenedEngine(engine, partial(scenarios.observations, engine), partial(scenarios.untouched, engine))
 
 
-def _paged(artifact: Path, name: str, draft_tokens: int) -> OpenedEngine:
-    engine = create_paged_engine(artifact, name, _OPTIONS)
-    observations = partial(paged_scenarios.observations, engine, draft_tokens=draft_tokens)
+def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
+    engine = create_paged_engine(artifact, name, _engine_options(options))
+    observations = partial(
+        paged_scenarios.observations,
+        engine,
+        draft_tokens=options.speculative_tokens,
+        rollback=options.draft_states,
+    )
     return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
 
 

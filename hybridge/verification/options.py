@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.settings import bad_value, check_settings, checked_int, setting
-from hybridge.runtime.engines.factory import ENGINE_NAMES
+from hybridge.runtime.engines.factory import ENGINE_NAMES, NETWORK_ENGINES
+from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 
 # Engines that compute every artifact in float32, whatever its own type.
 FLOAT32_ENGINES = ("auto", "onnxruntime", "onnxruntime-portable")
 
 
-def computed_type(engine: str, dtype: DType) -> DType:
-    """The type in which ``engine`` computes an artifact of compute type ``dtype``."""
-    return DType.FLOAT32 if engine in FLOAT32_ENGINES else dtype
+def computed_type(engine: str, dtype: DType, float32: bool = False) -> DType:
+    """The type in which ``engine`` computes an artifact of compute type ``dtype``; ``float32``: as it was told."""
+    return DType.FLOAT32 if float32 or engine in FLOAT32_ENGINES else dtype
 
 
 # Relative L2 norm of the difference, float32 against float32; rounding in another order gives 1e-6.
@@ -30,12 +31,14 @@ E4M3_TOLERANCE = 1e-2
 ROUNDED_TOLERANCE = 5e-2
 
 
-def default_tolerance(engine: str, dtype: DType, kv_scales: bool = False, rounded_inputs: bool = False) -> float:
-    """The tolerance for an artifact of compute type ``dtype`` in that engine.
+def default_tolerance(
+    engine: str, dtype: DType, kv_scales: bool = False, rounded_inputs: bool = False, float32: bool = False
+) -> float:
+    """The tolerance for an artifact of compute type ``dtype`` in that engine; ``float32``: as in ``computed_type``.
 
     kv_scales: its pools hold e4m3. rounded_inputs: products round their inputs.
     """
-    computed = NARROW_TOLERANCES.get(computed_type(engine, dtype), DEFAULT_TOLERANCE)
+    computed = NARROW_TOLERANCES.get(computed_type(engine, dtype, float32), DEFAULT_TOLERANCE)
     return max(computed, E4M3_TOLERANCE * kv_scales, ROUNDED_TOLERANCE * rounded_inputs)
 
 
@@ -49,6 +52,8 @@ class VerifyOptions:
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, with the engine that generates and exactly as it was exported.
     speculative_tokens: also check steps with that many draft tokens a row, on engines that can roll them back.
+    draft_states: how these take the states back; "auto" is the engine's choice.
+    float32: a "tensorrt-network" computes 16-bit tensors in float32 instead of rounding each to its declared type.
     """
 
     engine: str = setting(
@@ -68,10 +73,22 @@ class VerifyOptions:
         shown_default="1e-4; more for engines in 16 bits",
     )
     speculative_tokens: int = setting(0, "Also check steps with N draft tokens (paged).", metavar="N", least=0, most=15)
+    draft_states: str = setting(
+        AUTO,
+        "Roll draft tokens back by snapshot or replay.",
+        metavar="HOW",
+        choices=(AUTO, SNAPSHOT, REPLAY),
+        shown_default="the engine's choice",
+    )
+    float32: bool = setting(False, "Compute 16-bit tensors in float32 (tensorrt-network).")
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.float32 and self.engine not in NETWORK_ENGINES:
+            raise SettingError(
+                f"float32: expected the engine {' or '.join(NETWORK_ENGINES)}, found {self.engine}: leave it out"
+            )
         if self.prompt_lengths is not None and not self.prompt_lengths:
             raise bad_value("prompt_lengths", "at least one length", self.prompt_lengths)
         for length in self.prompt_lengths or ():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.verification.far_windows import FILLED, FarRow
 from hybridge.verification.lengths import parts_of
 from hybridge.verification.paged_sequences import PagedSequences
@@ -24,10 +25,12 @@ def observations(
     steps: int,
     far: Sequence[FarRow],
     draft_tokens: int = 0,
+    rollback: str = AUTO,
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
 
-    ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back.
+    ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back;
+    ``rollback``: the mode.
 
     Blocks and slots are in random order, and free ones hold NaN.
     """
@@ -39,7 +42,7 @@ def observations(
         yield from _renumbered(mixed, start)
         if 0 < draft_tokens < engine.max_rollback_tokens:
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
-            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens)
+            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, rollback)
             yield from _renumbered(checked, start)
     for index, row in enumerate(far):
         yield from far_window(engine, index, row)
@@ -136,7 +139,7 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
 
 
 def _draft_tokens(
-    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int
+    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int, rollback: str
 ) -> Iterator[Observation]:
     """All prompts in one step; then steps of up to ``most`` tokens, the first of which are right, for every sequence.
 
@@ -144,7 +147,7 @@ def _draft_tokens(
     """
     rng = np.random.default_rng(0)
     total = sum(len(tokens) + most for tokens in sequences)
-    engine.prepare_rollback(len(sequences), most)
+    engine.prepare_rollback(len(sequences), most, rollback)
     pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE))
     by_handle = {pools.add(): tokens for tokens in sequences}
     lengths = dict(zip(by_handle, heads, strict=True))

@@ -59,7 +59,9 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
     layout.check_engine(options.engine)
     options.check(config.max_seq_len)
     rounds = config.quantization is not None and bool(config.quantization.inputs)
-    tolerance = options.tolerance or default_tolerance(options.engine, config.dtype, config.has_kv_scales, rounds)
+    tolerance = options.tolerance or default_tolerance(
+        options.engine, config.dtype, config.has_kv_scales, rounds, options.float32
+    )
     notes: list[str] = []
     engines = _engine_names(options.engine, layout, notes)
     check_artifact(artifact)
@@ -74,13 +76,13 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         for name in engines:
             gc.collect()
             progress.start(f"run the artifact ({name})")
-            comparisons += _run(artifact, name, cases, options.decode_steps, tolerance, progress, notes)
+            comparisons += _run(artifact, name, cases, options, tolerance, progress, notes)
     finally:
         progress.finish()
     return VerifyReport(
         config.model_type,
         engines,
-        tuple(computed_type(name, config.dtype).value for name in engines),
+        tuple(computed_type(name, config.dtype, options.float32).value for name in engines),
         config.dtype.value,
         cases.reference,
         tolerance,
@@ -127,16 +129,16 @@ def _run(
     artifact: Path,
     name: str,
     cases: Cases,
-    decode_steps: int,
+    options: VerifyOptions,
     tolerance: float,
     progress: Progress,
     notes: list[str],
 ) -> Iterator[Comparison]:
     """All comparisons of the engine ``name``, which is open only here; its remarks are added to ``notes``."""
-    opened = layout_steps(cases.config).opened(artifact, name, cases.draft_tokens)
+    opened = layout_steps(cases.config).opened(artifact, name, options)
     notes += opened.engine.notes
     with closing(opened.engine) as engine:
-        for observation in opened.observations(cases.prompts, cases.sequences, decode_steps, cases.far):
+        for observation in opened.observations(cases.prompts, cases.sequences, options.decode_steps, cases.far):
             yield from _compare(engine.name, observation, cases, tolerance)
             progress.advance()
         for scenario, layer, same in opened.untouched(cases.prompts[0]):
@@ -161,7 +163,6 @@ class Cases:
     The logits are those of each prompt's last token and of the decode tokens only.
     far, at_far: rows with filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    draft_tokens: the most of a row in steps that check draft tokens; 0: no such steps.
     """
 
     config: RuntimeConfig
@@ -174,7 +175,6 @@ class Cases:
     windows: tuple[int | None, ...]
     reference: str
     notes: tuple[str, ...]
-    draft_tokens: int
 
     @classmethod
     def of(
@@ -199,7 +199,7 @@ class Cases:
             progress.advance()
         windows, name, notes = reference.windows, reference.name, reference.notes
         runs_of = (prompts, sequences, at_prompt, at_end, plan.far, at_far)
-        return cls(config, *runs_of, windows, name, notes, options.speculative_tokens)
+        return cls(config, *runs_of, windows, name, notes)
 
     def expected(self, observation: Observation) -> ReferenceRun:
         """The reference run whose states belong to the observation's number of tokens."""

@@ -19,13 +19,13 @@ from hybridge.runtime.engines.dense import DenseEngine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
 TENSORRT_NETWORK, TENSORRT_NETWORK_NATIVE = "tensorrt-network", "tensorrt-network-native"
+NETWORK_ENGINES = (TENSORRT_NETWORK, TENSORRT_NETWORK_NATIVE)
 ENGINE_NAMES = (
     AUTO,
     ONNXRUNTIME,
     "onnxruntime-portable",
     TENSORRT,
-    TENSORRT_NETWORK,
-    TENSORRT_NETWORK_NATIVE,
+    *NETWORK_ENGINES,
     TORCH,
 )
 # More than any machine's processors: starting far more threads takes minutes and gigabytes.
@@ -39,6 +39,7 @@ class EngineOptions:
     threads: CPU threads, None leaves the choice to the engine. engine_folder: the TensorRT engine to run, a folder or
     the name of one in OUT/engines; None takes the one that fits this machine. exact_products: onnxruntime does
     not round the inputs of quantised weights to 8 bits; their products then take 3 to 40 times as long.
+    float32: tensorrt-network computes 16-bit tensors in float32.
     """
 
     threads: int | None = setting(
@@ -52,6 +53,7 @@ class EngineOptions:
         group="Engine",
     )
     exact_products: bool = False
+    float32: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -186,7 +188,8 @@ def _tensorrt_network(folder: Path, options: EngineOptions, native: bool = False
     from hybridge.runtime.engines.torch.library import set_threads
 
     set_threads(options.threads)
-    return NativeNetworkEngine(folder) if native else NetworkEngine(folder)
+    kind = NativeNetworkEngine if native else NetworkEngine
+    return kind(folder, options.float32)
 
 
 def _need_network() -> None:

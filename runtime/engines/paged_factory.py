@@ -74,7 +74,8 @@ def _tensorrt_network(folder: Path, options: EngineOptions, native: bool = False
     from hybridge.runtime.engines.torch.library import set_threads
 
     set_threads(options.threads)
-    return NativeNetworkPagedEngine(folder) if native else NetworkPagedEngine(folder)
+    kind = NativeNetworkPagedEngine if native else NetworkPagedEngine
+    return kind(folder, options.float32)
 
 
 PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = MappingProxyType(

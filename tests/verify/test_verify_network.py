@@ -6,12 +6,15 @@ import itertools
 
 import pytest
 
+from hybridge.artifact.errors import SettingError
 from hybridge.verification.options import VerifyOptions, default_tolerance
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.export_cases import CASES
+from tests.support.tiny_models import BASE_CONFIGS
 from tests.support.versions import needs_opset_24
+from tests.verify.network_cases import ATTENTION_ALONE, exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -31,3 +34,22 @@ def test_network_agrees_with_transformers(name: str, engine: str, artifacts: Art
     for scenario in ("one-shot prefill", "chunked prefill", "end beside prompt", "ragged batch", "decode"):
         assert (engine, scenario, "logits") in compared
     assert (engine, "one-shot prefill", "hidden") in compared
+
+
+@needs_opset_24
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", BASE_CONFIGS)
+def test_every_family_with_sizes_of_the_kernels(family: str, engine: str, artifacts: ArtifactCache) -> None:
+    made = exported(artifacts, family)
+    report = verify(made.checkpoint, made.folder, VerifyOptions(engine, (1, 70), 3))
+    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
+    native = [note for note in report.notes if "only native layers" in note]
+    # Attention of the dense layout is TensorRT's own.
+    assert bool(native) == (engine == ENGINES[0] and family in ATTENTION_ALONE)
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_other_engines_compute_in_one_type(engine: str) -> None:
+    with pytest.raises(SettingError, match=f"float32: expected the engine tensorrt-network .* found {engine}"):
+        VerifyOptions(engine, float32=True)

@@ -90,7 +90,7 @@ def _inputs(layer: Any) -> Iterator[Any]:
 
 
 def _plugin_attributes(plugin: Any) -> dict[str, Any]:
-    """The plugin's parsed fields: operator, version, attributes, and whether it updates states in place."""
+    """The plugin's parsed fields: operator, version, attributes, whether it updates states in place, and its GPUs."""
     core = getattr(plugin, "core", None)
     if core is None:
         raise EngineError(f"expected a plugin of this project in the network, found {type(plugin).__name__}")
@@ -100,4 +100,5 @@ def _plugin_attributes(plugin: Any) -> dict[str, Any]:
         "version": layer.spec.version,
         "fields": dict(layer.attributes),
         "aliased": layer.aliased,
+        "capabilities": list(layer.capabilities),
     }

@@ -79,17 +79,16 @@ def parse_artifact(folder: Path, widen: bool = False, **options: object) -> Pars
     with tempfile.TemporaryDirectory(prefix="hybridge-") as scratch:
         place = Path(scratch)
         job = plan.job(model, place, place)
-        declared = [*plan.config.bindings.inputs, *plan.config.bindings.outputs, *model.stored]
-        network = _interpreter(job, model.serialized, place / STEP, plan, declared, widen)
-        if not options.get("speculative_tokens"):
-            fixed = plan.config.bindings
-            check_profile_shapes(network, fixed.inputs, fixed.outputs, plan.profiles, corners=False)
+        inputs, outputs = plan.config.bindings.inputs, [*plan.config.bindings.outputs, *model.stored]
+        network = _interpreter(job, model.serialized, place / STEP, plan, [*inputs, *outputs], widen)
+        check_profile_shapes(network, inputs, outputs, plan.profiles)
         if model.advance is None:
             return ParsedArtifact(plan, model.plugins.reason, network, model.stored)
         bindings = advance_bindings(plan.config, model.stored)
         profile: ProfileRecord = advance_profile(bindings, plan.profiles)
         job = advance_job(job, model.advance, profile, place)
         advance = _interpreter(job, model.advance.serialized, place / ADVANCE, plan, bindings, widen)
+        check_profile_shapes(advance, bindings, bindings, [profile])
     return ParsedArtifact(plan, model.plugins.reason, network, model.stored, advance)
 
 

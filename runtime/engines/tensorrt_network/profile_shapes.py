@@ -12,6 +12,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import QUERY_START_LOC, SEQ_LENS
 from hybridge.artifact.paged import ROW_BOUNDS, ROWS, TOKENS
 from hybridge.runtime.engines.tensorrt_network.interpreter import NetworkInterpreter
+from hybridge.runtime.engines.tensorrt_network.plugin_calls import check_plugin_calls, plugin_tensors
 
 Axes = Mapping[str, int]
 
@@ -21,54 +22,46 @@ def check_profile_shapes(
     inputs: Sequence[Binding],
     outputs: Sequence[Binding],
     profiles: Sequence[ProfileRecord],
-    corners: bool = True,
 ) -> int:
     """Run ``network`` on shapes at each profile's ends; returns the number of runs.
 
-    ``corners``: also with one axis at the opposite end from all others.
+    ``outputs`` that have the name of an input are left out. A dense network runs on shapes only. The shapes of a paged
+    one depend on how many tokens a row has: there the integer inputs have values, with the tokens spread over the rows.
 
-    A dense network runs on shapes only. The shapes of a paged one depend on how many tokens a row has: there the
-    integer inputs have values, with the tokens spread over the rows.
-
-    EngineError: a layer does not accept its shapes there, or an output's shape differs from its binding.
+    EngineError: a layer does not accept its shapes there, no kernel of a plugin supports its shapes, or an output's
+    shape differs from its binding.
     """
-    count = 0
+    known: set[tuple[int, ...]] = set()
     for profile in profiles:
-        for axes, shapes in profile_ends(profile, inputs, corners):
+        for axes, shapes in profile_ends(profile, inputs):
+            key = tuple(size for shape in shapes.values() for size in shape)
+            if key in known:  # both profiles may have it
+                continue
+            known.add(key)
             try:
                 _check(network, axes, shapes, outputs)
             except EngineError as error:
                 sizes = ", ".join(f"{name} {size}" for name, size in axes.items())
                 raise EngineError(f"profile {profile.name} at {sizes}: {error}") from error
-            count += 1
-    return count
+    return len(known)
 
 
-def profile_ends(
-    profile: ProfileRecord, inputs: Sequence[Binding], corners: bool
-) -> Iterator[tuple[Axes, dict[str, list[int]]]]:
-    """Minimum, optimum and maximum of all axes; ``corners``: also one axis at the opposite end from all others."""
+def profile_ends(profile: ProfileRecord, inputs: Sequence[Binding]) -> Iterator[tuple[Axes, dict[str, list[int]]]]:
+    """Minimum, optimum and maximum of all axes, and corners: one axis at the opposite end from all others."""
     ends: dict[str, list[int]] = {}
-    for binding in inputs:
-        if binding.name in profile.shapes:
-            for index, axis in enumerate(binding.shape):
-                if isinstance(axis, str):
-                    ends[axis] = [shape[index] for shape in profile.shapes[binding.name]]
+    present = [binding for binding in inputs if binding.name in profile.shapes]
+    for binding in present:
+        for index, axis in enumerate(binding.shape):
+            if isinstance(axis, str):
+                ends[axis] = [shape[index] for shape in profile.shapes[binding.name]]
     least, optimum, most = ({axis: sizes[end] for axis, sizes in ends.items()} for end in range(3))
-    sizes_of_axes = [least, optimum, most]
-    for axis in ends if corners else ():
-        sizes_of_axes += [{**least, axis: most[axis]}, {**most, axis: least[axis]}]
-    seen: set[tuple[int, ...]] = set()
-    for corner in sizes_of_axes:
+    corners = [{**least, axis: most[axis]} for axis in ends] + [{**most, axis: least[axis]} for axis in ends]
+    for corner in (least, optimum, most, *corners):
         if ROWS in corner:
             # A row has at least one token, and needs no more than its blocks and slots.
             corner[ROWS] = min(corner[ROWS], corner[TOKENS])
             corner[ROW_BOUNDS] = corner[ROWS] + 1
-        key = tuple(corner.values())
-        if key not in seen:
-            seen.add(key)
-            resolved = (binding for binding in inputs if binding.name in profile.shapes)
-            yield corner, {binding.name: _resolved(binding, corner) for binding in resolved}
+        yield corner, {binding.name: _resolved(binding, corner) for binding in present}
 
 
 def _resolved(binding: Binding, axes: Axes) -> list[int]:
@@ -81,8 +74,9 @@ def _check(
     tensors = {n: torch.empty(shape, dtype=network.input_type(n), device="meta") for n, shape in shapes.items()}
     if ROWS in axes:
         tensors |= _row_values(network, axes, shapes)
-    found = network.run(tensors)
-    for output in outputs:
+    found = network.run(tensors, plugin_tensors(network.description))
+    check_plugin_calls(network.description, {name: tuple(value.shape) for name, value in found.items()})
+    for output in (binding for binding in outputs if binding.name not in shapes):
         expected = [size if isinstance(size, int) else axes[size] for size in output.shape]
         if list(found[output.name].shape) != expected:
             raise EngineError(f"expected {output.name} {expected}, found {list(found[output.name].shape)}")

@@ -20,7 +20,16 @@ def elementwise(call: LayerCall) -> Tensor:
     operation = _BINARY.get(call["op"])
     if operation is None:
         raise call.error(f"expected an operation among {', '.join(_BINARY)}, found {call['op']}")
+    if call["op"] in _EXACT and not first.is_floating_point() and not (first.is_meta or second.is_meta):
+        _check_range(call, operation(first, second), operation(first.double(), second.double()))
     return operation(first, second)
+
+
+def _check_range(call: LayerCall, found: Tensor, exact: Tensor) -> None:
+    """EngineError if an integer overflows: sizes of tensors are computed from such integers."""
+    outside = (found.double() - exact).abs() > torch.iinfo(found.dtype).max
+    if outside.any():
+        raise call.error(f"expected integers within {found.dtype}, found {exact[outside][0].item():.0f}")
 
 
 def select(call: LayerCall) -> Tensor:
@@ -61,6 +70,8 @@ def _divide(first: Tensor, second: Tensor) -> Tensor:
     return first / second if first.is_floating_point() else torch.div(first, second, rounding_mode="trunc")
 
 
+# Operations on integers that may overflow.
+_EXACT = ("SUM", "SUB", "PROD")
 _BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "SUB": torch.sub,

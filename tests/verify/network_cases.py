@@ -1,0 +1,30 @@
+"""Artifacts of every family whose sizes the plugins' kernels support, each with as few layers as hold all its kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
+
+HEADS = {"head_dim": 64}
+# Families whose head size follows from these.
+WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "mamba_n_heads": 16}
+TWO = {"num_hidden_layers": 2}
+BOTH = {**TWO, "layer_types": ["linear_attention", "full_attention"]}
+SIZES: dict[str, dict[str, Any]] = {
+    "nemotron_h": {**EXPERTS["nemotron_h"], **HEADS, "hybrid_override_pattern": "M*E-M"},
+    "bamba": {**TWO, **WIDE, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},
+    "mamba2": TWO,
+    "olmo_hybrid": {**BOTH, **HEADS},
+    "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},
+    "qwen3_5_text": {**BOTH, **HEADS},
+    "qwen3_5_moe_text": {**BOTH, **HEADS},
+}
+ATTENTION_ALONE = tuple(family for family in BASE_CONFIGS if family not in SIZES)
+
+
+def exported(artifacts: ArtifactCache, family: str, stored: str = "float32", **options: Any) -> Exported:
+    """The artifact of a checkpoint of ``family``."""
+    return artifacts.get(family, stored, SIZES.get(family, {**TWO, **HEADS}), **options)
