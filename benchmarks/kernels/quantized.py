@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,7 @@ INT4_PEER, FP8_PEER, PROMPT_PEER = (
     f"torch {name} (same run)" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
 )
 EXPERTS_PEER = "routed_experts in bfloat16 (same run)"
+GEMLITE_PEER = "gemlite A16W4 (same run)"
 
 
 def cases() -> Iterator[KernelCase]:
@@ -180,7 +182,24 @@ def _int4_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, flo
         x, scales = normal(rows, inputs, dtype=torch.bfloat16), normal(inputs // 128, outputs, 2, dtype=torch.bfloat16)
         return partial(torch._weight_int4pack_mm, x, packed, 128, scales)
 
-    return {INT4_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+    peers = {INT4_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+    return peers if find_spec("gemlite") is None else peers | _gemlite_peer(size, rows, outputs, inputs)
+
+
+def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+    """gemlite, where it is installed: unsigned codes with zero points, 128 inputs a group."""
+    from gemlite.helper import A16W4_HQQ_INT
+
+    def call() -> Callable[[], object]:
+        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device="cuda")
+        scales = torch.rand(outputs, inputs // 128, device="cuda").bfloat16() / 100
+        x, zeros = normal(rows, inputs, dtype=torch.bfloat16), torch.full_like(scales, 8.0)
+        layer = A16W4_HQQ_INT(device="cuda", dtype=torch.bfloat16).from_weights(codes.clone(), scales.clone(), zeros)
+        matrix = (codes.double() - 8) * scales.double().repeat_interleave(128, dim=1)
+        assert worst_error([layer(x)], [x.double() @ matrix.T]) < TOLERANCE
+        return partial(layer, x)
+
+    return {GEMLITE_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
 
 
 def _fp8_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
