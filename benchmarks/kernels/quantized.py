@@ -196,7 +196,8 @@ def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, 
         x, zeros = normal(rows, inputs, dtype=torch.bfloat16), torch.full_like(scales, 8.0)
         layer = A16W4_HQQ_INT(device="cuda", dtype=torch.bfloat16).from_weights(codes.clone(), scales.clone(), zeros)
         matrix = (codes.double() - 8) * scales.double().repeat_interleave(128, dim=1)
-        assert worst_error([layer(x)], [x.double() @ matrix.T]) < TOLERANCE
+        # It adds in bfloat16.
+        assert worst_error([layer(x)], [x.double() @ matrix.T]) < 3e-2
         return partial(layer, x)
 
     return {GEMLITE_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
