@@ -129,6 +129,13 @@ class RuntimeConfig:
                 f"recurrent shapes for {len(self.recurrent_layers)} of {len(self.recurrent_layer_indices)} layers",
             ),
             (
+                all(
+                    layer.has_recurrent_state == (self.layer_types[index] != SHORT_CONV)
+                    for index, layer in zip(self.recurrent_layer_indices, self.recurrent_layers, strict=False)
+                ),
+                f"recurrent_state_num_heads is 0 for other layers than {SHORT_CONV}, or not for these",
+            ),
+            (
                 self.layout == PAGED or not self.has_kv_scales,
                 f"kv_cache_dtype {FP8_E4M3} in layout {self.layout}, whose caches have no scales",
             ),

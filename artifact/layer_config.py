@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridge.artifact.names import conv_state, recurrent_state
+
 
 @dataclass(frozen=True)
 class KVLayerConfig:
@@ -16,10 +18,21 @@ class KVLayerConfig:
 
 @dataclass(frozen=True)
 class RecurrentLayerConfig:
-    """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size]."""
+    """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size].
+
+    Without heads (a short convolution) there is no recurrent state.
+    """
 
     num_heads: int
     head_dim: int
     state_size: int
     conv_dim: int
     conv_kernel: int
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        return self.num_heads > 0
+
+    def state_names(self, r: int) -> tuple[str, ...]:
+        """The state inputs of the layer with local index ``r``, in graph order."""
+        return (conv_state(r), recurrent_state(r)) if self.has_recurrent_state else (conv_state(r),)

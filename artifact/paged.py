@@ -54,16 +54,11 @@ def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Bindin
     return (*bindings, Binding(scales, DType.FLOAT32, by_head, names.present(scales)))
 
 
-def state_pool_bindings(
-    r: int, layer: RecurrentLayerConfig, conv_dtype: DType, state_dtype: DType
-) -> tuple[Binding, ...]:
-    """The pools of conv and recurrent state of recurrent layer ``r`` (local index)."""
-    conv, recurrent = names.conv_state(r), names.recurrent_state(r)
-    state_shape = (NUM_SLOTS, layer.num_heads, layer.head_dim, layer.state_size)
-    return (
-        Binding(conv, conv_dtype, (NUM_SLOTS, layer.conv_dim, layer.conv_kernel), names.present(conv)),
-        Binding(recurrent, state_dtype, state_shape, names.present(recurrent)),
-    )
+def state_bindings(r: int, layer: RecurrentLayerConfig, dtypes: Sequence[DType], rows: str) -> tuple[Binding, ...]:
+    """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent."""
+    shapes = (layer.conv_dim, layer.conv_kernel), (layer.num_heads, layer.head_dim, layer.state_size)
+    found = zip(layer.state_names(r), dtypes, shapes, strict=False)
+    return tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
 
 
 def paged_inputs(
@@ -72,12 +67,12 @@ def paged_inputs(
     dtypes: tuple[DType, DType, DType],
 ) -> tuple[Binding, ...]:
     """The inputs of a paged graph with these layers, in graph order; ``dtypes``: of KV, conv and recurrent states."""
-    kv_dtype, conv_dtype, state_dtype = dtypes
+    kv_dtype, *state_dtypes = dtypes
     inputs = [*STEP_INPUTS]
     for k, attention in enumerate(kv_layers):
         inputs += kv_pool_bindings(k, attention, kv_dtype)
     for r, recurrent in enumerate(recurrent_layers):
-        inputs += state_pool_bindings(r, recurrent, conv_dtype, state_dtype)
+        inputs += state_bindings(r, recurrent, state_dtypes, NUM_SLOTS)
     return tuple(inputs)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from hybridge.artifact.bindings import MAX_SEQ
 from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
+from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
 from hybridge.runtime.engines.dense import DenseEngine, StateBuffer
 from hybridge.runtime.engines.dense_as_paged.batch_rows import capacity_for
@@ -95,11 +96,11 @@ class KVCacheManager(_Part):
 
 
 class MambaCacheManager(_Part):
-    """Convolution and recurrent states. A layer may have only one of the two."""
+    """Convolution and recurrent states; a short convolution has no recurrent state."""
 
-    def __init__(self, owner: HybridCacheManager, layers: int) -> None:
-        names = [name for r in range(layers) for name in (conv_state(r), recurrent_state(r))]
-        super().__init__(owner, layers, names)
+    def __init__(self, owner: HybridCacheManager, layers: Sequence[RecurrentLayerConfig]) -> None:
+        names = [name for r, layer in enumerate(layers) for name in layer.state_names(r)]
+        super().__init__(owner, len(layers), names)
 
     def conv_state(self, layer: int) -> StateBuffer | None:
         """Convolution state [rows, conv_dim, conv_kernel] of the local ``layer``; valid until the next step."""
@@ -137,7 +138,7 @@ class HybridCacheManager:
         self.states = engine.allocate_states(rows, capacity_for(tokens, engine.max_seq_len))
         self.lengths = [0] * rows
         self.kv = KVCacheManager(self, len(engine.config.kv_layers))
-        self.mamba = MambaCacheManager(self, len(engine.config.recurrent_layers))
+        self.mamba = MambaCacheManager(self, engine.config.recurrent_layers)
 
     @property
     def rows(self) -> int:

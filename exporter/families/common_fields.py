@@ -29,6 +29,7 @@ def decoder_of(
     layers: Iterable[LayerConfig],
     *,
     norm_eps: float = 1e-6,
+    norm_eps_field: str = "rms_norm_eps",
     absent_padding: int | None = None,
     absent_tied: bool = False,
     final_norm_source: str = "norm",
@@ -40,7 +41,7 @@ def decoder_of(
         vocab_size=config.vocabulary(absent_padding),
         hidden_size=config.positive("hidden_size"),
         layers=tuple(layers),
-        norm_eps=config.scalar("rms_norm_eps", default=norm_eps, positive=True),
+        norm_eps=config.scalar(norm_eps_field, default=norm_eps, positive=True),
         embedding_sources=("embed_tokens.weight",),
         final_norm_source=final_norm_source,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=absent_tied),
@@ -66,14 +67,14 @@ def attention_of(
     return AttentionConfig(heads, kv_heads, head_dim, bias=bias, output_bias=bias, rope=rope, **rest)
 
 
-def delta_layer_kinds(config: HfConfig, absent: Sequence[str]) -> list[str]:
-    """LINEAR or FULL for each layer: ``layer_types``, or ``absent`` where the config does not have it."""
+def layer_kinds(config: HfConfig, absent: Sequence[str], other: str = LINEAR) -> list[str]:
+    """``other`` or FULL for each layer: ``layer_types``, or ``absent`` where the config does not have it."""
     kinds = config.array("layer_types", None)
     if kinds is None:
         kinds = absent
     for index, kind in enumerate(kinds):
-        if kind not in (LINEAR, FULL):
-            raise config.fail("layer_types", f"{LINEAR} or {FULL} for layer {index} (found {kind!r})")
+        if kind not in (other, FULL):
+            raise config.fail("layer_types", f"{other} or {FULL} for layer {index} (found {kind!r})")
     if len(kinds) != len(absent):
         raise config.fail("layer_types", f"a list of num_hidden_layers {len(absent)} entries")
     return list(kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, STATELESS_LAYER_TYPES
+from hybridge.artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, SHORT_CONV, STATELESS_LAYER_TYPES
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 
 
@@ -128,6 +128,22 @@ class GatedDeltaConfig:
 
 
 @dataclass(frozen=True)
+class ShortConvConfig:
+    """A gated short convolution over ``conv_dim`` channels; ``bias`` is of it and of both projections."""
+
+    conv_dim: int
+    conv_kernel: int
+    bias: bool = False
+    activation: str = "none"
+
+    layer_type = SHORT_CONV
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(0, 0, 0, self.conv_dim, self.conv_kernel)
+
+
+@dataclass(frozen=True)
 class MlpConfig:
     """A feed-forward block.
 
@@ -178,7 +194,7 @@ class MoeConfig:
         return self.intermediate_size * (2 if self.gated else 1)
 
 
-RecurrentConfig = MambaConfig | GatedDeltaConfig
+RecurrentConfig = MambaConfig | GatedDeltaConfig | ShortConvConfig
 BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig | MoeConfig
 
 
@@ -186,7 +202,8 @@ BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig | MoeConfig
 class BlockConfig:
     """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration.
 
-    ``norm_alias`` is another name that checkpoints use for the norm. With ``norm_after`` the block is
+    ``norm_alias`` is another name that checkpoints use for the norm. ``names``: of parts of the body, ours and the
+    checkpoint's, where they differ. With ``norm_after`` the block is
     ``x + residual_multiplier * norm(body(x))``.
     """
 
@@ -195,6 +212,7 @@ class BlockConfig:
     body: BodyConfig
     norm_alias: str | None = None
     norm_after: bool = False
+    names: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,6 +227,12 @@ class LayerConfig:
         kinds = [block.body.layer_type for block in self.blocks]
         stateless = "moe" if "moe" in kinds else "mlp"
         return next((kind for kind in kinds if kind not in STATELESS_LAYER_TYPES), stateless)
+
+    @property
+    def recurrent_states(self) -> int:
+        """How many states of convolutions and recurrences the layer holds."""
+        bodies = (b.body for b in self.blocks if isinstance(b.body, RecurrentConfig))
+        return sum(len(body.recurrent.state_names(0)) for body in bodies)
 
 
 @dataclass(frozen=True)

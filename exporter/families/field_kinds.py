@@ -65,6 +65,16 @@ _QWEN2: Table = {
     "[str]?": "layer_types",
     "number": "attention_dropout",
 }
+_LFM2: Table = {
+    "int": "intermediate_size num_key_value_heads num_hidden_layers num_attention_heads max_position_embeddings "
+    "conv_L_cache block_multiple_of",
+    "float": "norm_eps",
+    "bool": "conv_bias block_auto_adjust_ff_dim",
+    "number": "block_ffn_dim_multiplier",
+    "[int]?": "full_attn_idxs",
+    "[str]?": "layer_types",
+    "object?": "rope_parameters",
+}
 _MISTRAL: Table = {
     "int": "intermediate_size num_key_value_heads",
     "int?": "head_dim sliding_window",
@@ -141,6 +151,7 @@ _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
 _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
+    "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
@@ -167,6 +178,7 @@ def _kinds(*tables: Table) -> Mapping[str, str]:
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
+    "lfm2": _kinds(_LFM2),
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
     "mamba2": _kinds(_MAMBA2),
     "mistral": _kinds(_ATTENTION, _MISTRAL),

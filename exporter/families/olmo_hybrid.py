@@ -9,8 +9,8 @@ from hybridge.exporter.families.common_fields import (
     activation_of,
     attention_of,
     decoder_of,
-    delta_layer_kinds,
     head_dim_of,
+    layer_kinds,
 )
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
@@ -28,6 +28,7 @@ from hybridge.exporter.families.rope import rope_from_config
 ABSENT_PADDING = 100277
 # transformers fixes the epsilon of the norm of each head.
 HEAD_NORM_EPS = 1e-5
+MIXER_NAMES = (("norm", "o_norm"), ("out_proj", "o_proj"))
 # Fields of the first values of A_log and dt_bias.
 TRAINING_FIELDS = (
     "linear_a_log_max",
@@ -67,7 +68,7 @@ def _attention_layer(attention: AttentionConfig, mlp: MlpConfig) -> LayerConfig:
 def _recurrent_layer(mixer: GatedDeltaConfig, mlp: MlpConfig) -> LayerConfig:
     return LayerConfig(
         (
-            BlockConfig("input_layernorm", "linear_attn", mixer, "attention_layer_norm"),
+            BlockConfig("input_layernorm", "linear_attn", mixer, "attention_layer_norm", names=MIXER_NAMES),
             BlockConfig("post_attention_layernorm", "mlp", mlp, "feedforward_layer_norm"),
         )
     )
@@ -115,4 +116,4 @@ def _layer_kinds(config: HfConfig) -> list[str]:
     absent = [FULL if index % 4 == 3 else LINEAR for index in range(count)]
     if count < 4:
         absent[-1] = FULL
-    return delta_layer_kinds(config, absent)
+    return layer_kinds(config, absent)

@@ -22,6 +22,7 @@ from hybridge.exporter.families.decoder_config import (
     MambaConfig,
     MlpConfig,
     MoeConfig,
+    ShortConvConfig,
 )
 from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
@@ -32,8 +33,6 @@ EMBEDDING, LM_HEAD = "embedding.weight", "lm_head.weight"
 REDUNDANT = ".rotary_emb.inv_freq"
 # Types of quantised weights.
 QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
-# A gated delta net with separate projections has other names for these.
-SEPARATE_NAMES = {"norm.weight": "o_norm.weight", "out_proj.weight": "o_proj.weight"}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
             alias = "".join(norms[1:])
             yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm, alias=alias)
             source = f"{theirs}.{block.source}." if block.source else f"{theirs}."
-            yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors)
+            yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors, dict(block.names))
     final_norm = f"{root}{config.final_norm_source}.weight"
     yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
     if not config.tie_word_embeddings:
@@ -141,18 +140,18 @@ def _norm_names(block: BlockConfig) -> Iterator[str]:
         yield block.norm_alias
 
 
-def _checkpoint_suffix(body: BodyConfig, suffix: str) -> str:
-    separate = isinstance(body, GatedDeltaConfig) and body.projections == "separate"
-    return SEPARATE_NAMES.get(suffix, suffix) if separate else suffix
+def _stored_name(suffix: str, names: Mapping[str, str]) -> str:
+    part, dot, rest = suffix.partition(".")
+    return names.get(part, part) + dot + rest
 
 
 def _body_parameters(
-    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, object]
+    body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, object], names: Mapping[str, str]
 ) -> Iterator[Parameter]:
-    """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with."""
+    """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with, ``names`` of parts."""
     if not isinstance(body, MoeConfig):
         for suffix, shape in _body_shapes(body, hidden):
-            yield _body_parameter(ours + suffix, theirs + _checkpoint_suffix(body, suffix), shape)
+            yield _body_parameter(ours + suffix, theirs + _stored_name(suffix, names), shape)
         return
     for tensor in moe_tensors(body, theirs, hidden, tensors):
         if tensor.joins:
@@ -162,7 +161,7 @@ def _body_parameters(
             yield Parameter(ours + tensor.name, tensor.sources[0], tensor.shape, tensor.sources[0], tensor.dtype)
     if body.shared is not None:
         shared = f"{theirs}{MOE_NAMES[body.layout].shared}."
-        yield from _body_parameters(body.shared, f"{ours}shared.", shared, hidden, tensors)
+        yield from _body_parameters(body.shared, f"{ours}shared.", shared, hidden, tensors, {})
 
 
 def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter:
@@ -181,6 +180,12 @@ def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int
         yield from _mamba_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):
         yield from _gated_delta_shapes(body, hidden)
+    elif isinstance(body, ShortConvConfig):
+        yield from _linear("in_proj", 3 * body.conv_dim, hidden, body.bias)
+        yield "conv1d.weight", (body.conv_dim, 1, body.conv_kernel)
+        if body.bias:
+            yield "conv1d.bias", (body.conv_dim,)
+        yield from _linear("out_proj", hidden, body.conv_dim, body.bias)
     elif isinstance(body, MlpConfig):
         yield from _mlp_shapes(body, hidden)
 
@@ -274,7 +279,7 @@ def _check_source(parameter: Parameter, source: str, tensors: Mapping[str, Tenso
     if slot.dtype in QUANTIZED_TYPES:
         if len(shape) < 2 or parameter.derived:
             raise UnsupportedError(f"{source}: quantised vectors are not supported, found {slot.dtype.value}")
-        if "conv1d" in source:
+        if parameter.name.endswith("conv1d.weight"):
             raise UnsupportedError(f"{source}: quantised convolutions are not supported, found {slot.dtype.value}")
     elif not slot.dtype.is_floating or slot.dtype is DType.FLOAT64:
         raise CheckpointError(f"{source}: expected float16, bfloat16 or float32 weights, found {slot.dtype.value}")

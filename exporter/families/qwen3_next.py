@@ -11,7 +11,7 @@ from hybridge.exporter.families.common_fields import (
     activation_of,
     attention_of,
     decoder_of,
-    delta_layer_kinds,
+    layer_kinds,
     layer_of,
 )
 from hybridge.exporter.families.decoder_config import (
@@ -106,4 +106,4 @@ def _mixer(config: HfConfig, projections: str) -> GatedDeltaConfig:
 def _layer_kinds(config: HfConfig) -> list[str]:
     interval = config.positive("full_attention_interval", default=ABSENT_INTERVAL)
     absent = [LINEAR if (index + 1) % interval else FULL for index in range(config.layer_count())]
-    return delta_layer_kinds(config, absent)
+    return layer_kinds(config, absent)

@@ -10,6 +10,7 @@ from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.exporter.families import (
     bamba,
     granitemoehybrid,
+    lfm2,
     llama,
     mamba2,
     mistral,
@@ -29,6 +30,7 @@ from hybridge.exporter.families.hf_config import HfConfig
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "bamba": bamba.parse,
     "granitemoehybrid": granitemoehybrid.parse,
+    "lfm2": lfm2.parse,
     "llama": llama.parse,
     "mamba2": mamba2.parse,
     "mistral": mistral.parse,
@@ -52,7 +54,6 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "falcon_h1": "attention and Mamba2 side by side in one layer",
     "jamba": "Mamba1 layers",
     "kimi_linear": "Kimi delta attention and latent attention",
-    "lfm2": "short-convolution layers",
     "lfm2_moe": "short-convolution layers",
     "mamba": "Mamba1 layers",
     "zamba2": "attention blocks that layers share",

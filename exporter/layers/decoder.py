@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.artifact.config import STATELESS_LAYER_TYPES
+from hybridge.artifact.config import ATTENTION, STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
@@ -18,6 +18,7 @@ from hybridge.exporter.families.decoder_config import (
     MoeConfig,
     RecurrentConfig,
     RopeConfig,
+    ShortConvConfig,
 )
 from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
@@ -26,6 +27,7 @@ from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.short_conv import ShortConv
 from hybridge.exporter.layers.step import Step
 from hybridge.exporter.ops.last_token import last_token
 from hybridge.exporter.ops.mark import mark
@@ -89,7 +91,8 @@ class Decoder(nn.Module):
     """The traced module. Parameters are created in the default dtype; A, D and dt_bias in float32.
 
     Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, then per
-    recurrent layer conv and recurrent state. Without ``head`` it ends in the hidden states of every token.
+    recurrent layer conv and, where it has one, recurrent state. Without ``head`` it ends in the hidden states of every
+    token.
     """
 
     # States of one attention layer.
@@ -148,10 +151,10 @@ class Decoder(nn.Module):
         new_attention: list[torch.Tensor] = []
         new_recurrent: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
-            kind = self.config.layers[index].layer_type
-            queue, done = (attention, new_attention) if kind == "attention" else (recurrent, new_recurrent)
-            count = 0 if kind in STATELESS_LAYER_TYPES else self.attention_states if kind == "attention" else 2
-            own = [queue.pop(0) for _ in range(count)]
+            config = self.config.layers[index]
+            is_attention = config.layer_type == ATTENTION
+            queue, done = (attention, new_attention) if is_attention else (recurrent, new_recurrent)
+            own = [queue.pop(0) for _ in range(self.attention_states if is_attention else config.recurrent_states)]
             x, produced = layer(x, step, self.inv_freq, own)
             x = mark(x, layer_output(index))
             done += produced
@@ -179,6 +182,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
     if isinstance(body, GatedDeltaConfig):
         return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, ShortConvConfig):
+        return ShortConv(body, config.hidden_size)
     if isinstance(body, MoeConfig):
         return SparseMoe(body, config.hidden_size)
     return MLPS[body.projections](body, config.hidden_size)

@@ -16,6 +16,7 @@ from hybridge.exporter.rounding.roles import (
     INT4,
     INT8,
     group_size,
+    is_convolution,
     is_embedding,
     is_head,
     is_unchanged,
@@ -43,7 +44,7 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
     for name in dict.fromkeys(names):
         slot, module = source.tensors[name], name.removesuffix(".weight")
         if len(slot.shape) != 2 or is_unchanged(module):
-            unchanged += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
+            unchanged += slot.nbytes if len(slot.shape) == 3 and not is_convolution(name.removesuffix(".weight")) else 0
             continue
         is_output = is_head(module) or (tied and is_embedding(module))
         forms[module] = _format(HEAD_FORMATS[form] if is_output else form, slot.shape[1])

@@ -40,6 +40,11 @@ def is_head(module: str) -> bool:
     return _HEAD.search(module) is not None
 
 
+def is_convolution(module: str) -> bool:
+    """Whether ``module`` is a depthwise convolution over tokens."""
+    return module.endswith(("conv1d", ".conv"))
+
+
 def group_size(columns: int, most: int) -> int | None:
     """The largest group size, at most ``most``, that divides ``columns``; None: no group size does."""
     return next((each for each in GROUP_SIZES if each <= most and columns % each == 0), None)

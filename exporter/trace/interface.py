@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hybridge.artifact import names
-from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding, GraphBindings
+from hybridge.artifact.bindings import BATCH, MAX_SEQ, NUM_SLOTS, SEQ, Binding, GraphBindings
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, TOKENS, kv_pool_bindings, state_pool_bindings
+from hybridge.artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, TOKENS, kv_pool_bindings, state_bindings
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.options import ExportOptions
 
@@ -37,7 +37,7 @@ def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType)
     for k, attention in enumerate(config.attention_bodies):
         inputs += kv_pool_bindings(k, attention.kv, options.kv_cache_dtype(dtype))
     for r, body in enumerate(config.recurrent_bodies):
-        inputs += state_pool_bindings(r, body.recurrent, dtype, options.state_dtype)
+        inputs += state_bindings(r, body.recurrent, (dtype, options.state_dtype), NUM_SLOTS)
     outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
@@ -60,10 +60,7 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
         for name in (names.past_key(k), names.past_value(k)):
             states.append(Binding(name, dtype, cache, names.present(name)))
     for r, layer in enumerate(body.recurrent for body in config.recurrent_bodies):
-        conv, recurrent = names.conv_state(r), names.recurrent_state(r)
-        states.append(Binding(conv, dtype, (BATCH, layer.conv_dim, layer.conv_kernel), names.present(conv)))
-        shape = (BATCH, layer.num_heads, layer.head_dim, layer.state_size)
-        states.append(Binding(recurrent, options.state_dtype, shape, names.present(recurrent)))
+        states += state_bindings(r, layer, (dtype, options.state_dtype), BATCH)
     return states
 
 

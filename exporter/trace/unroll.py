@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import GraphBindings
-from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
+from hybridge.artifact.config import ATTENTION
 from hybridge.artifact.errors import ExportError
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, layer_output
 from hybridge.exporter.families.decoder_config import DecoderConfig, LayerConfig
@@ -26,8 +27,6 @@ from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
 
 # Operators that read the shape alone of a state.
 SHAPE_READERS = frozenset({"Shape", ATTENTION_STEP.name})
-# States of a recurrent layer in every layout.
-RECURRENT_STATES = 2
 
 
 def distinct_layers(config: DecoderConfig) -> DecoderConfig:
@@ -103,16 +102,13 @@ def _layer_nodes(nodes: list[ir.Node], prefix: str, x: ir.Value, states: frozens
 def _states_by_layer(layers: Sequence[LayerConfig], bindings: GraphBindings) -> list[tuple[str, ...]]:
     """Per layer the names of its state inputs and outputs, in order: input, output, input, output."""
     names = [(b.name, str(b.replaced_by)) for b in bindings.states]
-    recurrent = RECURRENT_STATES * sum(layer.layer_type in RECURRENT_LAYER_TYPES for layer in layers)
-    attention = len(names) - recurrent
-    counts = dict.fromkeys(RECURRENT_LAYER_TYPES, RECURRENT_STATES)
-    counts[ATTENTION] = attention // max(1, sum(layer.layer_type == ATTENTION for layer in layers))
-    queues = {ATTENTION: names[:attention], **dict.fromkeys(RECURRENT_LAYER_TYPES, names[attention:])}
+    attention = len(names) - sum(layer.recurrent_states for layer in layers)
+    each = attention // max(1, sum(layer.layer_type == ATTENTION for layer in layers))
+    attention_names, recurrent_names = iter(names[:attention]), iter(names[attention:])
     result: list[tuple[str, ...]] = []
     for layer in layers:
-        queue = queues.get(layer.layer_type, [])
-        count = counts.get(layer.layer_type, 0)
-        own, queue[:count] = queue[:count], []
+        own = [*islice(attention_names, each if layer.layer_type == ATTENTION else 0)]
+        own += islice(recurrent_names, layer.recurrent_states)
         result.append(tuple(name for state in own for name in state))
     return result
 

@@ -13,6 +13,7 @@ from hybridge.exporter.rounding.roles import (
     MXFP4,
     NVFP4,
     group_size,
+    is_convolution,
     is_embedding,
     is_head,
     is_unchanged,
@@ -46,7 +47,7 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
     for name, slot in tensors.items():
         if not slot.dtype.is_floating:
             continue
-        stacked += slot.nbytes if len(slot.shape) == 3 and ".conv1d" not in name else 0
+        stacked += slot.nbytes if len(slot.shape) == 3 and not is_convolution(name.removesuffix(".weight")) else 0
         module = name.removesuffix(".weight")
         if len(slot.shape) != 2 or module == name or 0 in slot.shape or is_embedding(module):
             continue

@@ -109,8 +109,8 @@ class PagedSequences:
                 pool = floats_from_e4m3(pool) * scales[..., None]
             for index, name in enumerate((names.past_key(k), names.past_value(k))):
                 found[name] = pool[index, blocks, positions % self._size].swapaxes(0, 1).copy()
-        for r in range(len(config.recurrent_layers)):
-            for name in (names.conv_state(r), names.recurrent_state(r)):
+        for r, layer in enumerate(config.recurrent_layers):
+            for name in layer.state_names(r):
                 found[name] = self._engine.read_pool(name)[sequence.slot].copy()
         return found
 

@@ -116,8 +116,9 @@ class Reference(TransformersModel):
             states[names.past_value(k)] = layer.values[0].numpy()
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = cache.layers[index]
-            states[names.conv_state(r)] = layer.conv_states[0][0].numpy()
-            states[names.recurrent_state(r)] = layer.recurrent_states[0][0].numpy()
+            both = layer.conv_states, layer.recurrent_states
+            for name, stored in zip(self._config.recurrent_layers[r].state_names(r), both, strict=False):
+                states[name] = stored[0][0].numpy()
         return states
 
 

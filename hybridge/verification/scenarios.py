@@ -197,8 +197,9 @@ def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:
         yield names.past_key(k), layer, "key"
         yield names.past_value(k), layer, "value"
     for r, layer in enumerate(config.recurrent_layer_indices):
-        yield names.conv_state(r), layer, "conv_state"
-        yield names.recurrent_state(r), layer, "recurrent_state"
+        items = ("conv_state", "recurrent_state")
+        for name, item in zip(config.recurrent_layers[r].state_names(r), items, strict=False):
+            yield name, layer, item
 
 
 def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:

@@ -163,6 +163,8 @@ def test_every_field_is_needed(key: str) -> None:
         ({"layer_types": ("mamba", "banana", "attention")}, "layer_types"),
         ({"kv_layers": ()}, "0 kv_layer_configs for 1"),
         ({"recurrent_layers": ()}, "0 of 1"),
+        ({"recurrent_layers": (RecurrentLayerConfig(0, 0, 0, 30, 4),)}, "recurrent_state_num_heads"),
+        ({"layer_types": ("short_conv", "mlp", "attention")}, "recurrent_state_num_heads"),
     ],
 )
 def test_the_writer_checks_too(change: dict[str, Any], words: str) -> None:

@@ -30,6 +30,7 @@ SMALL = {
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
+    "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "llama": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "olmo2": {"num_hidden_layers": 1},
@@ -50,6 +51,7 @@ CASES = {
     "bamba": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
+    "lfm2": DType.FLOAT16,
     "llama": DType.FLOAT16,
     "mistral": DType.FLOAT16,
     "olmo2": DType.FLOAT16,
@@ -62,7 +64,8 @@ CASES = {
     "qwen3_5_text": DType.BFLOAT16,
     "smollm3": DType.BFLOAT16,
 }
-DENSE = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+# Families without a recurrent state.
+DENSE = ("lfm2", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 # Engines that a push builds: both recurrent operators, experts and attention. A network that TensorRT parses as it
 # should is one that it builds of these.
 BUILT_ON_PUSH = ("nemotron_h", "qwen3_5_text")

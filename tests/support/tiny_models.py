@@ -94,6 +94,16 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "expand": 2,
         "chunk_size": 8,
     },
+    "lfm2": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "conv_L_cache": 3,
+        "intermediate_size": 100,
+        "block_multiple_of": 8,
+        "max_position_embeddings": 512,
+    },
     "llama": {
         **COMMON,
         **ATTENTION,

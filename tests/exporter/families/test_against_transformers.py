@@ -178,6 +178,28 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ],
         [TIED, ONE_LAYER, EPSILON],
     ),
+    "lfm2": [
+        *together(
+            [*HEADS, *ROPES[:1], *ROPES[3:4], {"head_dim": 18}],
+            [
+                {"conv_L_cache": 2},
+                {"conv_L_cache": 7},
+                {"conv_bias": True},
+                {"layer_types": None, "full_attn_idxs": [3]},
+                {"layer_types": ["conv"] * 4},
+                {"layer_types": ["full_attention"] * 4},
+            ],
+            [
+                {"tie_word_embeddings": False},
+                {"norm_eps": 0.1},
+                {"block_auto_adjust_ff_dim": False},
+                {"block_ffn_dim_multiplier": 1.3},
+                {"block_ff_dim": 70},
+                {"tie_embedding": False},
+            ],
+        ),
+        {"num_hidden_layers": 1, "layer_types": ["conv"]},
+    ],
     "mistral": [
         *together(
             [*HEADS, *ROPES[:2], {"head_dim": 18}, {"head_dim": None}],

@@ -101,8 +101,9 @@ def test_unknown_model_type_lists_the_supported_ones(checkpoints: dict[str, Path
 
 
 def test_a_family_known_for_another_kind_of_layer_names_it(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type="lfm2")
-    assert_refused(folder, "unsupported model_type 'lfm2' (short-convolution layers)", error=UnsupportedError)
+    model_type, layers = next(iter(LAYERS_NOT_SUPPORTED.items()))
+    folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type=model_type)
+    assert_refused(folder, f"unsupported model_type '{model_type}' ({layers})", error=UnsupportedError)
     assert not set(LAYERS_NOT_SUPPORTED) & {*FAMILIES, *TEXT_MODELS}
 
 
@@ -178,10 +179,12 @@ FLAGS = {
     "use_sliding_window",
     "residual_in_fp32",
     "linear_allow_neg_eigval",
+    "conv_bias",
 }
 NUMBERS = {
     "rms_norm_eps",
     "layer_norm_epsilon",
+    "norm_eps",
     "embedding_multiplier",
     "residual_multiplier",
     "attention_multiplier",

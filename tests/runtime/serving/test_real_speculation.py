@@ -25,7 +25,7 @@ from tests.support.versions import skip_without_delta_rule_kernels
 MOST, NEW = 3, 20
 # On push as many as the artifacts hold that other tests export, too.
 LONG = 84 if EFFORT == "push" else 500
-ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"))
+ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"), ("lfm2", "torch"))
 ATTENTION_ALONE = ("llama", "qwen3")
 
 
@@ -53,8 +53,8 @@ class Knowing:
 @pytest.mark.parametrize(
     ("family", "name"),
     sample(
-        [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "llama")), *ON_TORCH],
-        on_push=[("mamba2", "onnxruntime"), *ON_TORCH],
+        [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "lfm2", "llama")), *ON_TORCH],
+        on_push=[("mamba2", "onnxruntime"), *ON_TORCH[:2]],
     ),
 )
 def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
