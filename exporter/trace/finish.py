@@ -99,7 +99,9 @@ def _reference_quantized(
         )
     if weight.inputs is not None:
         rounded.apply(value, name, weight.inputs)
-    builder.matrix(name, weight)
+    rows = builder.matrix(name, weight)
+    if len(_sizes(value)) > len(weight.shape):
+        builder.nodes += _stacked(rows, value, f"{name}.experts")
     _replace(graph, value, builder.nodes)
 
 
@@ -109,7 +111,7 @@ def _join_weights(
     """Let ``value`` be its parts, matrices of equal size, one after another: engines fold this when they load."""
     del graph.initializers[value.name or ""]
     assert value.dtype is not None
-    name, sizes = parameter.initializer, [int(size) for size in value.shape or () if isinstance(size, int)]
+    name = parameter.initializer
     joined = slots.get(name)
     if isinstance(joined, PlacedWeight):
         builder = WeightNodes(graph, value.dtype, out)
@@ -118,16 +120,27 @@ def _join_weights(
         parts = [initializer(graph, external_tensor(part, _unquantized(slots[part]), out)) for part in parameter.parts]
         concat = ir.node("Concat", parts, {"axis": 0})
         rows, nodes = concat.outputs[0], [concat]
+        sizes = _sizes(value)
         rows.name, rows.shape = f"{name}.rows", ir.Shape([sizes[0] * sizes[1], *sizes[2:]])
         rows.type = ir.TensorType(_dtype(parts[0]))
+    stacked = _stacked(rows, value, name)
+    casts = [] if _dtype(rows) == value.dtype else _cast(value, stacked[-1].outputs[0], name)
+    _replace(graph, value, [*nodes, *stacked, *casts])
+
+
+def _stacked(rows: ir.Value, value: ir.Value, name: str) -> list[ir.Node]:
+    """The matrix ``rows`` in the shape of ``value``."""
+    sizes, stored = _sizes(value), _dtype(rows)
     shape = ir.node("Constant", [], {"value_ints": sizes})
     stacked = ir.node("Reshape", [rows, shape.outputs[0]])
-    stored = _dtype(rows)
     for node, suffix, dtype, dims in ((shape, ".shape", ir.DataType.INT64, [len(sizes)]), (stacked, "", stored, sizes)):
         output = node.outputs[0]
         output.name, output.shape, output.type = f"{name}{suffix}", ir.Shape(dims), ir.TensorType(dtype)
-    casts = [] if stored == value.dtype else _cast(value, stacked.outputs[0], name)
-    _replace(graph, value, [*nodes, shape, stacked, *casts])
+    return [shape, stacked]
+
+
+def _sizes(value: ir.Value) -> list[int]:
+    return [int(size) for size in value.shape or () if isinstance(size, int)]
 
 
 def _unquantized(slot: TensorSlot | PlacedWeight) -> TensorSlot:

@@ -53,11 +53,16 @@ def shards_to_place(
     """The shards that an artifact refers to; of the others, what it uses is copied with the converted weights."""
     twice: dict[Path, int] = {}
     for weight in quantized.values():
-        used = {part.stored.name for part in weight.parts.values() if part.stored is not None}
+        used = [part.stored for part in weight.parts.values() if part.stored is not None]
         for slot in weight.sources:
-            if slot.name not in used:
+            if not any(_holds(whole, slot) for whole in used):
                 twice[slot.path] = twice.get(slot.path, 0) + slot.nbytes
     return tuple(shard for shard in shards if twice.get(shard.path, 0) <= _MOST_TWICE * shard.nbytes)
+
+
+def _holds(whole: TensorSlot, slot: TensorSlot) -> bool:
+    """Whether the bytes of ``slot`` are among those of ``whole``."""
+    return whole.path == slot.path and whole.offset <= slot.offset < whole.offset + max(1, whole.nbytes)
 
 
 def place_quantized(
@@ -86,7 +91,10 @@ def place_quantized(
     def slot_of(weight: QuantizedTensor, suffix: str, part: GraphTensor) -> TensorSlot:
         if part.stored is None or part.stored.name not in placed:
             return replace(written[_name(weight, suffix)], dtype=part.dtype, shape=part.shape)
-        return replace(placed[part.stored.name], dtype=part.dtype, shape=part.shape)
+        found = placed[part.stored.name]
+        if part.stored.nbytes != found.nbytes:  # several tensors, one after another
+            found = replace(found, offset=part.stored.offset, nbytes=part.stored.nbytes)
+        return replace(found, dtype=part.dtype, shape=part.shape)
 
     return {weight.name: _placed(weight, slot_of) for weight in weights}, {
         slot.name: placed[slot.name] if slot.name in placed else written[slot.name] for slot in plain

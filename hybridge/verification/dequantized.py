@@ -28,6 +28,8 @@ class MeantWeight:
 
 
 Tensors = Mapping[str, TensorSlot]
+# Of the tensors of a matrix, by the last parts of their names, its rows and its columns.
+Formula = Callable[[Mapping[str, np.ndarray], int, int], np.ndarray]
 _E2M1 = np.array([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 
 
@@ -86,11 +88,11 @@ def _compressed_tensors(config: Mapping[str, Any], tensors: Tensors) -> Iterator
     block = next((group["weights"].get("block_structure") for group in config["config_groups"].values()), None)
     for module in sorted({*_modules(tensors, "weight_packed"), *_modules(tensors, "weight_scale")}):
         if f"{module}.weight_shape" in tensors:
-            rows, columns = (int(size) for size in tensors[f"{module}.weight_shape"].map())
-            yield _weight(tensors, module, (rows, columns), _pack_quantized)
+            shape = tuple(int(size) for size in tensors[f"{module}.weight_shape"].map())
+            yield _weight(tensors, module, shape, _pack_quantized)
         elif f"{module}.weight_packed" in tensors:
-            rows, half = tensors[f"{module}.weight_packed"].shape
-            yield _weight(tensors, module, (rows, 2 * half), _float4)
+            *rows, half = tensors[f"{module}.weight_packed"].shape
+            yield _weight(tensors, module, (*rows, 2 * half), _float4)
         else:
             yield _weight(tensors, module, tensors[f"{module}.weight"].shape, partial(_eight_bits, block=block))
 
@@ -99,6 +101,23 @@ def _fp8(config: Mapping[str, Any], tensors: Tensors) -> Iterator[MeantWeight]:
     block = config.get("weight_block_size")
     for module in _modules(tensors, "weight_scale_inv" if block else "weight_scale"):
         yield _weight(tensors, module, tensors[f"{module}.weight"].shape, partial(_eight_bits, block=block))
+    for name in _experts(tensors, "_scale_inv"):
+        yield _stacked(tensors, name, tensors[name].shape, partial(_eight_bits, block=block), "weight_scale_inv")
+
+
+def _mxfp4(config: Mapping[str, Any], tensors: Tensors) -> Iterator[MeantWeight]:
+    """gpt-oss: blocks of 32 columns; in gate_up_proj the even rows are the gate's, which come first here."""
+    for name in _experts(tensors, "_scales"):
+        experts, rows, blocks, _ = tensors[f"{name}_blocks"].shape
+        shape, slots = (experts, rows, 32 * blocks), (f"{name}_blocks", f"{name}_scales")
+
+        def floats(shape: tuple[int, ...] = shape, slots: tuple[str, str] = slots) -> np.ndarray:
+            codes, exponents = (tensors[slot].map() for slot in slots)
+            values = {"weight": codes.reshape(*shape[:2], -1), "weight_scale": exponents}
+            found = _of_experts(_float4, values, shape)
+            return np.concatenate([found[:, ::2], found[:, 1::2]], axis=1) if "gate_up_proj" in slots[0] else found
+
+        yield MeantWeight(name, shape, slots, floats)
 
 
 def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[MeantWeight]:
@@ -112,6 +131,12 @@ def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[MeantWeig
             yield _weight(tensors, module, (2 * rows, columns), _modelopt_int4)
         else:
             yield _weight(tensors, module, (rows, 2 * columns), _float4)
+    for name in _experts(tensors, "_weight_scale"):
+        shape = tensors[name].shape
+        if tensors[name].dtype is DType.UINT8:
+            yield _stacked(tensors, name, (*shape[:2], 2 * shape[2]), _float4, "weight_scale")
+        else:
+            yield _stacked(tensors, name, shape, _eight_bits, "weight_scale")
 
 
 def _modelopt_int4(values: Mapping[str, np.ndarray], rows: int, columns: int) -> np.ndarray:
@@ -190,17 +215,52 @@ def _weight(
     tensors: Tensors,
     module: str,
     shape: tuple[int, ...],
-    formula: Callable[[Mapping[str, np.ndarray], int, int], np.ndarray],
+    formula: Formula,
 ) -> MeantWeight:
     """The weight of ``module``: ``formula`` of its tensors, which are given by the last parts of their names."""
     stored = tuple(name for name in tensors if name.rpartition(".")[0] == module and not name.endswith(".bias"))
 
     def floats() -> np.ndarray:
-        rows, columns = shape
         values = {name.rpartition(".")[2]: tensors[name].map() for name in stored}
-        return formula(values, rows, columns).astype(np.float32)
+        return _of_experts(formula, values, shape)
 
     return MeantWeight(f"{module}.weight", shape, stored, floats)
+
+
+def _experts(tensors: Tensors, suffix: str) -> list[str]:
+    """Names of weights with an axis of experts: X, where the scales are X and ``suffix``."""
+    return sorted(
+        name.removesuffix(suffix)
+        for name in tensors
+        if name.endswith(suffix) and not name.rpartition(".")[2].startswith("weight")
+    )
+
+
+def _stacked(tensors: Tensors, name: str, shape: tuple[int, ...], formula: Formula, scale: str) -> MeantWeight:
+    """The weight ``name`` [experts, rows, columns], whose other tensors are called like it: ``formula`` of each expert.
+
+    scale: what the formula calls the scales.
+    """
+    ends = {"": "weight", "_scale_inv": scale, "_weight_scale": scale, "_weight_scale_2": "weight_scale_2"}
+    unused = ("_activation_scale", "_input_scale")
+    stored = tuple(name + end for end in (*ends, *unused) if name + end in tensors)
+
+    def floats() -> np.ndarray:
+        values = {ends[slot.removeprefix(name)]: tensors[slot].map() for slot in stored if not slot.endswith(unused)}
+        return _of_experts(formula, values, shape)
+
+    return MeantWeight(name, shape, stored, floats)
+
+
+def _of_experts(formula: Formula, values: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """float32 [shape]: ``formula`` of ``values``, or of the part of each expert where the shape has an axis of them."""
+    if len(shape) == 2:
+        return formula(values, *shape).astype(np.float32)
+    parts = [
+        {last: value[expert] if value.shape[:1] == shape[:1] else value for last, value in values.items()}
+        for expert in range(shape[0])
+    ]
+    return np.stack([formula(part, *shape[1:]).astype(np.float32) for part in parts])
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -214,4 +274,5 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any], Tensors], Iterator[MeantWeig
     "fp8": _fp8,
     "gptq": _gptq,
     "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
 }

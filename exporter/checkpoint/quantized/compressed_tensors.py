@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.json_fields import Fields
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.quantized.experts import is_stacked, read_experts
 from hybridge.exporter.checkpoint.quantized.nibbles import unpacked_words
 from hybridge.exporter.checkpoint.quantized.packed_integers import (
     group_order,
@@ -45,6 +47,7 @@ _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
 _INPUT_TYPES = {("int", 8): DType.INT8, ("float", 8): DType.FLOAT8E4M3FN, ("float", 4): DType.FLOAT4E2M1}
 # Tensors of quantised activations; those that no rounding reads are dropped.
 _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
+_EXPERT_PARTS = ("weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale")
 _OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
 
 
@@ -107,8 +110,21 @@ def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) ->
     stored.drop(*_OF_CACHE)
     for module in sorted({*stored.modules("weight_packed"), *stored.modules("weight_scale")}):
         scheme = _scheme_of(module, schemes, ignored)
-        yield _with_inputs(_READERS[scheme.format](module, scheme, stored), module, scheme.activations, stored)
-        stored.drop_of(module, *_OF_INPUTS)
+        numbers = next(
+            name for name in ("weight_packed", "weight") if name == "weight" or f"{module}.{name}" in stored.left
+        )
+        if is_stacked(f"{module}.{numbers}", stored):
+            parts = {last: f"{module}.{last}" for last in (numbers, *_EXPERT_PARTS, *_OF_INPUTS)}
+            weight = read_experts(module, parts, partial(_weight, scheme), stored)
+            yield replace(weight, name=f"{module}.weight")
+        else:
+            yield _weight(scheme, module, stored)
+
+
+def _weight(scheme: Scheme, module: str, stored: StoredTensors) -> QuantizedTensor:
+    weight = _with_inputs(_READERS[scheme.format](module, scheme, stored), module, scheme.activations, stored)
+    stored.drop_of(module, *_OF_INPUTS)
+    return weight
 
 
 def _schemes(fields: Fields) -> tuple[Scheme, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.quantized.experts import is_stacked, read_experts
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale
 from hybridge.exporter.checkpoint.quantized.settings import WHERE, settings_of
 from hybridge.exporter.checkpoint.quantized.stored import SCALE_TYPES, StoredTensors, matrix_shape
@@ -44,16 +45,24 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     for module in stored.modules(suffix):
         if matches(module, excluded):
             raise CheckpointError(f"{WHERE}: {module} is excluded from quantisation, but {module}.{suffix} exists")
-        name = f"{module}.weight"
-        weight = stored.take(name, DType.FLOAT8E4M3FN)
-        shape = matrix_shape(weight)
-        scale = stored.take(f"{module}.{suffix}", *SCALE_TYPES)
-        scales, columns = block_scales(scale, shape, *block) if block else (one_scale(scale), None)
-        form = f"fp8 blocks of {block[0]} x {block[1]}" if block else "fp8"
-        inputs, slots = _inputs(module, config, block, stored)
-        yield QuantizedTensor(
-            name, form, shape, as_stored(weight), scales, columns, (weight, scale, *slots), inputs=inputs
-        )
+        yield _weight(module, config, block, stored)
+    stacked = (name.removesuffix("_scale_inv") for name in sorted(stored.left) if name.endswith("_scale_inv"))
+    for name in [name for name in stacked if is_stacked(name, stored)]:
+        parts = {"weight": name, suffix: f"{name}_scale_inv", "activation_scale": f"{name}_activation_scale"}
+        yield read_experts(name, parts, lambda module, own: _weight(module, config, block, own), stored)
+
+
+def _weight(module: str, config: Mapping[str, Any], block: list[int] | None, stored: StoredTensors) -> QuantizedTensor:
+    weight = stored.take(f"{module}.weight", DType.FLOAT8E4M3FN)
+    shape = matrix_shape(weight)
+    scale = stored.take(f"{module}.weight_scale_inv" if block else f"{module}.weight_scale", *SCALE_TYPES)
+    scales, columns = block_scales(scale, shape, *block) if block else (one_scale(scale), None)
+    form = f"fp8 blocks of {block[0]} x {block[1]}" if block else "fp8"
+    inputs, slots = _inputs(module, config, block, stored)
+    name = f"{module}.weight"
+    return QuantizedTensor(
+        name, form, shape, as_stored(weight), scales, columns, (weight, scale, *slots), inputs=inputs
+    )
 
 
 def _inputs(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 
 
@@ -31,7 +34,7 @@ def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTen
         name,
         first.format,
         (rows, columns),
-        GraphTensor(first.values.dtype, (rows, columns), blocks=_concatenated([w.values for w in weights])),
+        _joined(first.values.dtype, (rows, columns), [w.values for w in weights]),
         _scales([w.scales for w in weights], weights, groups),
         first.block,
         tuple(source for w in weights for source in w.sources),
@@ -46,7 +49,7 @@ def _scales(scales: Sequence[GraphTensor], weights: Sequence[QuantizedTensor], s
         tensor if tensor.shape else _repeated(tensor, weight.shape[0])
         for tensor, weight in zip(scales, weights, strict=True)
     ]
-    return GraphTensor(parts[0].dtype, shape, blocks=_concatenated(parts))
+    return _joined(parts[0].dtype, shape, parts)
 
 
 def _zero_points(weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor | None:
@@ -61,13 +64,13 @@ def _zero_points(weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> 
         parts.append(points if points.shape else _repeated(points, weight.shape[0]))
     if parts[0].dtype is DType.INT4 and any(np.prod(part.shape) % 2 for part in parts):
         raise UnsupportedError(f"{weights[0].name}: an odd number of zero points of 4 bits is not supported")
-    return GraphTensor(parts[0].dtype, shape, blocks=_concatenated(parts))
+    return _joined(parts[0].dtype, shape, parts)
 
 
 def _global_scale(weights: Sequence[QuantizedTensor], rows: int) -> GraphTensor | None:
     """The global scale of each row; None if the weights have no global scales."""
     parts = [_repeated(w.global_scale, w.shape[0]) for w in weights if w.global_scale is not None]
-    return GraphTensor(parts[0].dtype, (rows,), blocks=_concatenated(parts)) if parts else None
+    return _joined(parts[0].dtype, (rows,), parts) if parts else None
 
 
 def _zeros(nbytes: int) -> Callable[[], Iterator[np.ndarray]]:
@@ -84,6 +87,17 @@ def _repeated(tensor: GraphTensor, count: int) -> GraphTensor:
     return GraphTensor(tensor.dtype, (count,), blocks=blocks)
 
 
-def _concatenated(tensors: Sequence[GraphTensor]) -> Callable[[], Iterator[np.ndarray]]:
-    """A function that yields the bytes of all ``tensors`` in order."""
-    return lambda: (piece for tensor in tensors for piece in tensor.pieces())
+def _joined(dtype: DType, shape: tuple[int, ...], tensors: Sequence[GraphTensor]) -> GraphTensor:
+    """``tensors`` in order: one stored tensor if they lie in a file one after another, else a copy."""
+    slots = [tensor.stored for tensor in tensors if tensor.stored is not None]
+    if len(slots) == len(tensors) and _are_adjacent(slots):
+        run = replace(slots[0], dtype=dtype, shape=shape, nbytes=sum(slot.nbytes for slot in slots))
+        return GraphTensor(dtype, shape, stored=run)
+    return GraphTensor(dtype, shape, blocks=lambda: (piece for tensor in tensors for piece in tensor.pieces()))
+
+
+def _are_adjacent(slots: Sequence[TensorSlot]) -> bool:
+    """Whether each of ``slots`` begins where the last one ends; other files than these are converted, and move."""
+    return slots[0].path.suffix == ".safetensors" and all(
+        (last.path, last.offset + last.nbytes) == (slot.path, slot.offset) for last, slot in pairwise(slots)
+    )

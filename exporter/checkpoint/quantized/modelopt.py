@@ -5,8 +5,9 @@ quant_algo names the format of all modules, or with MIXED_PRECISION quantized_la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
+from hybridge.exporter.checkpoint.quantized.experts import is_stacked, read_experts
 from hybridge.exporter.checkpoint.quantized.nibbles import signed_from_numbers, unpacked_bytes
 from hybridge.exporter.checkpoint.quantized.scaled import as_stored, block_scales, one_scale, power_of_two_scales
 from hybridge.exporter.checkpoint.quantized.settings import settings_of
@@ -29,7 +31,8 @@ _UNUSED = (
     *("quant_method", "producer", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "group_size"),
     *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
 )
-
+# Of a tensor X with all experts: X_weight_scale and so on.
+_EXPERT_PARTS = ("weight_scale", "weight_scale_2", "pre_quant_scale", "input_scale")
 # How inputs are rounded: the type, and how many features share a scale (InputRounding.group).
 _INPUTS: Mapping[str, tuple[DType, int | None]] = MappingProxyType(
     {
@@ -59,17 +62,32 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
     check_names(layers, modules, "quantized_layers")
     stored.drop("k_scale", "v_scale", "k_bias", "v_bias")
     for module in stored.modules("weight_scale"):
-        own = algorithm
-        if algorithm == _MIXED:
-            entry = layers.get(module)
-            own = entry.get("quant_algo") if isinstance(entry, dict) else None
-        if own is None or matches(module, excluded):
-            raise CheckpointError(f"{_WHERE}: expected an entry for the quantised module {module}, found none")
-        reader = _READERS.get(str(own))
-        if reader is None:
-            raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
-        yield _with_inputs(_with_factors(reader(module, own, stored), module, stored), module, own, stored)
-        stored.drop_of(module, "input_scale")
+        yield _weight(_algorithm_of(module, algorithm, layers, excluded), module, stored)
+    stacked = (name.removesuffix("_weight_scale") for name in sorted(stored.left) if name.endswith("_weight_scale"))
+    for name in [name for name in stacked if is_stacked(name, stored)]:
+        own = _algorithm_of(name, algorithm, layers, excluded)
+        parts = {"weight": name, **{last: f"{name}_{last}" for last in _EXPERT_PARTS}}
+        yield read_experts(name, parts, partial(_weight, own), stored)
+
+
+def _algorithm_of(module: str, algorithm: str | None, layers: Mapping[str, Any], excluded: Sequence[str]) -> str:
+    """The format of ``module``; with MIXED_PRECISION that of its entry in ``layers``, or of the module it is in."""
+    own: Any = algorithm
+    if algorithm == _MIXED:
+        entry = layers.get(module, layers.get(module.rpartition(".")[0]))
+        own = entry.get("quant_algo") if isinstance(entry, dict) else None
+    if own is None or matches(module, excluded):
+        raise CheckpointError(f"{_WHERE}: expected an entry for the quantised module {module}, found none")
+    if str(own) not in _READERS:
+        raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
+    return str(own)
+
+
+def _weight(algorithm: str, module: str, stored: StoredTensors) -> QuantizedTensor:
+    weight = _with_factors(_READERS[algorithm](module, algorithm, stored), module, stored)
+    rounded = _with_inputs(weight, module, algorithm, stored)
+    stored.drop_of(module, "input_scale")
+    return rounded
 
 
 def _fp8_blocks(module: str, algorithm: str, stored: StoredTensors) -> QuantizedTensor:

@@ -17,6 +17,7 @@ from hybridge.exporter.checkpoint.quantized.fp8 import read_fp8
 from hybridge.exporter.checkpoint.quantized.gptq import read_gptq
 from hybridge.exporter.checkpoint.quantized.modelopt import METHOD as MODELOPT
 from hybridge.exporter.checkpoint.quantized.modelopt import read_modelopt
+from hybridge.exporter.checkpoint.quantized.mxfp4 import read_mxfp4
 from hybridge.exporter.checkpoint.quantized.stored import StoredTensors
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 
@@ -30,6 +31,7 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
         "fp8": read_fp8,
         "gptq": read_gptq,
         "modelopt": read_modelopt,
+        "mxfp4": read_mxfp4,
     }
 )
 MODELOPT_FILE = "hf_quant_config.json"
@@ -138,5 +140,10 @@ def _refuse_packed(tensors: Mapping[str, TensorSlot]) -> None:
 def _slot(weight: QuantizedTensor) -> TensorSlot:
     first = weight.sources[0]
     return TensorSlot(
-        weight.name, weight.values.dtype, weight.shape, first.path, first.offset, sum(s.nbytes for s in weight.sources)
+        weight.name,
+        weight.values.dtype,
+        weight.model_shape,
+        first.path,
+        first.offset,
+        sum(s.nbytes for s in weight.sources),
     )

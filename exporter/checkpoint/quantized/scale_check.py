@@ -25,14 +25,14 @@ def check_scales(weights: Iterable[QuantizedTensor], cancelled: threading.Event)
             if slot.dtype.is_floating:
                 _check(slot, zero_is_bad=True)
             elif slot.dtype is DType.FLOAT8E4M3FN:
-                _check(slot, zero_is_bad=weight.values.stored is None or slot.name != weight.values.stored.name)
+                _check(slot, zero_is_bad=slot is not weight.sources[0])
             elif slot.dtype is DType.UINT8 and weight.values.dtype is DType.FLOAT4E2M1 and weight.global_scale is None:
                 _check_exponents(slot, weight)
 
 
 def _check_exponents(slot: TensorSlot, weight: QuantizedTensor) -> None:
     """Of mxfp4 scales the exponent 255 is a NaN."""
-    if weight.values.stored is not None and slot.name == weight.values.stored.name:
+    if slot is weight.sources[0]:
         return
     if bool((slot.map() == _EXPONENT_NAN).any()):
         raise CheckpointError(f"{slot.path}: tensor {slot.name}: expected finite scales, found NaN: fetch it again")

@@ -14,10 +14,13 @@ SCALE_TYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 
 class StoredTensors:
-    """Tensors by name. ``left`` are those that no reader has taken yet; ``dropped`` the names of those not used."""
+    """Tensors by name. ``left`` are those that no reader has taken yet; ``dropped`` the names of those not used.
 
-    def __init__(self, tensors: Mapping[str, TensorSlot]) -> None:
-        self._all = tensors
+    names: the checkpoint's names, for errors, where they differ.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorSlot], names: Mapping[str, str] | None = None) -> None:
+        self._all, self._names = tensors, names or {}
         self.left = dict(tensors)
         self.dropped: list[str] = []
 
@@ -42,7 +45,8 @@ class StoredTensors:
         slot = self.optional(name, *dtypes, shape=shape)
         if slot is None:
             of = "" if shape is None else f" {list(shape)}"
-            raise CheckpointError(f"expected the tensor {name}{of}, found none: the checkpoint is incomplete")
+            known = self._names.get(name, name)
+            raise CheckpointError(f"expected the tensor {known}{of}, found none: the checkpoint is incomplete")
         return slot
 
     def optional(self, name: str, *dtypes: DType, shape: tuple[int, ...] | None = None) -> TensorSlot | None:
@@ -52,10 +56,10 @@ class StoredTensors:
             return None
         if slot.dtype not in dtypes:
             known = " or ".join(dtype.value for dtype in dtypes)
-            raise CheckpointError(f"{name}: expected {known}, found {slot.dtype.value}: the checkpoint is damaged")
+            raise CheckpointError(f"{slot.name}: expected {known}, found {slot.dtype.value}: the checkpoint is damaged")
         if shape is not None and slot.shape != shape:
             raise CheckpointError(
-                f"{name}: expected shape {list(shape)} by the quantisation config, found {list(slot.shape)}"
+                f"{slot.name}: expected shape {list(shape)} by the quantisation config, found {list(slot.shape)}"
             )
         return slot
 

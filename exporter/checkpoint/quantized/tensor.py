@@ -72,8 +72,9 @@ class QuantizedTensor:
     factors: [columns], by which the input's features are multiplied first.
     inputs: how inputs are rounded; None: not at all.
     unrounded: the unsupported rounding of inputs that the checkpoint asks for, in words; empty: none.
-    format: its name for reports. sources: the checkpoint's tensors that it is read from.
+    format: its name for reports. sources: the checkpoint's tensors that it is read from, that of ``values`` first.
     rounded: the export rounds the full-precision weight in ``sources``.
+    experts: the model's weight is [experts, rows / experts, columns]; None: it is the matrix.
     """
 
     name: str
@@ -90,6 +91,13 @@ class QuantizedTensor:
     inputs: InputRounding | None = None
     unrounded: str = ""
     rounded: bool = False
+    experts: int | None = None
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of the model's parameter."""
+        rows, columns = self.shape
+        return self.shape if self.experts is None else (self.experts, rows // self.experts, columns)
 
     @property
     def parts(self) -> dict[str, GraphTensor]:

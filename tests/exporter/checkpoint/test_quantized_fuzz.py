@@ -19,25 +19,30 @@ from hybridge.exporter.checkpoint.quantized.reader import logical_tensors, witho
 from hybridge.exporter.checkpoint.quantized.scale_check import check_scales
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from tests.exporter.checkpoint.test_quantized import FORMATS, MODULE, matrix, meaning, written
+from tests.exporter.checkpoint.test_stacked_experts import CASES, values
 from tests.support.fuzzing import RandomInput, fuzzed
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A checkpoint of each format, by its name."""
-    folder, made = tmp_path_factory.mktemp("formats"), {}
-    for number, (name, (form, shape)) in enumerate(FORMATS.items()):
-        tensors, _ = form.pack(MODULE, matrix(*shape))
-        made[name] = written(folder / str(number), tensors, form.config)
-        open_checkpoint(made[name])
+    folder = tmp_path_factory.mktemp("formats")
+    made: dict[str, Path] = {}
+    for name, (form, shape) in FORMATS.items():
+        made[name] = written(folder / str(len(made)), form.pack(MODULE, matrix(*shape))[0], form.config)
+    for name, (pack, config, weight, sizes) in CASES.items():
+        made[f"experts, {name}"] = written(folder / str(len(made)), pack(weight, values(sizes))[0], config)
+    for checkpoint in made.values():
+        open_checkpoint(checkpoint)
     return made
 
 
 @fuzzed(2000)
 def test_any_quantization_config_is_read_or_an_error(checkpoints: dict[str, Path], random: RandomInput) -> None:
-    name = random.choice(list(FORMATS))
-    tensors = dict(tensors_of(read_shards(checkpoints[name])))
-    config = {"quantization_config": random.damaged(FORMATS[name][0].config)}
+    folder = checkpoints[random.choice(list(checkpoints))]
+    tensors = dict(tensors_of(read_shards(folder)))
+    stored = json.loads((folder / "config.json").read_text())["quantization_config"]
+    config = {"quantization_config": random.damaged(stored)}
     if random.chance(0.3):  # a tensor of another shape or type, or none
         key = random.choice(list(tensors))
         slot = tensors.pop(key)
@@ -49,7 +54,7 @@ def test_any_quantization_config_is_read_or_an_error(checkpoints: dict[str, Path
         assert "\n" not in str(error)
         return
     for weight in found.quantized.values():
-        assert found.tensors[weight.name].shape == weight.shape
+        assert found.tensors[weight.name].shape == weight.model_shape
         meaning(weight)
 
 
@@ -77,7 +82,7 @@ def test_any_damaged_file_is_read_or_an_error(
 ) -> None:
     folder = tmp_path / "damaged"
     shutil.rmtree(folder, ignore_errors=True)
-    path = shutil.copytree(checkpoints[random.choice(list(FORMATS))], folder) / "model.safetensors"
+    path = shutil.copytree(checkpoints[random.choice(list(checkpoints))], folder) / "model.safetensors"
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     if random.chance(0.3):
