@@ -14,8 +14,8 @@ from benchmarks.registry import ON_PAGE
 
 TEMPLATE = Path(__file__).with_name("page.template")
 RESULTS = Path(__file__).with_name("results")
-"""Kept documents: NAME.json is what ``python -m benchmarks NAME --json`` printed."""
-NO_RUN = "No run is kept in `benchmarks/results/{}.json` yet."
+"""Stored documents: NAME.json is what ``python -m benchmarks NAME --json`` printed."""
+NO_RUN = "No run is stored in `benchmarks/results/{}.json` yet."
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 Document = Mapping[str, Any]
 
@@ -41,8 +41,8 @@ def page(documents: Mapping[str, Document], kept: Mapping[str, Document]) -> str
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; every row has as many cells as the header."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return "\n".join((head, "|---" * len(header) + "|", *lines))
 
 
 def number(value: float) -> str:
@@ -108,8 +108,8 @@ def _gates(documents: Mapping[str, Document]) -> str:
     exact = [gate for gate in gates if gate["limit"] == 0]
     largest = max((gate["value"] / gate["limit"] for gate in gates if gate["limit"] > 0), default=0.0)
     return (
-        f"All {len(gates)} comparisons passed: {len(exact)} of tokens, without a difference, the others with at most "
-        f"{100 * largest:.2g} % of what is allowed."
+        f"All {len(gates)} comparisons passed: {len(exact)} of tokens found no difference, the others at most "
+        f"{100 * largest:.2g} % of the tolerance."
     )
 
 
@@ -178,7 +178,7 @@ def _export_sizes(document: Document) -> str:
     ]
     machine = f"{document['machine']['cores']} cores, commit `{document['commit']}`"
     other = f"processor time taken by other work {100 * document['machine']['other_work']:.0f} %"
-    header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "at most, s")
+    header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "target, s")
     return f"{machine}, {other}.\n\n{table(header, rows)}"
 
 

@@ -53,7 +53,7 @@ class ExportOptions:
     )
     layout: str = setting(
         "dense",
-        "KV caches: dense (a row each) or paged (blocks, for serving).",
+        "KV caches: dense (one row per sequence) or paged (blocks, for serving).",
         metavar="LAYOUT",
         choices=LAYOUTS,
         group=_GRAPH,
@@ -102,7 +102,7 @@ class ExportOptions:
         group=_WEIGHTS,
     )
     scan: bool = setting(
-        True, "Skip the search for weights that do not fit the type.", flag="--no-scan", group=_WEIGHTS
+        True, "Skip the search for weights beyond the range of the compute type.", flag="--no-scan", group=_WEIGHTS
     )
     full_hash: bool = setting(False, "Hash all weight bytes into the manifest.", group=_WEIGHTS)
     ignore_config_fields: tuple[str, ...] = setting(

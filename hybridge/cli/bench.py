@@ -151,7 +151,7 @@ COMMAND = Command(
     ),
     Option(
         "--context",
-        help="Tokens present before generation.",
+        help="Tokens in the cache before generation.",
         type=INTEGER,
         metavar="N",
         default="1",

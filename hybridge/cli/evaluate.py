@@ -20,7 +20,7 @@ def _run(reference: Path, out: Path, text: Path, as_json: bool, quiet: bool, **s
 
 COMMAND = Command(
     "evaluate",
-    "Compare the predictions of two forms of a model over a text: perplexity, KL divergence, same top token.",
+    "Compare the predictions of two versions of a model on a text: perplexity, KL divergence, same top token.",
     _run,
     Argument("reference", "A checkpoint, computed by transformers in float32, or an artifact."),
     Argument("out", "The other one: a checkpoint or an artifact."),

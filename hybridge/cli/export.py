@@ -26,7 +26,7 @@ def _run(checkpoint: Path, out: Path, dry_run: bool, as_json: bool, quiet: bool,
 
 COMMAND = Command(
     "export",
-    "Export a checkpoint to ONNX: graph, weights by reference and the runtime contract, in one folder.",
+    "Export a checkpoint to ONNX: graph, weights by reference and runtime configuration, in one folder.",
     _run,
     CHECKPOINT,
     Argument("out", "Folder to write."),

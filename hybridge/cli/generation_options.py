@@ -39,7 +39,7 @@ PROMPTS = (
 SAMPLING = (
     Option(
         "--sampling",
-        help="greedy, or recommended: as the checkpoint's generation_config.json. The options below change it.",
+        help="greedy, or recommended: as the checkpoint's generation_config.json. The options below override it.",
         type=Value(_sampling, f"{GREEDY} or {RECOMMENDED}", (GREEDY, RECOMMENDED)),
         metavar="NAME",
         default=GREEDY,

@@ -29,7 +29,7 @@ COMMANDS = {
     "quantize": "Write a checkpoint with quantised weights.",
     "export": "Write the ONNX artifact of a checkpoint.",
     "verify": "Compare an artifact with transformers.",
-    "evaluate": "Compare the predictions of two forms of a model.",
+    "evaluate": "Compare the predictions of two versions of a model.",
     "build-engine": "Build a TensorRT engine from an artifact.",
     "run": "Generate text from an artifact, or chat with it.",
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",

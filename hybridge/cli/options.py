@@ -8,7 +8,8 @@ from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES
 ARTIFACT = Argument("out", "Folder written by hybridge export.")
 CHECKPOINT = Argument("checkpoint", "Folder of a Hugging Face checkpoint, or the id of one on the hub.")
 CHECK = Switch(
-    "--check", help="First compare OUT with its manifest.json; weights by header, or whole after --full-hash."
+    "--check",
+    help="First compare OUT with its manifest.json; weights by header, or in full after export --full-hash.",
 )
 ENGINE_NAME = Option(
     "--engine",

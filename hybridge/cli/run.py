@@ -86,7 +86,7 @@ def _run(
 
 COMMAND = Command(
     "run",
-    "Generate text from an artifact, or chat with it when no prompt is given. The text streams to standard output, the "
+    "Generate text from an artifact, or chat with it when no prompt is given. The text streams to standard output; the "
     "speed goes to standard error.",
     _run,
     ARTIFACT,

@@ -24,7 +24,7 @@ def _run(checkpoint: Path, out: Path, as_json: bool, quiet: bool, **settings: An
 
 COMMAND = Command(
     "verify",
-    "Compare an artifact with transformers in float32: logits and states, layer by layer. Exit code 1: they differ.",
+    "Compare an artifact with transformers in float32: logits and states, layer by layer. Exit code 1 if they differ.",
     _run,
     CHECKPOINT,
     ARTIFACT,

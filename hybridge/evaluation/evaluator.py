@@ -86,7 +86,7 @@ def _compare(
     if reference.vocab_size != other.vocab_size:
         raise SettingError(
             f"{folders[1]}: expected a vocabulary of {reference.vocab_size} tokens, as the reference has, found "
-            f"{other.vocab_size}: give two forms of one model"
+            f"{other.vocab_size}: give two versions of one model"
         )
     rows = max(1, _BLOCK_BYTES // (4 * reference.vocab_size))
     found = Divergence()

@@ -19,7 +19,9 @@ class EvaluateOptions:
         choices=ENGINE_NAMES,
     )
     window: int = setting(512, "Tokens of a window; its second half is scored.", metavar="N", least=2)
-    windows: int | None = setting(None, "Most windows.", metavar="N", least=1, shown_default="all of the text")
+    windows: int | None = setting(
+        None, "Maximum number of windows.", metavar="N", least=1, shown_default="all of the text"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -50,7 +50,7 @@ def shared_tokenizer(reference: Path, other: Path) -> Tokenizer:
         tokenizer.close()
         raise SettingError(
             f"{other}: expected the tokenizer of {reference}, found another one: their predictions are of different "
-            "tokens, give two forms of one model"
+            "tokens, give two versions of one model"
         )
     return tokenizer
 

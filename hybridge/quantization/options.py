@@ -38,7 +38,7 @@ class QuantizeOptions:
     )
     method: str = setting(
         MSE,
-        "rtn (scales from the largest weight), mse (scales of least squared error) or gptq (mse, calibrated).",
+        "rtn (scales from the largest weight), mse (scales with the least squared error) or gptq (mse, calibrated).",
         metavar="NAME",
         choices=METHODS,
     )

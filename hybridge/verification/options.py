@@ -68,7 +68,7 @@ class VerifyOptions:
     decode_steps: int = setting(16, "Tokens generated after each prompt.", metavar="N", least=0)
     tolerance: float | None = setting(
         None,
-        "Largest relative error of a tensor.",
+        "Maximum relative error of a tensor.",
         metavar="X",
         shown_default="1e-4; more for engines in 16 bits",
     )

@@ -88,8 +88,8 @@ class SamplingParams:
 
     temperature: float = setting(0.0, "0 is greedy.", metavar="X")
     top_k: int = setting(0, "Keep the k most likely tokens; 0 is off.", metavar="K")
-    top_p: float = setting(1.0, "Keep the most likely tokens up to this probability; 1 is off.", metavar="P")
-    min_p: float = setting(0.0, "Keep tokens this likely relative to the best; 0 is off.", metavar="P")
+    top_p: float = setting(1.0, "Keep the most likely tokens up to this total probability; 1 is off.", metavar="P")
+    min_p: float = setting(0.0, "Minimum probability relative to the most likely token; 0 is off.", metavar="P")
     repetition_penalty: float = setting(1.0, "Above 1 avoids repetition; 1 is off.", metavar="X")
     seed: int | None = setting(None, "The same seed gives the same tokens.", metavar="N", shown_default="random")
     max_new_tokens: int | None = setting(

@@ -54,9 +54,7 @@ def test_comparisons_are_one_sentence() -> None:
         {"checks": "", "value": 2e-5, "limit": 1e-4},
         {"checks": "", "value": 0, "limit": 0},
     ]
-    expected = (
-        "All 6 comparisons passed: 1 of tokens, without a difference, the others with at most 20 % of what is allowed."
-    )
+    expected = "All 6 comparisons passed: 1 of tokens found no difference, the others at most 20 % of the tolerance."
     assert expected in page(documents, {})
 
 
