@@ -1,4 +1,7 @@
-"""What collecting the tests made is left alone by the garbage collector: every full collection would walk all of it."""
+"""The garbage collector walks what one file of tests made: modules and what collecting the tests made live on.
+
+Without that each full collection takes half a second once torch is imported, and verify asks for one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,12 @@ import gc
 from collections.abc import Generator
 
 import pytest
+
+
+def keep_all() -> None:
+    """Leave all that lives now out of later collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -18,7 +27,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
-    gc.freeze()
-    # Modules that tests import live on, too: with the interpreter's own thresholds the collector took a tenth of a run.
+    keep_all()
+    # With the interpreter's own thresholds the collector took a tenth of a run.
     gc.set_threshold(7_000)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        keep_all()
