@@ -1,4 +1,7 @@
-"""torch.onnx without the steps that a decoder's program does not need.
+"""torch.export and torch.onnx without the steps that a decoder's program does not need.
+
+torch.export writes down the Python stack of every operator, which is no part of the model, and remembers each call for
+another with the same arguments, which hardly ever comes. Both take a third of its time.
 
 torch.onnx prepares for any program: it loads a translation of every ATen operator, decomposes the program by tracing
 it a second time, and runs it again to find the types that an operator would promote. A decoder is made of operators
@@ -33,6 +36,18 @@ _PROMOTING = frozenset(
 )
 
 
+@contextlib.contextmanager
+def lean_tracing() -> Iterator[None]:
+    """Inside, torch.export records no stacks and remembers no calls, where torch has the settings."""
+    with contextlib.ExitStack() as changed:
+        for module, name, value in (
+            ("torch.fx.config", "do_not_emit_stack_traces", True),
+            ("torch._dynamo.config", "fake_tensor_cache_enabled", False),
+        ):
+            _replace(changed, module, (name,), value)
+        yield
+
+
 def undecomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """``program``, whose decomposition is itself: torch.onnx fails at an operator without translation, naming it."""
     program.run_decompositions = lambda *_args, **_kwargs: program  # type: ignore[method-assign]
@@ -44,11 +59,13 @@ def lean_passes(program: torch.export.ExportedProgram, table: Table) -> Iterator
     """Inside, torch.onnx.export leaves out what changes nothing for ``program`` with the translations of ``table``."""
     nodes = program.graph_module.graph.nodes
     with contextlib.ExitStack() as replaced:
+        # The table that ``undecomposed`` does not read.
+        _replace(replaced, f"{_INNER}._decomp", ("create_onnx_friendly_decomposition_table",), lambda _operators: {})
         if all(_types_agree(node) for node in nodes):
-            _replace(replaced, "_fx_passes", ("insert_type_promotion_nodes",), _nothing)
+            _replace(replaced, f"{_INNER}._fx_passes", ("insert_type_promotion_nodes",), _nothing)
             # Promotion may insert operators of the library.
             if all(_is_translated(node, table) for node in nodes):
-                _replace(replaced, "_registration", ("onnxscript_apis", "get_torchlib_ops"), list)
+                _replace(replaced, f"{_INNER}._registration", ("onnxscript_apis", "get_torchlib_ops"), list)
         yield
 
 
@@ -77,10 +94,10 @@ def _nothing(_module: GraphModule) -> None:
     pass
 
 
-def _replace(stack: contextlib.ExitStack, module: str, path: Sequence[str], replacement: Callable[..., Any]) -> None:
-    """Give a function of torch.onnx's inner ``module`` another body until ``stack`` ends, where it exists."""
+def _replace(stack: contextlib.ExitStack, module: str, path: Sequence[str], replacement: Any) -> None:
+    """Give a name of ``module``, which is torch's own, another value until ``stack`` ends, where it exists."""
     try:
-        owner: Any = importlib.import_module(f"{_INNER}.{module}")
+        owner: Any = importlib.import_module(module)
     except ImportError:
         return
     *parts, name = path

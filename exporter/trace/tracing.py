@@ -21,7 +21,7 @@ from hybridge.exporter.layers.decoder import Decoder
 from hybridge.exporter.layers.paged_decoder import PagedDecoder
 from hybridge.exporter.ops.table import translation_table
 from hybridge.exporter.options import ExportOptions
-from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
+from hybridge.exporter.trace.lean_export import lean_passes, lean_tracing, undecomposed
 from hybridge.exporter.trace.quiet import quiet
 from hybridge.trt_plugins import torch_ops
 
@@ -50,7 +50,7 @@ def trace_decoder(config: DecoderConfig, bindings: GraphBindings, dtype: DType, 
 def trace_module(module_of: Callable[[], nn.Module], bindings: GraphBindings, dtype: DType) -> ir.Model:
     """The ONNX model of the module that ``module_of`` makes, whose forward takes the inputs of ``bindings``."""
     torch_ops.register()
-    with FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), quiet(*LOGGERS):
+    with lean_tracing(), FakeTensorMode(), _default_dtype(TORCH_DTYPES[dtype]), torch.no_grad(), quiet(*LOGGERS):
         module = module_of().eval()
         states = [b for b in bindings.inputs if b.is_state]
         leading = [b for b in bindings.inputs if not b.is_state]

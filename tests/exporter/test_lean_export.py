@@ -17,7 +17,7 @@ from torch.onnx._internal.exporter import _fx_passes, _registration
 from hybridge.artifact.errors import ExportError
 from hybridge.exporter.ops.aten import aten_translations
 from hybridge.exporter.trace import lean_export
-from hybridge.exporter.trace.lean_export import lean_passes, undecomposed
+from hybridge.exporter.trace.lean_export import lean_passes, lean_tracing, undecomposed
 from hybridge.exporter.trace.tracing import OPSET
 from tests.support.effort import sample
 from tests.support.tiny_models import save_tiny_model
@@ -134,6 +134,15 @@ def test_an_export_loads_no_library_of_translations(tmp_path: Path) -> None:
         "sys.exit('onnxscript.function_libs.torch_lib.ops.core' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_settings_of_tracing_come_back() -> None:
+    settings = (torch.fx.config, "do_not_emit_stack_traces"), (torch._dynamo.config, "fake_tensor_cache_enabled")
+    before = [getattr(config, name) for config, name in settings]
+    with pytest.raises(RuntimeError, match="inside"), lean_tracing():
+        assert [getattr(config, name) for config, name in settings] == [True, False]
+        raise RuntimeError("inside")
+    assert [getattr(config, name) for config, name in settings] == before == [False, True]
 
 
 def test_another_torch_goes_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
