@@ -19,15 +19,15 @@ from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from hybridge.trt_plugins.catalog import OPS
 from tests.support.artifacts import ArtifactCache, Exported
-from tests.support.export_cases import CASES, ExportCase
+from tests.support.export_cases import ExportCase, case_params
 from tests.support.tiny_models import save_tiny_model
 
 OPERATOR_DOMAIN = "trt_edgellm"
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=case_params())
 def case(request: pytest.FixtureRequest) -> ExportCase:
-    return CASES[request.param]
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,8 @@ from tests.ops.torch_call import run_conv, run_delta, run_ssm, tensors
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model, run_op
 from tests.support.activation_sweep import LIMIT, X, worst_error
 from tests.support.artifacts import ArtifactCache, Exported
-from tests.support.export_cases import CASES
+from tests.support.effort import sample
+from tests.support.export_cases import CASES, ON_PUSH
 from tests.support.tiny_models import EXPERTS
 from tests.support.versions import needs_opset_24
 
@@ -306,6 +307,6 @@ def test_a_graph_holds_no_other_operators(layout: str, artifacts: ArtifactCache)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sample(CASES, ON_PUSH))
 def test_no_family_has_other_operators(name: str, artifacts: ArtifactCache) -> None:
     check_operators(CASES[name].get(artifacts))

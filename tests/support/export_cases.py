@@ -1,9 +1,12 @@
-"""The exports that prove the families end to end: every family, type of checkpoint, compute type and state type."""
+"""The exports that prove the families end to end: families, types of checkpoints, compute types and state types."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.exporter.options import OPTIONAL
@@ -87,3 +90,11 @@ CASES: dict[str, ExportCase] = {
         {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     ),
 }
+# On push, and all in `make test-all`: the others' layers and types are among these.
+ON_PUSH = tuple(set(CASES) - {"bamba fp32", "olmo_hybrid fp32", "nemotron_h bf16 of odd sizes"})
+
+
+def case_params(on_push: Collection[str] = ON_PUSH) -> list[Any]:
+    """The cases to parametrize a test with, by name."""
+    slow = pytest.mark.slow
+    return [pytest.param(case, id=name, marks=[] if name in on_push else slow) for name, case in CASES.items()]

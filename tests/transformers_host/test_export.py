@@ -97,10 +97,10 @@ def fast_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids[:, :1].clone()).logits
 
 
-# On push each recurrent operator, recurrent layers alone, and experts.
+# On push recurrent layers with attention, and alone; torch takes long to trace the gated delta rule.
 @pytest.mark.parametrize(
     "model_type",
-    sample(sorted(set(BASE_CONFIGS) - {*SMALL, "qwen3"}), on_push=("bamba", "mamba2", "qwen3_5_moe_text")),
+    sample(sorted(set(BASE_CONFIGS) - {*SMALL, "qwen3"}), on_push=("bamba", "mamba2")),
 )
 def test_every_family_decodes(model_type: str, load_model: LoadModel, buckets: Path) -> None:
     model = load_model(model_type)

@@ -11,6 +11,7 @@ import hybridge
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
+from tests.support.effort import sample
 
 torch = pytest.importorskip("torch", reason="torch runs the reference")
 transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
@@ -28,7 +29,10 @@ PROMPTS = (
 TOLERANCE = 2e-3
 
 
-@pytest.fixture(scope="module", params=["tiny-nemotron-h", "tiny-qwen3-next"])
+NEMOTRON, QWEN = "tiny-nemotron-h", "tiny-qwen3-next"
+
+
+@pytest.fixture(scope="module", params=sample((NEMOTRON, QWEN), on_push=(NEMOTRON,)))
 def checkpoint(request: pytest.FixtureRequest) -> Path:
     return CHECKPOINTS / request.param
 
@@ -131,7 +135,8 @@ def test_a_cached_system_prompt_changes_nothing(llm: LLM, model: Any) -> None:
 
 
 # cli/test_verify.py has the other one.
-@pytest.mark.parametrize("checkpoint", ["tiny-qwen3-next"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", [QWEN], indirect=True)
 def test_the_artifact_is_verified(checkpoint: Path, llm: LLM) -> None:
     """Hidden states, caches and states of every layer, in float32 as the engine computes."""
     verdict = hybridge.verify(checkpoint, llm.folder, prompt_lengths=(70,), decode_steps=2)

@@ -12,13 +12,13 @@ from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import EFFORT
-from tests.support.export_cases import CASES, ExportCase
+from tests.support.export_cases import ExportCase, case_params
 
 # On push the two that differ most; test_passes and test_engine have all of one model.
 FORMS = tuple(GraphForm) if EFFORT != "push" else (GraphForm.ONE_TOKEN, GraphForm.PADDED)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", case_params())
 def test_every_exported_layer_gets_its_fast_form_in_place(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     config = exported.config

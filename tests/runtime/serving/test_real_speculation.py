@@ -54,7 +54,7 @@ class Knowing:
     ("family", "name"),
     sample(
         [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "lfm2", "llama")), *ON_TORCH],
-        on_push=[("mamba2", "onnxruntime"), *ON_TORCH[:2]],
+        on_push=[("mamba2", "onnxruntime"), ON_TORCH[0]],
     ),
 )
 def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
@@ -88,7 +88,7 @@ MIXED = {"causal_conv1d": "snapshot"}
     ("family", "name", "mode"),
     sample(
         [(*each, mode) for each in ON_TORCH for mode in ("auto", MIXED)],
-        on_push=[("nemotron_h", "torch", "auto"), ("qwen3_next", "torch", MIXED)],
+        on_push=[("qwen3_next", "torch", MIXED)],
     ),
     ids=str,
 )
@@ -122,8 +122,8 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     llm.loop.scheduler.check_integrity()
 
 
-# On push both recurrent operators, and attention alone.
-@pytest.mark.parametrize("family", sample(FAMILIES, on_push=("nemotron_h", "qwen3_next", "llama")))
+# On push a recurrent operator, and attention alone.
+@pytest.mark.parametrize("family", sample(FAMILIES, on_push=("qwen3_next", "llama")))
 def test_long_answers_of_every_family_are_those_of_plain_greedy(family: str, artifacts: ArtifactCache) -> None:
     skip_without_delta_rule_kernels(family)
     """Three at a time and then one alone: states that are replayed and snapshots, with the cache and without."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class Speculating:
         return metrics
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "qwen3"])
+@pytest.mark.parametrize("family", sample(("nemotron_h", "qwen3"), on_push=("nemotron_h",)))
 def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
     """Those of a wrong draft token are written over, whatever happens to states, with the prefix cache and without."""
     options = {"layout": "paged", "kv_dtype": "fp8_e4m3"}
@@ -67,8 +68,9 @@ def test_keys_and_values_in_e4m3(family: str, artifacts: ArtifactCache) -> None:
         served.check(served.opened(cache, mode))
 
 
-@pytest.mark.parametrize("full_layers", [0, 1])
-@pytest.mark.parametrize("cache", ["off", "radix"])
+@pytest.mark.parametrize(
+    ("full_layers", "cache"), sample(product((0, 1), ("off", "radix")), on_push=((0, "off"), (0, "radix")))
+)
 def test_sliding_windows(
     full_layers: int, cache: str, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import DraftModel, DraftRequest, Proposal, SpeculationSettings
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import sample
 
 MOST, NEW = 3, 14
 PROMPTS = ([4, 5, 6, 4, 5, 6, 4], [9, 9, 9, 9], [1, 2, 3, 1, 2, 3], [7])
@@ -27,8 +28,10 @@ KINDS = {
     "beams": SamplingParams(ignore_eos=True, beam_width=3),
 }
 
+ENGINES = ("onnxruntime", "torch")
 
-@pytest.fixture(scope="module", params=["onnxruntime", "torch"])
+
+@pytest.fixture(scope="module")
 def opened(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> tuple[Path, str]:
     if request.param == "torch":
         pytest.importorskip("torch", reason="the torch engine needs torch")
@@ -54,6 +57,8 @@ def settings(drafter: DraftModel | Repeating) -> ServingSettings:
     return ServingSettings(speculation=SpeculationSettings(MOST, drafter, adaptive=False))
 
 
+# On push each test runs on one engine.
+@pytest.mark.parametrize("opened", sample(ENGINES, on_push=("onnxruntime",)), indirect=True)
 def test_every_kind_of_request_in_one_batch(opened: tuple[Path, str]) -> None:
     """A seed gives the same tokens, since these drafts do not draw; beams have no draft tokens."""
     folder, engine = opened
@@ -71,6 +76,7 @@ def test_every_kind_of_request_in_one_batch(opened: tuple[Path, str]) -> None:
         assert speculated == plain, kind
 
 
+@pytest.mark.parametrize("opened", sample(ENGINES, on_push=("torch",)), indirect=True)
 def test_requests_that_are_cancelled_in_a_step(opened: tuple[Path, str]) -> None:
     """Some while their draft tokens are on their way, from another thread than that of the steps."""
     folder, engine = opened

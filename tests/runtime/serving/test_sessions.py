@@ -26,6 +26,7 @@ from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.serving.sessions import weights_name
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
+from tests.support.effort import sample
 
 MAX_SEQ, ROWS = 96, 3
 PROMPT = np.random.default_rng(8).integers(3, 97, 37).tolist()
@@ -76,7 +77,7 @@ print(json.dumps([answer.cached_tokens, answer.token_ids]))
     assert json.loads(done.stdout) == [len(history) - 1, list(whole.token_ids)]
 
 
-@pytest.mark.parametrize("full_hash", [False, True])
+@pytest.mark.parametrize("full_hash", sample((False, True), on_push=(False,)))
 def test_a_session_of_other_weights_is_refused(artifacts: ArtifactCache, tmp_path: Path, full_hash: bool) -> None:
     """However the manifest names them."""
     file = tmp_path / "chat.session"

@@ -18,6 +18,7 @@ from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES
 from tests.runtime.torch.test_kernel_calls import NEMOTRON
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.effort import sample
 
 # Head dims from 64 on are the kernels' own.
 SIZES = {
@@ -31,6 +32,7 @@ SIZES = {
         "max_window_layers": 1,
     },
 }
+MODELS = (("nemotron_h", 12), ("nemotron_h", 300), ("qwen3", 40))
 ROWS, PROMPT = 3, 5
 
 
@@ -57,8 +59,13 @@ def decoded(engine: TorchEngine, max_seq: int, steps: int) -> list[Any]:
     return [*found, *(buffer.read_row(row) for buffer in states.buffers.values() for row in (0, 2))]
 
 
-@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
-@pytest.mark.parametrize(("family", "max_seq"), [("nemotron_h", 12), ("nemotron_h", 300), ("qwen3", 40)])
+@pytest.mark.parametrize(
+    ("family", "max_seq", "dtype"),
+    sample(
+        ((*model, dtype) for model in MODELS for dtype in (DType.BFLOAT16, DType.FLOAT32)),
+        on_push=[(*MODELS[0], DType.BFLOAT16), (*MODELS[1], DType.BFLOAT16), (*MODELS[2], DType.FLOAT32)],
+    ),
+)
 def test_decoding_reads_and_writes_dense_caches_as_pages(
     family: str, max_seq: int, dtype: DType, artifacts: ArtifactCache
 ) -> None:

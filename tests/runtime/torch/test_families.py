@@ -8,7 +8,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
-from tests.support.export_cases import CASES, ExportCase
+from tests.support.export_cases import ON_PUSH, ExportCase, case_params
 
 pytest.importorskip("transformers", reason="needs the export extra (torch, transformers)")
 
@@ -16,14 +16,11 @@ pytest.importorskip("transformers", reason="needs the export extra (torch, trans
 TOLERANCE = 2e-5
 
 
-# Of these other cases have the same layers and types.
-SLOW = ("nemotron_h copied", "nemotron_h bf16 of odd sizes", "bamba fp32")
+# Of these, as far as this engine goes, other cases have the same layers and types.
+TWICE = {"nemotron_h copied", "granitemoehybrid bf16"}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in CASES.items()],
-)
+@pytest.mark.parametrize("case", case_params(set(ON_PUSH) - TWICE))
 def test_a_family_agrees_with_transformers(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     tolerance = TOLERANCE if case.compute is DType.FLOAT32 else None

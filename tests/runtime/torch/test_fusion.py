@@ -28,7 +28,7 @@ from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 from hybridge.runtime.engines.torch.weights import WeightStore
 from tests.runtime.torch.planned_kernels import AlignedWeights
 from tests.support.artifacts import ArtifactCache
-from tests.support.export_cases import CASES, ExportCase
+from tests.support.export_cases import CASES, ExportCase, case_params
 
 CPU = TorchDevice("cpu")
 # Relative norm between two orders of rounding.
@@ -76,7 +76,7 @@ def assert_same(found: dict, expected: dict, tolerance: float) -> None:
         assert error < tolerance, (name, float(error))
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", case_params())
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
@@ -91,7 +91,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
         assert_same(run(folder, fused.graph, config, context, past), expected, TOLERANCES[config.dtype.value])
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", case_params())
 def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     config, model = exported.config, read_model(exported.folder)
