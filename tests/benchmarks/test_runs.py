@@ -64,6 +64,7 @@ def test_cpu_decode() -> None:
     assert document["results"][cpu_decode.DEMO]["python_overhead_us"]["steps"] == 4
 
 
+@pytest.mark.slow
 def test_quantized_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_decode, "MODELS", {"150M": TINY})
     monkeypatch.setattr(quantized_decode, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000]"))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import hybridge
 from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError
 from tests.support.checkpoint_edits import edit_tensors
+from tests.support.effort import sample
 from tests.support.tiny_models import save_tiny_model
 
 WIDE = {
@@ -40,7 +41,7 @@ def stored_numbers(folder: Path) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("form", ["int4", "int8", "fp8", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("form", sample(("int4", "int8", "fp8", "nvfp4", "mxfp4"), on_push=("int4", "nvfp4")))
 def test_the_same_numbers_as_a_quantised_checkpoint(tmp_path: Path, form: str) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", dtype="bfloat16", **WIDE)
     group = {"group_size": 128} if form.startswith("int") else {}

@@ -242,11 +242,7 @@ ON_PUSH = (
     "rope base",
     "causal mask by one",
     "KV offset by one",
-    "norm epsilon",
     "one weight of the last layer",
     "one weight of the embedding",
-    "one weight of the head",
-    "window off",
     "window by one",
-    "window not declared",
 )

@@ -18,7 +18,7 @@ from hybridge.runtime.engines.onnxruntime.row_arrays import RowArrays
 from hybridge.runtime.engines.paged import PackedInputs
 from tests.support.artifacts import ArtifactCache
 from tests.support.deferred_rows import Rows, assert_alone
-from tests.support.effort import examples
+from tests.support.effort import examples, sample
 from tests.support.tiny_models import EXPERTS
 
 MOST_ROWS, MOST_TOKENS = 5, 8
@@ -38,7 +38,11 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# On push each recurrent operator, and experts.
+PUSH = ("nemotron_h", "qwen3_next with experts", "olmo_hybrid")
+
+
+@pytest.fixture(scope="module", params=sample(FAMILIES, on_push=PUSH))
 def engine(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> OnnxRuntimePagedEngine:
     options = {"layout": "paged", "max_batch_size": 6}
     family = str(request.param).split()[0]
