@@ -15,6 +15,7 @@ from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs, re
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.tensorrt.states import too_long
 from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
+from hybridge.runtime.engines.tensorrt_network.profile_shapes import check_within
 from hybridge.runtime.engines.tensorrt_network.states import check_values, computed_specs, run_in_place
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.state_memory import StatePool
@@ -73,6 +74,7 @@ class NetworkEngine(DenseEngine):
             CONTEXT_LENGTHS: inputs.context_lengths,
             PAST_LENGTHS: inputs.past_lengths,
         }
+        check_within(self._plan.profiles, {name: array.shape for name, array in arrays.items()})
         return self._run(arrays, states.memory.tensors, values)
 
     def close(self) -> None:

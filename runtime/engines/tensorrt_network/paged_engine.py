@@ -11,7 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from hybridge.artifact.errors import EngineError
-from hybridge.artifact.names import INPUT_IDS, LOGITS, NUM_ACCEPTED_TOKENS, STATE_INDICES
+from hybridge.artifact.names import (
+    BLOCK_TABLE,
+    INPUT_IDS,
+    LOGITS,
+    NUM_ACCEPTED_TOKENS,
+    QUERY_START_LOC,
+    SEQ_LENS,
+    STATE_INDICES,
+)
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
@@ -20,11 +28,15 @@ from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT
 from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotSlots
 from hybridge.runtime.engines.tensorrt_network.draft_network import DraftNetwork, ReplayedRows, SnapshotRows
 from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
+from hybridge.runtime.engines.tensorrt_network.profile_shapes import check_within
 from hybridge.runtime.engines.tensorrt_network.states import check_values, computed_specs, run_in_place
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.trt_plugins.build.options import MOST_SPECULATIVE_TOKENS
 from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, PREFILL
+
+# Their sizes have to be within a profile. An engine's runtime computes more logits in several parts.
+_ROW_INPUTS = (INPUT_IDS, QUERY_START_LOC, SEQ_LENS, BLOCK_TABLE, STATE_INDICES)
 
 
 class NetworkPagedEngine(PooledEngine[TorchPools]):
@@ -44,6 +56,7 @@ class NetworkPagedEngine(PooledEngine[TorchPools]):
         self._specs = computed_specs(self.config.bindings.states, widen)
         parsed = parse_artifact(self._folder, widen, plugins=self._plugins)
         self._network, self._uses_plugins, self.notes = parsed.network, parsed.uses_plugins, parsed.notes
+        self._profiles = parsed.plan.profiles
         prefill = next(profile.shapes for profile in parsed.plan.profiles if profile.name == PREFILL)
         self._step_tokens = prefill[INPUT_IDS][-1][0]
         self._drafts: DraftNetwork | None = None
@@ -99,6 +112,7 @@ class NetworkPagedEngine(PooledEngine[TorchPools]):
         self._rollback.forget()
         if drafts is None or inputs.deferred is None or not inputs.deferred.any():
             feeds = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+            check_within(self._profiles, {n: v.shape for n, v in feeds.items() if n in _ROW_INPUTS})
             found = run_in_place(self._network, self._specs, feeds, self.pools.tensors, values)
         else:
             found = self._run_drafts(drafts, inputs, values)

@@ -48,12 +48,8 @@ def check_profile_shapes(
 
 def profile_ends(profile: ProfileRecord, inputs: Sequence[Binding]) -> Iterator[tuple[Axes, dict[str, list[int]]]]:
     """Minimum, optimum and maximum of all axes, and corners: one axis at the opposite end from all others."""
-    ends: dict[str, list[int]] = {}
     present = [binding for binding in inputs if binding.name in profile.shapes]
-    for binding in present:
-        for index, axis in enumerate(binding.shape):
-            if isinstance(axis, str):
-                ends[axis] = [shape[index] for shape in profile.shapes[binding.name]]
+    ends = _ends_of_axes(profile, present)
     least, optimum, most = ({axis: sizes[end] for axis, sizes in ends.items()} for end in range(3))
     corners = [{**least, axis: most[axis]} for axis in ends] + [{**most, axis: least[axis]} for axis in ends]
     for corner in (least, optimum, most, *corners):
@@ -62,6 +58,40 @@ def profile_ends(profile: ProfileRecord, inputs: Sequence[Binding]) -> Iterator[
             corner[ROWS] = min(corner[ROWS], corner[TOKENS])
             corner[ROW_BOUNDS] = corner[ROWS] + 1
         yield corner, {binding.name: _resolved(binding, corner) for binding in present}
+
+
+def _ends_of_axes(profile: ProfileRecord, inputs: Sequence[Binding]) -> dict[str, list[int]]:
+    """Least, optimum and most of each symbolic axis; EngineError if the shapes of ``inputs`` contradict one another."""
+    ends: dict[str, list[int]] = {}
+    for binding in inputs:
+        for index, axis in enumerate(binding.shape):
+            sizes = [shape[index] for shape in profile.shapes[binding.name]]
+            expected = ends.setdefault(axis, sorted(sizes)) if isinstance(axis, str) else [axis] * 3
+            if sizes != expected:
+                raise EngineError(
+                    f"profile {profile.name}: expected axis {index} of {binding.name} {expected}, found {sizes}"
+                )
+    if ROWS in ends and ends[ROW_BOUNDS] != [rows + 1 for rows in ends[ROWS]]:
+        raise EngineError(
+            f"profile {profile.name}: expected a bound more than {ends[ROWS]} rows, found {ends[ROW_BOUNDS]} bounds"
+        )
+    return ends
+
+
+def check_within(profiles: Sequence[ProfileRecord], shapes: Mapping[str, Sequence[int]]) -> None:
+    """EngineError if no profile supports the inputs' ``shapes`` of a step; inputs without a profile are left out."""
+    outside = {profile.name: _outside(profile, shapes) for profile in profiles}
+    if all(outside.values()):
+        raise EngineError(f"expected shapes within one profile, found {'; '.join(map(str, outside.values()))}")
+
+
+def _outside(profile: ProfileRecord, shapes: Mapping[str, Sequence[int]]) -> str | None:
+    """The first of ``shapes`` that ``profile`` does not support."""
+    for name, (least, _, most) in profile.shapes.items():
+        found = shapes.get(name)
+        if found is not None and not all(a <= n <= b for a, n, b in zip(least, found, most, strict=True)):
+            return f"{name} {list(found)} for {profile.name}, which is {least} to {most}"
+    return None
 
 
 def _resolved(binding: Binding, axes: Axes) -> list[int]:
