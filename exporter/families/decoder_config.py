@@ -166,7 +166,8 @@ class MoeConfig:
     ``layout`` names the tensors (moe_parameters.MOE_NAMES). Experts have the activation and, where ``gated``, the form
     of a gated MLP. ``router`` is "softmax" (scores over all experts, ``normalized`` over the chosen ones),
     "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``top_groups`` of
-    ``groups`` groups limit, then ``normalized`` and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
+    ``groups`` groups limit, without ``correction_bias`` by score alone; then ``normalized``, divided by their sum +
+    ``sum_epsilon``, and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
     what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
     """
 
@@ -179,6 +180,8 @@ class MoeConfig:
     gated: bool = True
     normalized: bool = True
     scaling: float = 1.0
+    correction_bias: bool = True
+    sum_epsilon: float = 1e-20
     groups: int = 1
     top_groups: int = 1
     shared: MlpConfig | None = None

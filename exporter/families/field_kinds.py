@@ -65,15 +65,24 @@ _QWEN2: Table = {
     "[str]?": "layer_types",
     "number": "attention_dropout",
 }
-_LFM2: Table = {
+_SHORT_CONV: Table = {
     "int": "intermediate_size num_key_value_heads num_hidden_layers num_attention_heads max_position_embeddings "
-    "conv_L_cache block_multiple_of",
+    "conv_L_cache",
     "float": "norm_eps",
-    "bool": "conv_bias block_auto_adjust_ff_dim",
-    "number": "block_ffn_dim_multiplier",
-    "[int]?": "full_attn_idxs",
+    "bool": "conv_bias",
     "[str]?": "layer_types",
     "object?": "rope_parameters",
+}
+_LFM2: Table = {
+    "int": "block_multiple_of",
+    "bool": "block_auto_adjust_ff_dim",
+    "number": "block_ffn_dim_multiplier",
+    "[int]?": "full_attn_idxs",
+}
+_LFM2_MOE: Table = {
+    "int": "moe_intermediate_size num_dense_layers num_experts_per_tok num_experts",
+    "bool": "output_router_logits use_expert_bias norm_topk_prob",
+    "float": "routed_scaling_factor",
 }
 _MISTRAL: Table = {
     "int": "intermediate_size num_key_value_heads",
@@ -152,6 +161,7 @@ _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
+    "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
@@ -178,7 +188,8 @@ def _kinds(*tables: Table) -> Mapping[str, str]:
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
-    "lfm2": _kinds(_LFM2),
+    "lfm2": _kinds(_SHORT_CONV, _LFM2),
+    "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
     "mamba2": _kinds(_MAMBA2),
     "mistral": _kinds(_ATTENTION, _MISTRAL),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hybridge.exporter.families.common_fields import FULL, decoder_of, head_counts, head_dim_of, layer_kinds
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
-    BodyConfig,
     DecoderConfig,
     LayerConfig,
     MlpConfig,
+    MoeConfig,
     ShortConvConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
@@ -51,7 +51,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def lfm2_decoder(
-    config: HfConfig, model_type: str, kinds: list[str], feed_forward: list[MlpConfig] | list[BodyConfig]
+    config: HfConfig, model_type: str, kinds: list[str], feed_forward: Sequence[MlpConfig | MoeConfig]
 ) -> DecoderConfig:
     """The decoder with layers of these ``kinds``, each before one of ``feed_forward``."""
     _check_other_names(config)

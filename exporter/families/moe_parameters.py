@@ -57,7 +57,15 @@ NEMOTRON_H = MoeNames(
     shared="shared_experts",
     latent=("fc1_latent_proj", "fc2_latent_proj"),
 )
-MOE_NAMES: Mapping[str, MoeNames] = {"qwen": QWEN, "granite": GRANITE, "nemotron_h": NEMOTRON_H}
+LFM2 = MoeNames(
+    router=("gate.weight",),
+    up=("experts.gate_up_proj",),
+    down=("experts.down_proj",),
+    each_up=("experts.{}.w1.weight", "experts.{}.w3.weight"),
+    each_down=("experts.{}.w2.weight",),
+    correction_bias="expert_bias",
+)
+MOE_NAMES: Mapping[str, MoeNames] = {"qwen": QWEN, "granite": GRANITE, "nemotron_h": NEMOTRON_H, "lfm2": LFM2}
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, ob
     """
     names, width = MOE_NAMES[moe.layout], moe.latent_size or hidden
     yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, stored))
-    if moe.router == "sigmoid":
+    if moe.router == "sigmoid" and moe.correction_bias:
         bias = (block + names.correction_bias,)
         yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
     for name, stacked, each, shape in (

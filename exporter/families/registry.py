@@ -11,6 +11,7 @@ from hybridge.exporter.families import (
     bamba,
     granitemoehybrid,
     lfm2,
+    lfm2_moe,
     llama,
     mamba2,
     mistral,
@@ -31,6 +32,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "bamba": bamba.parse,
     "granitemoehybrid": granitemoehybrid.parse,
     "lfm2": lfm2.parse,
+    "lfm2_moe": lfm2_moe.parse,
     "llama": llama.parse,
     "mamba2": mamba2.parse,
     "mistral": mistral.parse,
@@ -54,7 +56,6 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "falcon_h1": "attention and Mamba2 side by side in one layer",
     "jamba": "Mamba1 layers",
     "kimi_linear": "Kimi delta attention and latent attention",
-    "lfm2_moe": "short-convolution layers",
     "mamba": "Mamba1 layers",
     "zamba2": "attention blocks that layers share",
 }

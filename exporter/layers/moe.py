@@ -20,8 +20,8 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size))
-        if config.router == "sigmoid":
-            self.correction_bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32))
+        has_bias = config.router == "sigmoid" and config.correction_bias
+        self.correction_bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32)) if has_bias else None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [..., hidden] -> weights float32 and ids int32 [..., top_k]."""
@@ -33,7 +33,8 @@ class Router(nn.Module):
             return softmax_top_k(logits, c.top_k, c.normalized)
         if c.router == "top_k_softmax":
             return top_k_softmax(logits, c.top_k)
-        return sigmoid_top_k(logits, self.correction_bias, c.top_k, c.groups, c.top_groups, c.normalized, c.scaling)
+        choice = (c.top_k, c.groups, c.top_groups, c.normalized, c.scaling, c.sum_epsilon)
+        return sigmoid_top_k(logits, self.correction_bias, *choice)
 
 
 class Experts(nn.Module):

@@ -11,29 +11,28 @@ import torch
 from hybridge.exporter.ops.onnx_nodes import FLOAT, NAMESPACE, ints, op
 from hybridge.exporter.ops.routing import as_int32, choose, fake_choice, total
 
-# Added to the sum that sigmoid scores are divided by, as their families do.
-SUM_EPSILON = 1e-20
 LEAST = float(np.finfo(np.float32).min)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::sigmoid_top_k", mutates_args=())
 def sigmoid_top_k(
     logits: torch.Tensor,
-    correction_bias: torch.Tensor,
+    correction_bias: torch.Tensor | None,
     top_k: int,
     groups: int,
     top_groups: int,
     normalized: bool,
     scaling: float,
+    sum_epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sigmoid scores of logits [..., experts], chosen by score + ``correction_bias`` [experts], weighted by score.
 
     Only experts of the ``top_groups`` of ``groups`` equal groups with the largest sum of two biased scores count.
-    The weights are divided by their sum where ``normalized``, then multiplied by ``scaling``. Returns weights and ids
-    as softmax_top_k does.
+    The weights are divided by their sum + ``sum_epsilon`` where ``normalized``, then multiplied by ``scaling``. Returns
+    weights and ids as softmax_top_k does.
     """
     scores = logits.sigmoid()
-    biased = scores + correction_bias
+    biased = scores if correction_bias is None else scores + correction_bias
     if top_groups < groups:
         grouped = biased.unflatten(-1, (groups, -1))
         best = grouped.topk(2, dim=-1)[0].sum(-1).topk(top_groups, dim=-1)[1]
@@ -42,13 +41,13 @@ def sigmoid_top_k(
     ids = biased.topk(top_k, dim=-1)[1]
     weights = scores.gather(-1, ids)
     if normalized:
-        weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPSILON)
+        weights = weights / (weights.sum(-1, keepdim=True) + sum_epsilon)
     return weights * scaling, ids.int()
 
 
 @sigmoid_top_k.register_fake
 def _fake(
-    logits: torch.Tensor, correction_bias: torch.Tensor, top_k: int, *_: Any
+    logits: torch.Tensor, correction_bias: torch.Tensor | None, top_k: int, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return fake_choice(logits, top_k)
 
@@ -61,15 +60,16 @@ def to_onnx(
     top_groups: int,
     normalized: bool,
     scaling: float,
+    sum_epsilon: float,
 ) -> tuple[Any, Any]:
     scores = op.Sigmoid(logits)
-    biased = op.Add(scores, correction_bias)
+    biased = scores if correction_bias is None else op.Add(scores, correction_bias)
     if top_groups < groups:
         biased = _best_groups(biased, [0] * (len(logits.shape) - 1), int(logits.shape[-1]), groups, top_groups)
     ids = choose(biased, top_k)[1]
     weights = op.GatherElements(scores, ids, axis=-1)
     if normalized:
-        weights = op.Div(weights, op.Add(total(weights), op.Constant(value_float=SUM_EPSILON)))
+        weights = op.Div(weights, op.Add(total(weights), op.Constant(value_float=sum_epsilon)))
     if scaling != 1.0:
         weights = op.Mul(weights, op.Constant(value_float=scaling))
     return weights, as_int32(ids)

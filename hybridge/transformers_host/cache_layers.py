@@ -136,8 +136,8 @@ class BackendRecurrent(_BackendLayer, LinearAttentionCacheLayerMixin):
         return {0: self.owner.rows.read_layer(self.index)["conv"]}
 
     @property
-    def recurrent_states(self) -> Mapping[int, torch.Tensor]:  # type: ignore[override]
-        return {0: self.owner.rows.read_layer(self.index)["recurrent"]}
+    def recurrent_states(self) -> Mapping[int, torch.Tensor | None]:  # type: ignore[override]
+        return {0: self.owner.rows.read_layer(self.index).get("recurrent")}
 
     @property
     def has_previous_state(self) -> Mapping[int, bool]:  # type: ignore[override]

@@ -31,6 +31,7 @@ SMALL = {
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "llama": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "olmo2": {"num_hidden_layers": 1},
@@ -44,14 +45,15 @@ SMALL = {
     "smollm3": {"num_hidden_layers": 1},
 }
 # Loops behind attention: gated delta rule and experts.
-WRITTEN_OUT = ("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
-EXPERT_LAYERS = {"nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
+WRITTEN_OUT = ("lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
+EXPERT_LAYERS = {"lfm2_moe": 1, "nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
 CASES = {
     "nemotron_h": DType.FLOAT16,
     "bamba": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
     "lfm2": DType.FLOAT16,
+    "lfm2_moe": DType.BFLOAT16,
     "llama": DType.FLOAT16,
     "mistral": DType.FLOAT16,
     "olmo2": DType.FLOAT16,
@@ -65,7 +67,7 @@ CASES = {
     "smollm3": DType.BFLOAT16,
 }
 # Families without a recurrent state.
-DENSE = ("lfm2", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+DENSE = ("lfm2", "lfm2_moe", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 # Engines that a push builds: both recurrent operators, experts and attention. A network that TensorRT parses as it
 # should is one that it builds of these.
 BUILT_ON_PUSH = ("nemotron_h", "qwen3_5_text")

@@ -43,8 +43,9 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Llama's layout with one difference each, which tests of config and layers prove: tests of all that follows take llama.
-LIKE_LLAMA = frozenset({"mistral", "olmo2", "qwen2", "qwen3_moe", "smollm3"})
+# The layout of llama (lfm2) with one difference each, which tests of config and layers prove: tests of all that follows
+# take llama (lfm2).
+LIKE_LLAMA = frozenset({"lfm2_moe", "mistral", "olmo2", "qwen2", "qwen3_moe", "smollm3"})
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -102,6 +103,19 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "conv_L_cache": 3,
         "intermediate_size": 100,
         "block_multiple_of": 8,
+        "max_position_embeddings": 512,
+    },
+    "lfm2_moe": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "num_dense_layers": 1,
+        "intermediate_size": 72,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 28,
         "max_position_embeddings": 512,
     },
     "llama": {
@@ -242,5 +256,5 @@ def randomise(model: Any) -> None:
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))

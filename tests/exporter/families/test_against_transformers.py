@@ -200,6 +200,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ),
         {"num_hidden_layers": 1, "layer_types": ["conv"]},
     ],
+    "lfm2_moe": [
+        *together(
+            [{"num_experts": 3, "num_experts_per_tok": 3}, {"moe_intermediate_size": 13}, {"num_experts_per_tok": 1}],
+            [{"norm_topk_prob": False}, {"use_expert_bias": False}, {"routed_scaling_factor": 2.5}],
+            [{"conv_bias": True}, *ROPES[:1], {"tie_word_embeddings": False}],
+        ),
+        {"num_dense_layers": 0},
+        {"num_dense_layers": 3},
+        {"layer_types": ["full_attention"] * 3},
+    ],
     "mistral": [
         *together(
             [*HEADS, *ROPES[:2], {"head_dim": 18}, {"head_dim": None}],
