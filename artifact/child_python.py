@@ -19,6 +19,8 @@ def child_command(code: str, *arguments: str) -> list[str]:
     EngineError: this program has no Python interpreter that it could start.
     """
     if not sys.executable:
-        raise EngineError("expected a Python interpreter to start a process with, found none: run it from python")
+        raise EngineError(
+            "expected a Python interpreter for a child process (sys.executable), found none: run this with python"
+        )
     paths = json.dumps([os.path.abspath(path) for path in sys.path])
     return [sys.executable, "-I", "-c", _PATHS + code, paths, *arguments]

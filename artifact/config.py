@@ -157,7 +157,9 @@ def read_config(folder: Path, file: str = CONFIG_FILE) -> RuntimeConfig:
     """Read and check ``folder``/config.json; ArtifactError when it is missing, malformed or of another version."""
     data = load_json_object(folder / file)
     if "bindings" not in data or "format_version" not in data:
-        raise ArtifactError(f"{folder}: expected a folder written by hybridge export, found another config.json")
+        raise ArtifactError(
+            f"{folder}: expected a folder written by hybridge export, found a config.json of another origin"
+        )
     with located(folder):
         return config_from_json(data)
 

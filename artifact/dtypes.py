@@ -84,7 +84,7 @@ class DType(str, Enum):
             return cls(name)
         except ValueError:
             known = ", ".join(d.value for d in cls)
-            raise UnsupportedError(f"expected a type among {known}, found {name!r}") from None
+            raise UnsupportedError(f"expected one of the types {known}, found {name!r}") from None
 
 
 _SHORT = {"fp32": DType.FLOAT32, "fp16": DType.FLOAT16, "half": DType.FLOAT16, "bf16": DType.BFLOAT16}

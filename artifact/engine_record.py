@@ -29,7 +29,7 @@ class ProfileRecord:
 
 @dataclass(frozen=True)
 class PluginsRecord:
-    """The project's plugins in an engine; true where it has some.
+    """The project's plugins in an engine; truthy if there are any.
 
     namespace, version: where TensorRT looks them up. ops: operator -> number of its layers; if there are none,
     reason says why. aliased: they update states in place (the outputs' ``aliases``), else states need two buffers.
@@ -49,7 +49,7 @@ class PluginsRecord:
 class AdvanceRecord:
     """The second file of an engine with replay: it advances the states by the accepted draft tokens.
 
-    Its bindings: those about rows, what the first engine stored of the tokens ("stored_..."), and the pools.
+    Its bindings are the row inputs, the operator inputs that the first engine stored ("stored_..."), and the pools.
     scratch_bytes: as in EngineRecord.
     """
 
@@ -150,7 +150,7 @@ def _is_range(shapes: object) -> bool:
 
 
 def _binding(f: Fields) -> dict[str, Any]:
-    """The object as it stands, once its fields are known to have their types."""
+    """The binding's JSON object, after its fields have been checked."""
     shape = f.array("shape")
     if not all(isinstance(size, (str, int)) and not isinstance(size, bool) for size in shape):
         raise f.fail("shape", "a list of integers and axis names")
@@ -174,7 +174,7 @@ def _file_name(f: Fields) -> str:
 
 
 def _counts(f: Fields, key: str) -> dict[str, int]:
-    """An object of names to counts."""
+    """An object that maps names to counts."""
     counts: dict[str, int] = f.object(key)
     if not all(map(is_count, counts.values())):
         raise f.fail(key, "an object of counts")

@@ -74,7 +74,7 @@ def check_output(out: Path, overwrite: bool, kind: FolderKind = ARTIFACT) -> Non
 def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
     above = next((parent for parent in out.parents if parent.exists()), None)
     if above is not None and not above.is_dir():
-        raise OutputError(f"{out}: expected a folder around it, found the file {above}: {kind.elsewhere}")
+        raise OutputError(f"{out}: expected a folder as its parent, found the file {above}: {kind.elsewhere}")
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise OutputError(f"{out}: expected a folder to write, found a file or link: {kind.elsewhere}")
     if not out.exists():
@@ -83,7 +83,7 @@ def _check_output(out: Path, overwrite: bool, kind: FolderKind) -> None:
     if any(out.iterdir()) and not is_marked(out, kind.marks):
         raise OutputError(
             f"{out}: holds files and is not {kind.noun} that hybridge wrote (no {kind.marks[0][0]}), so "
-            f"that it is never replaced: {kind.elsewhere}"
+            f"it is not replaced: {kind.elsewhere}"
         )
     if not overwrite:
         raise OutputError(f"{out}: exists already: pass `overwrite=True` to replace it, or {kind.elsewhere}")

@@ -28,7 +28,7 @@ _REMEDY = "fetch or export it again"
 def load_json_object(path: Path, error: type[HybridgeError] = ArtifactError) -> dict[str, Any]:
     """The JSON object in ``path``, a file of an untrusted folder.
 
-    ``error``: it is missing, unreadable, leaves its folder, is too large or too deep, no JSON or no object.
+    Raises ``error`` if it is missing, unreadable, outside its folder, too large, too deep or not a JSON object.
     """
     return json_object(read_inside(path.parent, path.name, JSON_BYTES, error, _REMEDY), str(path), error)
 
@@ -41,9 +41,9 @@ def load_given_json_object(path: Path, error: type[HybridgeError]) -> dict[str, 
 def json_object(
     raw: bytes, where: str, error: type[HybridgeError] = ArtifactError, values: int = JSON_VALUES
 ) -> dict[str, Any]:
-    """``raw`` as a JSON object of at most so many ``values``.
+    """``raw`` as a JSON object with at most ``values`` values in its lists and objects.
 
-    ``error``, which begins with ``where``, when it is not one, nested too deeply or has too many values.
+    Raises ``error``, whose text begins with ``where``, if it is no JSON object, too deep or has too many values.
     """
     try:
         data = json.loads(raw.decode("utf-8"))
@@ -81,7 +81,7 @@ class Fields:
 
     @property
     def where(self) -> str:
-        """The file, and where in it the object is."""
+        """The file and the object's position in it, for error messages."""
         return self._where
 
     def __contains__(self, key: str) -> bool:

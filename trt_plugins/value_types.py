@@ -43,7 +43,7 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(model)
     except onnx.shape_inference.InferenceError as error:
         raise UnsupportedError(
-            f"expected a graph whose types can be inferred, found: {error}; give every value a value_info"
+            f"expected a graph whose types can be inferred, found an error: {error}; give every value a value_info"
         ) from error
 
 

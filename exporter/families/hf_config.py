@@ -189,8 +189,8 @@ class HfConfig(Fields):
         known = tuple(supported)
         value = self.raw(name, default)
         if not any(type(value) is type(k) and value == k for k in known):
-            listed = ", ".join(repr(k) for k in known)
-            raise UnsupportedError(f"{self._where}: {name}: supported is {listed}, found {value!r}")
+            listed = " or ".join(repr(k) for k in known)
+            raise UnsupportedError(f"{self._where}: {name}: expected {listed}, found {value!r}")
         return value
 
     def ignore(self, *names: str) -> None:

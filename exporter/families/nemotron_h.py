@@ -126,7 +126,9 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
     for index, key in enumerate(value):
         kind = table.get(key)
         if kind is None:
-            raise UnsupportedError(f"config.json: {name}: layer {index} is {key!r}: supported are {', '.join(table)}")
+            raise UnsupportedError(
+                f"config.json: {name}: layer {index}: expected one of {', '.join(table)}, found {key!r}"
+            )
         types.append(kind)
     return types
 

@@ -78,7 +78,7 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
         layers = LAYERS_NOT_SUPPORTED.get(model_type)
         why = f" ({layers})" if layers else ""
-        raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported are {known}")
+        raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported types are {known}")
     config = HfConfig(raw, ignored_fields)
     check_kinds(config, raw, model_type)
     # Some of transformers' models cannot run without it.
@@ -95,7 +95,7 @@ def _text_model(raw: Mapping[str, Any], model_type: str, ignored_fields: Iterabl
         raise CheckpointError(f"config.json: text_config: expected an object, found {text!r}")
     if text.get("model_type", model_type) != model_type:
         raise UnsupportedError(
-            f"config.json: text_config.model_type: supported is {model_type!r}, found {text['model_type']!r}"
+            f"config.json: text_config.model_type: expected {model_type!r}, found {text['model_type']!r}"
         )
     tied, tied_text = (fields.get("tie_word_embeddings") for fields in (raw, text))
     if None not in (tied, tied_text) and tied != tied_text:

@@ -47,7 +47,7 @@ def rope_from_config(
     outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
     factor = _number(fields, "partial_rotary_factor") or outside
     if factor != default_partial and not partial:
-        raise UnsupportedError(f"config.json: partial_rotary_factor: supported is {default_partial}, found {factor}")
+        raise UnsupportedError(f"config.json: partial_rotary_factor: expected {default_partial}, found {factor}")
     if factor > 1:
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
     rotary_dim = int(head_dim * factor)
@@ -104,7 +104,7 @@ def _check_sections(fields: Fields) -> None:
 def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
     kind = fields.raw("rope_type")
     if kind not in ROPE_TYPES:
-        raise UnsupportedError(f"config.json: rope_type: supported are {', '.join(ROPE_TYPES)}, found {kind!r}")
+        raise UnsupportedError(f"config.json: rope_type: expected one of {', '.join(ROPE_TYPES)}, found {kind!r}")
     base = [theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2)]
     scaling = 1.0
     if kind == "linear":

@@ -25,20 +25,20 @@ def external_tensor(name: str, slot: TensorSlot, out: Path) -> ir.ExternalTensor
 
 
 class WeightNodes:
-    """Makes the nodes that compute a matrix of type ``dtype`` from a quantised weight; ``nodes`` are in their order."""
+    """Makes the nodes that compute a matrix of type ``dtype`` from a quantised weight; ``nodes``: in graph order."""
 
     def __init__(self, graph: ir.Graph, dtype: ir.DataType, out: Path) -> None:
         self._graph, self._dtype, self._out = graph, dtype, out
         self.nodes: list[ir.Node] = []
 
     def matrix(self, name: str, weight: PlacedWeight) -> ir.Value:
-        """The weight ``name`` [rows, columns]; the order of its columns is that of the weight."""
+        """The matrix ``name`` [rows, columns] of type ``dtype``, its columns in the order of ``weight``."""
         values = self._initializer(name, weight.values)
         axes = {} if not weight.scales.shape else {"axis": 0 if weight.block is None else 1}
         if weight.block is not None:
             axes["block_size"] = weight.block
-        # A product's kernel for 4-bit integers wants scales of the type that it computes in. Elsewhere a scale is not
-        # rounded before it is used, only the product is.
+        # Matrix products with 4-bit integers need scales in their compute type. In other formats scales stay exact, and
+        # only the dequantised values are rounded.
         direct = weight.values.dtype is DType.INT4
         scales = self._scales(name, weight, direct)
         zeros = [] if weight.zero_points is None else [self._initializer(f"{name}_zero_point", weight.zero_points)]
@@ -99,9 +99,9 @@ def initializer(graph: ir.Graph, tensor: ir.ExternalTensor) -> ir.Value:
 
 
 def edit_inputs(graph: ir.Graph, weight: ir.Value, op_type: str, operand: ir.Value, **attributes: int) -> bool:
-    """Let every product by the transpose of ``weight`` read ``op_type`` of its input and ``operand``.
+    """Insert ``op_type``(input, ``operand``) before the input of every product by the transpose of ``weight``.
 
-    False where something else reads the weight too: then nothing is changed.
+    False, and no change, if other nodes read the weight too.
     """
     products = []
     for node, _ in weight.uses():

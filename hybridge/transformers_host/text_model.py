@@ -142,7 +142,7 @@ class AcceleratedTextModel(nn.Module):
         before = rows.columns.tokens if known is None else known[:, :past]
         if not np.array_equal(before, rows.columns.tokens) or (known is None and rows.columns.padded):
             raise RequestError(
-                "attention_mask: expected the padding of the cached tokens as it was, found another: pass the whole "
+                "attention_mask: expected unchanged padding of the cached tokens, found another: pass the whole "
                 "mask, or start with an empty cache"
             )
         return None if known is None else known[:, past:]

@@ -101,7 +101,7 @@ class VerifyOptions:
         longest = max(self.prompt_lengths or (1,)) + self.decode_steps
         if longest > max_seq_len:
             raise SettingError(
-                f"the longest prompt with its decode steps has {longest} tokens, the artifact holds {max_seq_len}: "
-                "pass shorter `prompt_lengths` or fewer `decode_steps`"
+                f"expected at most {max_seq_len} tokens (max_seq_len) in a prompt with its decode steps, found "
+                f"{longest}: pass shorter `prompt_lengths` or fewer `decode_steps`"
             )
         return self

@@ -80,7 +80,7 @@ class TransformersModel:
             cause = " ".join(str(error).split()) or "no message"
             raise CheckpointError(
                 f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "
-                "nothing to compare with, correct the checkpoint"
+                "nothing to compare with; correct the checkpoint"
             ) from error
 
     def round_inputs(self, roundings: Mapping[str, Callable[[Any], Any]]) -> int:

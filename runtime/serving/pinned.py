@@ -65,7 +65,8 @@ class PinnedPrefixes:
             match, tries = tree.match(key, prefix.namespace), tries + 1
         if match.length < prefix.length:
             raise PrefixEvictedError(
-                f"{prefix.name!r}: expected room for it in the prefix cache, found none: give it more, or try again"
+                f"{prefix.name!r}: expected room for it in the prefix cache, found none: increase memory_bytes, "
+                "or try again"
             )
         # Without recurrent layers it may end inside a node, the rest of which can be evicted.
         node, _ = tree.insert(key, tree.blocks_of(match.node, match.length), None, prefix.namespace)

@@ -86,7 +86,8 @@ def load_session(device: DeviceCache, folder: Path, path: Path) -> Session:
         raise RequestError(f"{path}: it does not fit this artifact ({error}): save it again") from error
     if not fits:
         raise RequestError(
-            f"{path}: expected room for {len(saved.tokens)} tokens in the prefix cache, found less: give it more memory"
+            f"{path}: expected room for {len(saved.tokens)} tokens in the prefix cache, found less: increase "
+            "memory_bytes, or try again"
         )
     return Session(saved.tokens, saved.nbytes)
 

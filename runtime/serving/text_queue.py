@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class TextQueue:
-    """One thread."""
+    """A worker thread that runs text work in the order of the calls."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-text")
@@ -27,7 +27,7 @@ class TextQueue:
             raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None
 
     def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
-        """Run ``work``, then call ``done`` with the outcome in the event loop, in the same order; called from there."""
+        """Run ``work``, then call ``done`` with its future in the caller's event loop, in the order of the calls."""
         event_loop = asyncio.get_running_loop()
 
         def ended(future: Future[T]) -> None:

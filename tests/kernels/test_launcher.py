@@ -102,7 +102,7 @@ def test_changes_between_calls_reach_the_next_call(driver: Driver) -> None:
 
 def test_a_refused_launch_names_the_kernel(driver: Driver) -> None:
     plan, driver.code = bound(2), 719
-    with pytest.raises(EngineError, match=r"launching kernel_0.*: the CUDA driver answers CUDA_ERROR_719"):
+    with pytest.raises(EngineError, match=r"launching kernel_0.*: the CUDA driver returned CUDA_ERROR_719"):
         plan.launch(0, [1, 2], [3])
     assert len(driver.launches) == 1
 

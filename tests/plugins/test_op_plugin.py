@@ -142,7 +142,7 @@ def test_contexts_do_not_share_launches() -> None:
 
 
 def test_a_plan_beyond_the_workspace_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"a workspace of at most 256 bytes.* found 32768 needed: build"):
+    with pytest.raises(EngineError, match=r"at most 256 bytes of workspace.* found 32768: build"):
         prepare(op_plugin(DeviceDouble(), workspace=256))
 
 

@@ -215,7 +215,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="expected a checkpoint in full precision, found a quantised one"):
         hybridge.quantize(out, tmp_path / "twice")
     plain = save_tiny_model(tmp_path / "plain", "llama")
-    with pytest.raises(OutputError, match="never replaced"):
+    with pytest.raises(OutputError, match="is not replaced"):
         hybridge.quantize(checkpoint, plain, overwrite=True)
 
     def damage(tensors: dict[str, torch.Tensor]) -> None:

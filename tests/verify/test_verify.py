@@ -107,7 +107,7 @@ def test_options_that_cannot_be_followed(options: dict[str, Any], named: str) ->
 
 def test_lengths_that_do_not_fit(artifacts: ArtifactCache) -> None:
     exported = CASES["nemotron_h copied"].get(artifacts)
-    with pytest.raises(SettingError, match="has 97 tokens, the artifact holds 96: pass shorter `prompt_lengths`"):
+    with pytest.raises(SettingError, match="with its decode steps, found 97: pass shorter `prompt_lengths`"):
         verify(exported.checkpoint, exported.folder, VerifyOptions(prompt_lengths=(95,), decode_steps=2))
 
 

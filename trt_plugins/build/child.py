@@ -94,7 +94,7 @@ def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> dict[s
             raise OSError(message["errno"], message["error"])
         raise EngineError(message["error"])
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    text = f"TensorRT's process died ({how}) at the stage {stage!r}: {_last_lines(log)}"
+    text = f"TensorRT's process died ({how}) in stage {stage!r}: {_last_lines(log)}"
     if code == -signal.SIGKILL:
         text += " (memory may have run out: lower `max_batch_size` or `max_seq_len`)"
     raise EngineError(text)

@@ -52,5 +52,5 @@ def checked(returned: tuple, doing: str) -> Any:
     """The value of a driver call, or EngineError saying what was being done and the driver's error."""
     result, *values = returned
     if int(result) != 0:
-        raise EngineError(f"{doing}: the CUDA driver answers {result.name}")
+        raise EngineError(f"{doing}: the CUDA driver returned {result.name}")
     return values[0] if len(values) == 1 else tuple(values)

@@ -49,7 +49,7 @@ class BoundPlan:
             code = call()
             if code:
                 label = self._launches[self._calls.index(call)].label
-                raise EngineError(f"launching {label}: the CUDA driver answers {result_name(code)}")
+                raise EngineError(f"launching {label}: the CUDA driver returned {result_name(code)}")
 
     def _write(
         self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int, packed: Sequence[int]

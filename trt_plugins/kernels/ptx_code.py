@@ -126,7 +126,7 @@ def _statements(body: str) -> Iterator[tuple[str | None, str, Sequence[dict[str,
 def _decoded(statement: str, scopes: Sequence[dict[str, str]]) -> Instruction:
     match = _INSTRUCTION.fullmatch(statement)
     if match is None:
-        raise EngineError(f"expected an instruction of PTX, found {statement!r}")
+        raise EngineError(f"expected a PTX instruction, found {statement!r}")
 
     def renamed(text: str) -> str:
         return _NAME.sub(lambda name: next((s[name[0]] for s in reversed(scopes) if name[0] in s), name[0]), text)

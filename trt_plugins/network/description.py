@@ -94,6 +94,8 @@ def producers(layers: Iterable[NetworkLayer]) -> dict[str, int]:
     for index, layer in enumerate(layers):
         for name in layer.outputs:
             if name in found:
-                raise EngineError(f"expected one layer to make the tensor {name}, found {layer.title} too: report this")
+                raise EngineError(
+                    f"expected one layer with the output {name}, found {layer.title} as well: report this"
+                )
             found[name] = index
     return found

@@ -134,8 +134,8 @@ class OpPlugin:
         plan = plugin_plan(spec, self._planner(call, device.traits))
         if plan.workspace_bytes > self.layer.workspace.nbytes:
             raise EngineError(
-                f"expected a workspace of at most {self.layer.workspace.nbytes} bytes, for which the engine was built, "
-                f"found {plan.workspace_bytes} needed: build the engine on this device"
+                f"expected a step that needs at most {self.layer.workspace.nbytes} bytes of workspace (the engine was "
+                f"built for these), found {plan.workspace_bytes}: build the engine on this device"
             )
         if len(self._ready) >= READY_SHAPES:
             del self._ready[next(iter(self._ready))]

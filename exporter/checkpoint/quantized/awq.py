@@ -1,4 +1,4 @@
-"""Weights as AutoAWQ stores them: int32 words of 8 consecutive output features, in an order that suited its kernel.
+"""Weights as AutoAWQ stores them: int32 words of 8 consecutive output features, in its GEMM kernel's order.
 
 X.qweight [columns, rows / 8], X.scales [groups, rows] and X.qzeros [groups, rows / 8].
 """
@@ -39,11 +39,11 @@ def read_awq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     UnsupportedError: an unsupported setting. CheckpointError: the tensors contradict the config.
     """
     fields = settings_of(config, _UNUSED)
-    # GEMV and Marlin kernels have other orders.
+    # The versions for GEMV and Marlin kernels use other orders.
     version = fields.string("version", None) or "gemm"
     bits, group = fields.integer("bits"), fields.integer("group_size")
     if bits != 4 or version.lower() != "gemm":
-        raise UnsupportedError(f"{WHERE}: supported are bits 4 and version gemm, found {bits} and {version!r}")
+        raise UnsupportedError(f"{WHERE}: expected bits 4 and version gemm, found {bits} and {version!r}")
     if group != -1 and group < 1:
         raise fields.fail("group_size", "a positive number of columns, or -1")
     fields.refuse_unknown()
@@ -73,7 +73,7 @@ def _weight(module: str, group: int, stored: StoredTensors) -> QuantizedTensor:
 
 
 def _rows(slot: TensorSlot, part: slice) -> np.ndarray:
-    """Unsigned numbers [n, columns] of the rows of ``part``, from a multiple of 8 on, of words [columns, m]."""
+    """The rows ``part``, which starts at a multiple of 8, of ``slot`` (words [columns, m]): unsigned, [n, columns]."""
     words = slot.map()[:, part.start // 8 : -(-part.stop // 8)]
     numbers = unpacked_words(words, 4).reshape(len(words), -1, 8)[:, :, _POSITIONS]
     return numbers.reshape(len(words), -1).T

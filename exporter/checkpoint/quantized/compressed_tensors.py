@@ -141,7 +141,7 @@ def _scheme(where: str, group: object, default: str) -> Scheme:
     fields = Fields(group, where, CheckpointError)
     form = fields.string("format", None) or default
     if form not in FORMATS:
-        raise UnsupportedError(f"{where}: format: supported is {', '.join(FORMATS)}, found {form!r}")
+        raise UnsupportedError(f"{where}: format: expected one of {', '.join(FORMATS)}, found {form!r}")
     if fields.raw("output_activations", None):
         raise UnsupportedError(f"{where}: output_activations: quantised outputs are not supported")
     inputs = fields.object("input_activations", None) if fields.raw("input_activations", None) else None
@@ -160,7 +160,7 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
     kinds |= {NAIVE: (("int", 8), ("float", 8)), NVFP4: (("float", 4),), MXFP4: (("float", 4),)}
     if (kind, bits) not in kinds[form]:
         known = " or ".join(f"{kind} of {bits} bits" for kind, bits in kinds[form])
-        raise UnsupportedError(f"{weights.where}: format {form}: supported is {known}, found {kind} of {bits} bits")
+        raise UnsupportedError(f"{weights.where}: format {form}: expected {known}, found {kind} of {bits} bits")
     if weights.raw("dynamic", False):
         raise weights.fail("dynamic", "false")
     strategy = weights.string("strategy", None) or ("group" if group is not None and group > 0 else "channel")
@@ -176,7 +176,7 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
         raise UnsupportedError(f"{weights.where}: symmetric: zero points of {kind} by {strategy} are not supported")
     if strategy == "block":
         if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
-            raise UnsupportedError(f"{weights.where}: block_structure: supported is [rows, columns], found {block!r}")
+            raise UnsupportedError(f"{weights.where}: block_structure: expected [rows, columns], found {block!r}")
         return Scheme(targets, form, kind, bits, block[1], symmetric, block[0], activations)
     own = {"channel": 0, "tensor": None}.get(strategy, group)
     return Scheme(targets, form, kind, bits, own, symmetric, 1, activations)

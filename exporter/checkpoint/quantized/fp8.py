@@ -31,7 +31,7 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     fields = settings_of(config, _UNUSED)
     for name, known in (("fmt", ("e4m3", "float8_e4m3fn")), ("activation_scheme", ("dynamic", "static"))):
         if fields.string(name, known[0]) not in known:
-            raise UnsupportedError(f"{WHERE}: {name}: supported is {', '.join(known)}, found {config[name]!r}")
+            raise UnsupportedError(f"{WHERE}: {name}: expected one of {', '.join(known)}, found {config[name]!r}")
     block = fields.raw("weight_block_size", None)
     if block is not None:
         sizes = block if isinstance(block, list) else []

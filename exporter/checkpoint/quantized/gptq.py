@@ -51,19 +51,19 @@ def read_gptq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quan
     fields = settings_of(config, _UNUSED)
     bits, group = fields.integer("bits"), fields.integer("group_size")
     if bits not in (4, 8):
-        raise UnsupportedError(f"{WHERE}: bits: supported are 4 and 8, found {bits}")
+        raise UnsupportedError(f"{WHERE}: bits: expected 4 or 8, found {bits}")
     if group != -1 and group < 1:
         raise fields.fail("group_size", "a positive number of columns, or -1")
     version = fields.string("checkpoint_format", None) or _VERSION_1
     if version not in (_VERSION_1, _VERSION_2):
-        raise UnsupportedError(f"{WHERE}: checkpoint_format: supported are gptq and gptq_v2, found {version!r}")
+        raise UnsupportedError(f"{WHERE}: checkpoint_format: expected gptq or gptq_v2, found {version!r}")
     packing = fields.string("packing_format", None) or _AUTO_ROUND
     if packing != _AUTO_ROUND:
-        raise UnsupportedError(f"{WHERE}: packing_format: supported is {_AUTO_ROUND}, found {packing!r}")
+        raise UnsupportedError(f"{WHERE}: packing_format: expected {_AUTO_ROUND}, found {packing!r}")
     # Rules for single modules: those that they leave out have plain weights, others may have other numbers of bits.
     dynamic = fields.object("dynamic") if fields.raw("dynamic", None) is not None else {}
     if any(not name.startswith("-:") for name in dynamic):
-        raise UnsupportedError(f"{WHERE}: dynamic: supported are modules that are left out, found others")
+        raise UnsupportedError(f"{WHERE}: dynamic: expected only rules that leave modules out, found others")
     fields.refuse_unknown()
     for module in stored.modules("qweight"):
         yield _weight(module, bits, group, 0 if version == _VERSION_2 else 1, stored)

@@ -79,7 +79,7 @@ def _algorithm_of(module: str, algorithm: str | None, layers: Mapping[str, Any],
     if own is None or matches(module, excluded):
         raise CheckpointError(f"{_WHERE}: expected an entry for the quantised module {module}, found none")
     if str(own) not in _READERS:
-        raise UnsupportedError(f"{_WHERE}: {module}: supported is {', '.join(_READERS)}, found {own!r}")
+        raise UnsupportedError(f"{_WHERE}: {module}: expected one of {', '.join(_READERS)}, found {own!r}")
     return str(own)
 
 

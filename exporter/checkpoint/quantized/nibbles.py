@@ -1,7 +1,7 @@
-"""Integers of 4 or 8 bits in the orders of bits in which checkpoints store them, and in that of ONNX.
+"""Converts integers of 4 or 8 bits between the bit orders of checkpoints and of ONNX.
 
-ONNX has signed numbers, two of 4 bits in a byte, the first in the low half. Checkpoints have unsigned ones in int32
-words: a signed number differs in its highest bit.
+ONNX stores signed numbers, two of 4 bits per byte, the first in the low half. Checkpoints store unsigned numbers in
+int32 words; the signed number differs in the highest bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def unpacked_bytes(raw: np.ndarray, bits: int) -> np.ndarray:
 
 
 def signed_from_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """ONNX's bytes of unsigned ``numbers`` uint8; flat where rows of 4-bit numbers do not fill whole bytes."""
+    """Unsigned ``numbers`` (uint8) as ONNX's bytes; flat where rows of 4-bit numbers do not fill whole bytes."""
     if bits == 8:
         return numbers ^ np.uint8(_SIGNS[8])
     flat = numbers if numbers.shape[-1] % 2 == 0 else np.append(numbers.ravel(), np.zeros(numbers.size % 2, np.uint8))
@@ -36,7 +36,7 @@ def signed_from_numbers(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def packed_nibbles(nibbles: np.ndarray) -> np.ndarray:
-    """Each two 4-bit ``nibbles`` (uint8) of the last axis in one byte, the first in its low half."""
+    """Pairs of 4-bit ``nibbles`` (uint8) of the last axis in one byte each, the first in the low half."""
     return nibbles[..., ::2] | nibbles[..., 1::2] << 4
 
 

@@ -123,7 +123,8 @@ def _reader(config: Mapping[str, Any]) -> Reader:
     reader = _READERS.get(method) if isinstance(method, str) else None
     if reader is None:
         raise UnsupportedError(
-            f"config.json: quantization_config ({method}): supported is quant_method {', '.join(_READERS)}: {_REMEDY}"
+            f"config.json: quantization_config ({method}): expected quant_method to be one of "
+            f"{', '.join(_READERS)}: {_REMEDY}"
         )
     return reader
 

@@ -1,7 +1,7 @@
-"""Body of ``update_ssm_state``: LinearAttention, or standard operators, in one form for one token and one for many.
+"""Body of ``update_ssm_state``: LinearAttention, or standard operators (one form for single tokens, one for chunks).
 
-All keep the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention, against
-[head_dim, state_size] in the declaration (``TRANSPOSED_STATE``). The engine turns rows when they are read.
+All store the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention; the declaration has
+[head_dim, state_size] (``TRANSPOSED_STATE``). The engine transposes a row when it is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hybridge.runtime.engines.onnxruntime.ssm_prefill import chunked_scan
 from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
 
 TRANSPOSED_STATE = "engine.transposed_state"
-"""Key in the ``meta`` of a state's graph input: its last two axes are swapped against the declaration."""
+"""Key in the ``meta`` of a state's graph input: its last two axes are swapped, compared with the declaration."""
 
 POOL = "engine.pool"
 """Key in the ``meta`` of a state that is a pool or gathered from one: the pool, and the output that replaces it."""
@@ -49,7 +49,7 @@ def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | Non
     step = _time_step(node, insert, dt, dt_bias)
     if padded:
         assert lengths is not None
-        # A time step of zero neither forgets nor writes.
+        # A time step of zero leaves the state unchanged.
         step = without_padding(insert, step, lengths)
     scaled = insert.op("Mul", x, insert.op("Unsqueeze", step, insert.ints(3)))
     _transpose_state(node)

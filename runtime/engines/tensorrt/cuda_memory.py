@@ -172,4 +172,4 @@ def _attempt(call: Callable[[], T], doing: str) -> T:
                 f"expected {doing}, found less: close other programs, or build the engine with a smaller "
                 "`max_batch_size` or `max_seq_len`"
             ) from error
-        raise EngineError(f"{doing}: the GPU answers {' '.join(str(error).split())}") from error
+        raise EngineError(f"{doing}: the GPU reports {' '.join(str(error).split())}") from error

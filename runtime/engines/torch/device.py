@@ -94,7 +94,7 @@ class TorchDevice:
         try:
             work.synchronize()
         except RuntimeError as error:
-            raise EngineError(f"running the step: the GPU answers {' '.join(str(error).split())}") from error
+            raise EngineError(f"running the step: the GPU reports {' '.join(str(error).split())}") from error
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Cleared memory. It is cleared in this device's stream, as another one might do it after the first use."""

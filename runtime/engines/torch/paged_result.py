@@ -149,4 +149,4 @@ def _lost() -> EngineError:
 
 
 def _unread(error: RuntimeError) -> EngineError:
-    return EngineError(f"reading the logits: the GPU answers {' '.join(str(error).split())}")
+    return EngineError(f"reading the logits: the GPU reports {' '.join(str(error).split())}")

@@ -37,4 +37,4 @@ class RecordedGraph:
             torch.cuda.set_device(self._stream.device)
             code = self._launch(*self._arguments)
         if code:
-            raise EngineError(f"launching a CUDA graph: the CUDA driver answers {result_name(code)}")
+            raise EngineError(f"launching a CUDA graph: the CUDA driver returned {result_name(code)}")

@@ -88,7 +88,7 @@ def test_exported_verified_and_inspected(original: Path, tmp_path: Path) -> None
         ({"attn_layer_idx": [1], "attn_cfg": {"num_heads": 3}}, "attn_layer_idx"),
         ({"d_intermediate": 64}, "d_intermediate"),
         ({"rms_norm": False}, "rms_norm"),
-        ({"ssm_cfg": {}}, "ssm_cfg: layer: supported is 'Mamba2', found 'Mamba1'"),
+        ({"ssm_cfg": {}}, "ssm_cfg: layer: expected 'Mamba2', found 'Mamba1'"),
         ({"ssm_cfg": {"layer": "Mamba2", "D_has_hdim": True}}, "D_has_hdim"),
         ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 48}}, "d_ssm"),
         ({"ssm_cfg": {"layer": "Mamba2", "headdim": 36}}, "headdim"),

@@ -229,8 +229,12 @@ def group(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "words", "error"),
     [
-        ({**G16.config, "quant_method": "bitsandbytes"}, "bitsandbytes.*supported is quant_method", UnsupportedError),
-        ({**G16.config, "format": "marlin-24"}, "format: supported is .*'marlin-24'", UnsupportedError),
+        (
+            {**G16.config, "quant_method": "bitsandbytes"},
+            "bitsandbytes.*expected quant_method to be one of",
+            UnsupportedError,
+        ),
+        ({**G16.config, "format": "marlin-24"}, "format: expected one of .*'marlin-24'", UnsupportedError),
         ({**G16.config, "config_groups": {}}, "config_groups: expected an object", CheckpointError),
         ({**G16.config, "config_groups": {"W4A16": ["Linear"]}}, "W4A16: expected an object", UnsupportedError),
         ({**G16.config, "ignore": ["model.layers.9.mlp.up_proj"]}, "ignore.*layers.9.mlp.up_proj", CheckpointError),
@@ -245,7 +249,7 @@ def group(**changes: Any) -> dict[str, Any]:
         (group(output_activations={"num_bits": 8}), "output_activations", UnsupportedError),
         (
             group(weights={"num_bits": 3}),
-            "supported is int of 4 .*, found int of 3 bits",
+            "expected int of 4 .*, found int of 3 bits",
             UnsupportedError,
         ),
         (group(weights={"type": "float"}), "found float of 4 bits", UnsupportedError),
@@ -272,22 +276,22 @@ def test_targets_by_name_expression_and_class(targets: list[str], tmp_path: Path
 
 
 OTHERS: list[tuple[Format, dict[str, Any], str]] = [
-    (gptq(16), {"bits": 3}, "bits: supported are 4 and 8, found 3"),
+    (gptq(16), {"bits": 3}, "bits: expected 4 or 8, found 3"),
     (gptq(16), {"group_size": 0}, "group_size: expected a positive number of columns, or -1"),
     (gptq(16), {"group_size": 20}, "a group size that divides its 48 columns, found 20"),
     (gptq(16), {"group_size": 24}, r"scales: expected shape \[2, 24\].*found \[3, 24\]"),
-    (gptq(16), {"checkpoint_format": "marlin"}, "supported are gptq and gptq_v2, found 'marlin'"),
-    (gptq(16), {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: supported are modules that are left out"),
+    (gptq(16), {"checkpoint_format": "marlin"}, "expected gptq or gptq_v2, found 'marlin'"),
+    (gptq(16), {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic: expected only rules that leave modules out"),
     (gptq(16), {"dynamic": 3}, "dynamic: expected an object"),
     (gptq(16), {"lora": 1}, "lora"),
     (formats.awq(16), {"version": "gemv"}, "bits 4 and version gemm, found 4 and 'gemv'"),
     (formats.awq(16), {"group_size": 40}, "a group size that divides its 48 columns, found 40"),
     (fp8_blocks(), {"weight_block_size": [64, 128]}, r"weight_scale_inv: expected shape \[.*of its blocks"),
     (fp8_blocks(), {"weight_block_size": 128}, r"weight_block_size: expected \[rows, columns\]"),
-    (fp8_blocks(), {"fmt": "e5m2"}, "fmt: supported is e4m3"),
+    (fp8_blocks(), {"fmt": "e5m2"}, "fmt: expected one of e4m3"),
     (fp8_blocks(), {"modules_to_not_convert": [MODULE]}, "is excluded from quantisation, but"),
     (fp8_blocks(), {"modules_to_not_convert": ["model.layers.8.mlp.gate"]}, "layers.8.mlp.gate'?, which it does not"),
-    (modelopt("NVFP4"), {"quant_algo": "INT3"}, "supported is FP8, .*found 'INT3'"),
+    (modelopt("NVFP4"), {"quant_algo": "INT3"}, "expected one of FP8, .*found 'INT3'"),
     (modelopt("NVFP4"), {"quant_algo": "FP8"}, "weight: expected float8e4m3fn, found uint8"),
     (modelopt("NVFP4"), {"quant_algo": None}, "expected an entry for the quantised module .*up_proj"),
     (modelopt("NVFP4"), {"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "quantised module .*up_proj"),

@@ -223,7 +223,7 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("nemotron_h", {"hybrid_override_pattern": "", "layers_block_type": None}, "hybrid_override_pattern"),
     ("nemotron_h", {"layers_block_type": [["mamba"]]}, "layers_block_type"),
     ("nemotron_h", {"layers_block_type": 7}, "layers_block_type"),
-    ("nemotron_h", {"layers_block_type": ["mambo"]}, "layer 0 is 'mambo'"),
+    ("nemotron_h", {"layers_block_type": ["mambo"]}, "found 'mambo'"),
     ("nemotron_h", {"layers_block_type": None}, "layers_block_type"),
     ("nemotron_h", {"norm_eps": 0.1}, "norm_eps"),
     ("nemotron_h", {"time_step_limit": [0.3, 0.1]}, "time_step_limit"),

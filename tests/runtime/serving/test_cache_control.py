@@ -164,7 +164,7 @@ def test_a_session_that_does_not_fit_takes_nothing(
     small = opened(sequences=1, slots=1)
     with monkeypatch.context() as patch:
         patch.setattr(small.loop.prefix_cache, "evict", lambda *_: False)
-        with pytest.raises(RequestError, match="give it more memory"):
+        with pytest.raises(RequestError, match="increase memory_bytes"):
             small.load_session(file)
     small.loop.scheduler.check_integrity()
 

@@ -184,7 +184,7 @@ def test_a_session_comes_into_a_pool_that_is_nearly_full(
                     try:
                         outcomes.append(llm.load_session(file).length)
                     except RequestError as error:
-                        assert "give it more memory" in str(error)
+                        assert "increase memory_bytes" in str(error)
                         outcomes.append(0)
                 llm.loop.scheduler.check_integrity()
             assert [found[index] for index in range(3)] == alone

@@ -226,7 +226,7 @@ def test_errors_of_the_gpu_reach_the_user(calls: Calls) -> None:
     calls.fail = {"allocate": "CUDA_ERROR_OUT_OF_MEMORY: no more", "sync": "CUDA_ERROR_ILLEGAL_ADDRESS:\n bad"}
     with pytest.raises(OutOfDeviceMemory, match="expected 3 MiB of GPU memory for the states of 2 rows, found less"):
         memory.allocate(3 << 20, "the states of 2 rows")
-    with pytest.raises(EngineError, match="waiting for the GPU: the GPU answers CUDA_ERROR_ILLEGAL_ADDRESS: bad"):
+    with pytest.raises(EngineError, match="waiting for the GPU: the GPU reports CUDA_ERROR_ILLEGAL_ADDRESS: bad"):
         memory.synchronize()
 
 

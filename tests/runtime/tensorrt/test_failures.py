@@ -227,5 +227,5 @@ def test_an_engine_whose_gpu_has_failed_closes_cleanly(
     del sets[0], states
     assert len(memory.graphs) == 2
 
-    memory.fail_wait = EngineError("waiting for the GPU: the GPU answers CUDA_ERROR_ILLEGAL_ADDRESS")
+    memory.fail_wait = EngineError("waiting for the GPU: the GPU reports CUDA_ERROR_ILLEGAL_ADDRESS")
     opened.close()

@@ -163,7 +163,7 @@ def test_full_tensorrt_gets_no_runtime_configuration(
 def test_a_failed_capture_only_costs_speed(built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = built_artifacts.get(SMALL)
     opened = open_engine(artifact, monkeypatch)
-    opened.memory.fail_capture = EngineError("ending a graph: the GPU answers no")
+    opened.memory.fail_capture = EngineError("ending a graph: the GPU reports no")
     tokens, states = np.arange(7), opened.engine.allocate_states(1, 16)
     with pytest.warns(RuntimeWarning, match="without a CUDA graph, which is slower: ending a graph"):
         for position in range(7):

@@ -83,5 +83,5 @@ def test_a_thread_that_has_not_used_the_gpu_can_launch(driver: Driver, monkeypat
 def test_a_refused_launch_says_so(driver: Driver) -> None:
     graph = recorded()
     driver.code = 700
-    with pytest.raises(EngineError, match="launching a CUDA graph: the CUDA driver answers CUDA_ERROR_700"):
+    with pytest.raises(EngineError, match="launching a CUDA graph: the CUDA driver returned CUDA_ERROR_700"):
         graph.launch()
