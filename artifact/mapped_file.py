@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -48,3 +51,20 @@ def map_open(
         return np.memmap(file, np.uint8, "c" if copy_on_write else "r", offset, (nbytes,))
     except (OSError, ValueError) as cause:  # ValueError: it was cut after its size was read
         raise error(f"{path}: cannot be mapped into memory: {cause}: {_REMEDY}") from cause
+
+
+# Of linux/mman.h: write changed pages back and drop all from memory. Later reads find the same content.
+_MADV_PAGEOUT = 21
+
+
+def release_pages(address: int, nbytes: int) -> None:
+    """Let the system drop the pages of memory that was mapped from a file and is not needed for a while.
+
+    What is read from it later is the same. Does nothing where the system has no such call (Linux before 5.4, others).
+    """
+    if sys.platform != "linux" or nbytes <= 0:
+        return
+    start = address & ~(mmap.PAGESIZE - 1)
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(start, address + nbytes - start, _MADV_PAGEOUT)

@@ -96,9 +96,10 @@ def quantize(
     128 (None: 32 for int4, 128 for int8). bits: choose int4 (of any group size), int8 or no change for each group of
     matrices, so that weights have this many bits on average, by how far the predictions move when that group alone is
     quantised. method: "rtn" takes each scale from the largest weight of its group, "mse"
-    the scale of least squared error, and "gptq" also rounds each column so that it compensates for the errors
-    of earlier ones on the text file ``text`` (run in transformers, in at most 32 windows of 512 tokens; without a text,
-    on samples of the model itself).
+    the scale of least squared error. The two others run the text file ``text`` in transformers, in at most 32 windows
+    of 512 tokens (without a text, samples of the model itself): "awq" multiplies the columns of matrices by scales of
+    their inputs, by which norms and the matrices before them are divided, and "gptq" rounds each column so that it
+    compensates for the errors of earlier ones.
 
     The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
     vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -49,11 +50,18 @@ def float32_rows(slot: TensorSlot, block: slice) -> np.ndarray:
         weights = stored.astype(np.float32)
     if not np.isfinite(weights).all():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(weights))[0])
+        place = [(block.start or 0) + row, column]
         raise CheckpointError(
-            f"{slot.path}: tensor {slot.name} holds {weights[row, column]} at index {[block.start + row, column]}: "
+            f"{slot.path}: tensor {slot.name} holds {weights[row, column]} at index {place}: "
             "expected finite weights: the checkpoint is damaged"
         )
     return weights
+
+
+def float32_vector(slot: TensorSlot) -> np.ndarray:
+    """A tensor [entries]; CheckpointError as in ``float32_rows``."""
+    column = replace(slot, shape=(slot.shape[0], 1))
+    return float32_rows(column, slice(None))[:, 0]
 
 
 def peak_of(slot: TensorSlot) -> float:

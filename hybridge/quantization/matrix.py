@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.exporter.rounding.blocks import BLOCK, float32_rows, in_threads, row_blocks
+from hybridge.exporter.rounding.blocks import BLOCK, in_threads, row_blocks
+from hybridge.quantization.scaled import ScaledTensor
 from hybridge.quantization.scheme import MatrixContext, Scheme
 
 # Where columns are rounded one after another, each takes as long for many rows as for few.
-_BLOCK_IN_TURN = 1 << 23
+_BLOCK_IN_TURN = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,21 @@ class MatrixReport:
 
 
 def write_matrix(
-    file: BinaryIO, slot: TensorSlot, scheme: Scheme, context: MatrixContext, offsets: Mapping[str, int]
+    file: BinaryIO, weight: ScaledTensor, scheme: Scheme, context: MatrixContext, offsets: Mapping[str, int]
 ) -> MatrixReport:
-    """Quantise the weight in ``slot`` and write its tensors at ``offsets`` of ``file``, by what follows the module.
+    """Quantise ``weight`` and write its tensors at ``offsets`` of ``file``, by what follows the module.
 
     CheckpointError when it is damaged.
     """
-    rows, columns = slot.shape
+    rows, columns = weight.slot.shape
     layout = scheme.layout(rows, columns, context.scale)
     difference = total = 0.0
 
     def quantised(block: slice) -> tuple[int, Mapping[str, np.ndarray], float, float]:
-        weights = float32_rows(slot, block)
+        weights = weight.rows(block)
         found = scheme.rows(weights, context)
-        return block.start, found.parts, _squares(found.products - weights), _squares(weights)
+        stored = weight.unscaled(weights, block)
+        return block.start, found.parts, _squares(weight.unscaled(found.products, block) - stored), _squares(stored)
 
     at_once = BLOCK if context.factor is None else _BLOCK_IN_TURN
     for start, parts, lost, size in in_threads(quantised, row_blocks(rows, columns, at_once)):
@@ -55,7 +56,7 @@ def write_matrix(
         file.write(values.tobytes())
     nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values())
     error = math.sqrt(difference / total) if total else 0.0
-    return MatrixReport(slot.name.removesuffix(".weight"), scheme.name, rows * columns, nbytes, error)
+    return MatrixReport(weight.slot.name.removesuffix(".weight"), scheme.name, rows * columns, nbytes, error)
 
 
 def _squares(values: np.ndarray) -> float:

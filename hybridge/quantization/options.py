@@ -8,8 +8,8 @@ from hybridge.artifact.errors import SettingError
 from hybridge.artifact.settings import check_settings, setting
 from hybridge.exporter.rounding.roles import FORMATS, GROUP_SIZES, INT4, INT8
 
-RTN, MSE, GPTQ = "rtn", "mse", "gptq"
-METHODS = (RTN, MSE, GPTQ)
+RTN, MSE, AWQ, GPTQ = "rtn", "mse", "awq", "gptq"
+METHODS = (RTN, MSE, AWQ, GPTQ)
 _DEFAULT_GROUPS = {INT4: 32, INT8: 128}
 
 
@@ -38,13 +38,14 @@ class QuantizeOptions:
     )
     method: str = setting(
         MSE,
-        "rtn (scales from the largest weight), mse (scales with the least squared error) or gptq (mse, calibrated).",
+        "rtn (scales from the largest weight), mse (scales with the least squared error), awq (mse, inputs scaled by a text) "
+        "or gptq (mse, errors compensated by a text).",
         metavar="NAME",
         choices=METHODS,
     )
     text: str | None = setting(
         None,
-        "Calibration text in UTF-8 (gptq, --bits).",
+        "Calibration text in UTF-8 (awq, gptq, --bits).",
         metavar="FILE",
         shown_default="the model's own samples",
     )
@@ -70,7 +71,7 @@ class QuantizeOptions:
     @property
     def is_calibrated(self) -> bool:
         """Whether the method runs the model on a text or on its own samples."""
-        return self.method == GPTQ or self.bits is not None
+        return self.method in (AWQ, GPTQ) or self.bits is not None
 
     def group_of(self, format: str) -> int:
         """Columns that share a scale in the weights of an integer format, where that divides their columns."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from hybridge.artifact.dtypes import DType
@@ -16,20 +17,19 @@ from hybridge.exporter.checkpoint.entries import copy_side_file, read_json
 from hybridge.exporter.checkpoint.shards import INDEX_FILE
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
-from hybridge.exporter.plan import open_plan
-from hybridge.exporter.rounding.blocks import peak_of
-from hybridge.exporter.rounding.siblings import shared_peaks
+from hybridge.exporter.plan import ExportPlan, open_plan
 from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.config import quantization_config
+from hybridge.quantization.input_scaling import ScalableInput, scalable_inputs
+from hybridge.quantization.layer_quantizer import LayerQuantizer
 from hybridge.quantization.matrix import MatrixReport
 from hybridge.quantization.mix import GroupReport, check_bits, mixed
-from hybridge.quantization.options import GPTQ, RTN, QuantizeOptions
+from hybridge.quantization.options import AWQ, GPTQ, RTN, QuantizeOptions
 from hybridge.quantization.picture import write_sensitivities
 from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import Roles, roles_of
-from hybridge.quantization.scheme import MatrixContext
-from hybridge.quantization.schemes import NvFp4Scheme
-from hybridge.quantization.shard import check_unchanged, create_shard, fill_matrix
+from hybridge.quantization.shard import check_unchanged, create_shard
+from hybridge.quantization.units import units_of
 
 REPORT_FILE = "hybridge_quantization.json"
 _KIND = FolderKind("a checkpoint", ((REPORT_FILE, "matrices"),), "give another path")
@@ -47,32 +47,37 @@ def quantize_checkpoint(
     checkpoint, out = Path(checkpoint), Path(out)
     check_export_output(checkpoint, out, options.overwrite, _KIND)
     with located(checkpoint):
-        source = _open(checkpoint)
+        source, plan = _open(checkpoint)
         tied = bool(_text_config(source).get("tie_word_embeddings")) or not any(
             name.endswith("lm_head.weight") for name in source.tensors
         )
         roles = roles_of(source.tensors, options, tied)
         if not roles.schemes:
             raise UnsupportedError("expected matrices to quantise, found none: give a checkpoint of a language model")
+        inputs = scalable_inputs(plan.decoder, plan.parameters) if options.method == AWQ else []
+        if options.method == AWQ and not inputs:
+            raise UnsupportedError(
+                f"method: expected inputs that awq can scale, found none in {plan.decoder.model_type}: choose gptq"
+            )
     try:
         with located(checkpoint), atomic_folder(out, options.overwrite, _KIND) as folder:
-            return _write(source, roles, options, folder, out, progress)
+            return _write(source, inputs, roles, options, folder, out, progress)
     finally:
         progress.finish()
 
 
-def _open(checkpoint: Path) -> Checkpoint:
-    """The checkpoint, which Hybridge can export and nothing has quantised yet."""
+def _open(checkpoint: Path) -> tuple[Checkpoint, ExportPlan]:
+    """The checkpoint, which Hybridge can export and nothing has quantised yet, and the plan of its export."""
     config = read_json(checkpoint, CONFIG_FILE) or {}
     if config.get("quantization_config") or config.get("compression_config"):
         raise UnsupportedError(
             f"{CONFIG_FILE}: expected a checkpoint in full precision, found a quantised one: give the original one"
         )
     source = open_checkpoint(checkpoint)
-    open_plan(checkpoint, ExportOptions(kernels="optional"))
+    _, plan = open_plan(checkpoint, ExportOptions(kernels="optional"))
     if any(shard.path.suffix != ".safetensors" for shard in source.shards):
         raise UnsupportedError("expected safetensors, found a PyTorch file: save it with transformers' save_pretrained")
-    return source
+    return source, plan
 
 
 def _text_config(source: Checkpoint) -> dict[str, object]:
@@ -81,7 +86,13 @@ def _text_config(source: Checkpoint) -> dict[str, object]:
 
 
 def _write(
-    source: Checkpoint, roles: Roles, options: QuantizeOptions, folder: Path, out: Path, progress: Progress
+    source: Checkpoint,
+    inputs: Sequence[ScalableInput],
+    roles: Roles,
+    options: QuantizeOptions,
+    folder: Path,
+    out: Path,
+    progress: Progress,
 ) -> QuantizeReport:
     total = sum(slot.nbytes for slot in source.tensors.values())
     scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
@@ -90,26 +101,22 @@ def _write(
         check_bits(options.bits, slots, scale)
     calibration = None
     if options.is_calibrated:
-        calibration = Calibration(source.path, None if options.text is None else Path(options.text), progress)
+        calibration = Calibration(source.path, None if options.text is None else Path(options.text), "cpu", progress)
     groups: tuple[GroupReport, ...] = ()
     if options.bits is not None and calibration is not None:
         roles, groups = mixed(roles, slots, options.bits, scale, options.method != RTN, calibration, progress)
-    peaks = _peaks(source, roles, progress)
     progress.start("copy other weights")
     placed: dict[str, TensorSlot] = {}
     for shard in source.shards:
         placed |= create_shard(shard, folder / shard.path.name, roles.schemes, scale, progress)
     modules = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
-    columns = {module: slot.shape[1] for module, slot in modules.items()}
+    if options.method not in (AWQ, GPTQ):
+        calibration = None
+    layers = LayerQuantizer(source.tensors, placed, roles, scale, options, inputs, calibration)
+    progress.start("quantise", sum(slot.nbytes for slot in modules.values()), "B")
     found: dict[str, MatrixReport] = {}
-    with_factors = calibration if options.method == GPTQ else None
-    for batch in [list(modules)] if with_factors is None else with_factors.batches(columns):
-        factors = {} if with_factors is None else with_factors.factors(batch, progress)
-        progress.start("quantise", sum(modules[module].nbytes for module in batch), "B")
-        for module in batch:
-            context = MatrixContext(scale, options.method != RTN, peaks.get(module, 0.0), factors.get(module))
-            found[module] = fill_matrix(modules[module], placed, roles.schemes[module], context)
-            progress.advance(modules[module].nbytes)
+    for unit in units_of(modules):
+        found |= {each.module: each for each in layers.run(unit, progress.advance)}
     for shard in source.shards:
         check_unchanged(shard)
     matrices = [found[module] for module in modules]
@@ -127,19 +134,6 @@ def _write(
     report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes, groups)
     _write_json(folder / REPORT_FILE, report.to_json())
     return report
-
-
-def _peaks(source: Checkpoint, roles: Roles, progress: Progress) -> dict[str, float]:
-    """The largest magnitude of each module whose scheme has a scale for the whole weight."""
-    modules = [module for module, scheme in roles.schemes.items() if isinstance(scheme, NvFp4Scheme)]
-    if not modules:
-        return {}
-    progress.start("find the largest weights", len(modules))
-    peaks = {}
-    for module in modules:
-        peaks[module] = peak_of(source.tensors[f"{module}.weight"])
-        progress.advance()
-    return shared_peaks(peaks)
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -28,6 +28,7 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
             first = torch.full((WINDOWS, 1), begin)
         else:
             first = torch.randint(int(config.vocab_size), (WINDOWS, 1))
+        first = first.to(model.device)
         settings = GenerationConfig(
             do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=WINDOW - 1, pad_token_id=0
         )
@@ -40,7 +41,7 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
                 generation_config=settings,
                 stopping_criteria=[lambda ids, _scores, **_: _advance(progress, ids)],
             )
-    return list(found.numpy())
+    return list(found.cpu().numpy())
 
 
 def _advance(progress: Progress, ids: object) -> object:

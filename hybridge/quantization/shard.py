@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, copy_tensor, has_header_of, read_safetensors
 from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.artifact.untrusted_file import open_inside
+from hybridge.exporter.rounding.blocks import row_blocks
 from hybridge.quantization.matrix import MatrixReport, write_matrix
+from hybridge.quantization.scaled import ScaledTensor
 from hybridge.quantization.scheme import MatrixContext, Scheme
 
 
@@ -50,14 +54,30 @@ def create_shard(
 
 
 def fill_matrix(
-    slot: TensorSlot, placed: Mapping[str, TensorSlot], scheme: Scheme, context: MatrixContext
+    weight: ScaledTensor, placed: Mapping[str, TensorSlot], scheme: Scheme, context: MatrixContext
 ) -> MatrixReport:
-    """Quantise the weight in ``slot`` into the file with the tensors ``placed``."""
-    module = slot.name.removesuffix(".weight")
+    """Quantise ``weight`` into the file with the tensors ``placed``."""
+    module = weight.slot.name.removesuffix(".weight")
     parts = {part: placed[f"{module}.{part}"] for part in scheme.layout(1, 1, context.scale)}
     target = next(iter(parts.values())).path
     with target.open("r+b") as file:
-        return write_matrix(file, slot, scheme, context, {part: each.offset for part, each in parts.items()})
+        return write_matrix(file, weight, scheme, context, {part: each.offset for part, each in parts.items()})
+
+
+def fill_tensor(tensor: ScaledTensor, target: TensorSlot) -> None:
+    """Write a vector or a matrix in its own type to ``target``; CheckpointError: it does not fit the type."""
+    shape = target.shape if len(target.shape) == 2 else (target.shape[0], 1)
+    with target.path.open("r+b") as file:
+        file.seek(target.offset)
+        for block in row_blocks(*shape):
+            with np.errstate(over="ignore"):
+                values = tensor.rows(block).astype(target.dtype.numpy)
+            if not np.isfinite(values.astype(np.float32)).all():
+                raise CheckpointError(
+                    f"{tensor.slot.path}: tensor {target.name} is out of the range of {target.dtype.value} when it is "
+                    "scaled: choose the method mse"
+                )
+            file.write(values.tobytes())
 
 
 def check_unchanged(source: SafetensorsFile) -> None:

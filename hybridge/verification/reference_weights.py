@@ -82,8 +82,9 @@ def causal_lm(names: tuple[str, ...]) -> Any:
     return type(auto.__name__, (auto,), {"_model_mapping": Classes()})
 
 
-def widen_in_turn(model: Any, layers: Any) -> None:
-    """Let ``model`` compute in float32, each of ``layers`` with parameters that are wide only while it computes.
+def widen_in_turn(model: Any, layers: Any, device: str = "cpu") -> None:
+    """Let ``model`` compute in float32 on ``device``, each of ``layers`` with parameters that are wide, and there, only
+    while it computes.
 
     Parameters outside of layers stay wide: some models round their input to the type of the final norm or of the head.
     Embeddings are looked up as they are stored, and the result is widened.
@@ -91,22 +92,25 @@ def widen_in_turn(model: Any, layers: Any) -> None:
     import torch
 
     for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
         if buffer.is_floating_point():
             buffer.data = buffer.data.float()
     inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
     for layer in layers:
-        _widen_during_forward(layer, list(layer.parameters()))
+        _widen_during_forward(layer, list(layer.parameters()), device)
     lookups = [module for module in model.modules() if type(module) is torch.nn.Embedding]
     for module in model.modules():
         if module not in lookups:
             for parameter in module.parameters(recurse=False):
                 if id(parameter) not in inside:
-                    parameter.data = parameter.data.float()
+                    parameter.data = parameter.data.to(device).float()
     for module in lookups:
+        if device != "cpu":
+            module.weight.data = module.weight.data.to(device)
         module.register_forward_hook(lambda _module, _inputs, output: output.float())
 
 
-def _widen_during_forward(module: Any, parameters: list[Any]) -> None:
+def _widen_during_forward(module: Any, parameters: list[Any], device: str) -> None:
     import torch
 
     narrow: list[Any] = []
@@ -114,6 +118,7 @@ def _widen_during_forward(module: Any, parameters: list[Any]) -> None:
     def widen(_module: Any, _inputs: Any) -> None:
         narrow.extend(parameter.data for parameter in parameters)
         for parameter in parameters:
+            parameter.data = parameter.data.to(device)
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 parameter.data = parameter.data.float()
 

@@ -1,4 +1,4 @@
-"""A checkpoint in transformers, which computes in float32 on the CPU."""
+"""A checkpoint in transformers, which computes in float32."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ class TransformersModel:
     """The model of a checkpoint folder; never loads remote code nor pickled weights.
 
     ``check`` may refuse the config that transformers reads. CheckpointError where transformers cannot load the
-    checkpoint, and from ``failures`` where it cannot run it. ``notes`` tell what differs from transformers.
+    checkpoint, and from ``failures`` where it cannot run it. ``notes`` tell what differs from transformers. ``device``
+    is where tokens belong.
     """
 
-    def __init__(self, checkpoint: Path, check: Callable[[Any], None] = _accept) -> None:
+    def __init__(self, checkpoint: Path, check: Callable[[Any], None] = _accept, device: str = "cpu") -> None:
         require("torch", "transformers")
         import torch
         import transformers
 
-        self.torch = torch
+        self.torch, self.device = torch, device
         self._checkpoint = checkpoint
         self._library = f"transformers {transformers.__version__}"
         self.name = f"{self._library}, torch {torch.__version__}, float32"
@@ -62,7 +63,7 @@ class TransformersModel:
                 *self._tie_head(loading["missing_keys"]),
             )
             self._shorten_chunks()
-            widen_in_turn(self.model, self.base.layers)
+            widen_in_turn(self.model, self.base.layers, device)
 
     @property
     def base(self) -> Any:

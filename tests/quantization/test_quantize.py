@@ -157,6 +157,37 @@ def test_calibration_brings_the_predictions_closer(tmp_path: Path, options: dict
     assert 0 < found[1] < 0.9 * found[0] and len(report.matrices) == 3 * 7 + 1
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    sample(
+        [("qwen3_next", {}), ("nemotron_h", {"format": "nvfp4"}), ("qwen3", {"bits": 6.0})],
+        on_push=[("qwen3_next", {})],
+    ),
+)
+def test_scaled_inputs_bring_the_predictions_closer(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    """Where some features are much larger than others, whose weights are as large."""
+    sizes = {**WIDE, "vocab_size": 410, "num_hidden_layers": 2}
+    checkpoint = byte_level_tokenizer(save_tiny_model(tmp_path / "checkpoint", family, dtype="bfloat16", **sizes))
+
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        for name, value in tensors.items():
+            if name.endswith(("layernorm.weight", ".norm.weight")):
+                value[::17] = 12
+
+    edit_tensors(checkpoint, enlarge)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(SENTENCES) * 4, encoding="utf-8")
+    changed = {}
+    for method in ("mse", "awq"):
+        given = {"text": text} if method == "awq" or "bits" in options else {}
+        hybridge.quantize(checkpoint, tmp_path / method, method=method, **given, **options)
+        found = dequantized(tmp_path / method)
+        changed[method] = {n for n, v in stored_tensors(checkpoint).items() if not torch.equal(found[n], v)}
+    divergences = [hybridge.evaluate(checkpoint, tmp_path / name, text).mean_kl_divergence for name in ("mse", "awq")]
+    assert 0 < divergences[1] < 0.9 * divergences[0]
+    assert any("norm" in name for name in changed["awq"] - changed["mse"])
+
+
 def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 75, "tie_word_embeddings": False}
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)

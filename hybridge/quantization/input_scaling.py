@@ -1,0 +1,127 @@
+"""Which inputs of a decoder's matrices can be scaled by features, so that its function stays the same.
+
+The tensor that produces a feature is divided by the feature's scale, and the columns of every matrix that reads it are
+multiplied. Left alone are inputs that no tensor produces by features: the residual stream (norms behind a block),
+outputs of experts, and norms that experts in one tensor read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridge.exporter.families.decoder_config import (
+    AttentionConfig,
+    BlockConfig,
+    BodyConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    MambaConfig,
+    MlpConfig,
+    MoeConfig,
+)
+from hybridge.exporter.families.parameters import Parameter
+
+_NOT_INPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "output_linear.weight", "latent_out.weight")
+# Activations of plain MLPs that carry a scale through: f(s x) = s^n f(x) for s > 0.
+_POWERS = {"relu": 1, "relu2": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class ScalableInput:
+    """An input of matrices.
+
+    producer: a vector that multiplies the features (a norm's weight, to which ``offset`` is added), or a matrix whose
+    rows they are, with its ``bias``. places [features]: the producer's entry or row of each feature. power: of a
+    producer's row that the feature has. consumers: every matrix [rows, features] that reads them. layer: its number.
+    """
+
+    layer: int
+    producer: str
+    consumers: tuple[str, ...]
+    places: np.ndarray
+    bias: str | None = None
+    power: int = 1
+    offset: float = 0.0
+
+
+def scalable_inputs(decoder: DecoderConfig, parameters: Sequence[Parameter]) -> list[ScalableInput]:
+    """Those of all layers; tensors have the names of the checkpoint."""
+    found: list[ScalableInput] = []
+    for number, layer in enumerate(decoder.layers):
+        for index, block in enumerate(layer.blocks):
+            prefix = f"layers.{number}.blocks.{index}."
+            own = {p.name.removeprefix(prefix): p for p in parameters if p.name.startswith(prefix)}
+            found += _of_block(block, own, decoder, number)
+    # A norm that is named twice has readers beyond one block.
+    counts = Counter(each.producer for each in found)
+    return [each for each in found if counts[each.producer] == 1]
+
+
+def _of_block(
+    block: BlockConfig, own: Mapping[str, Parameter], decoder: DecoderConfig, number: int
+) -> Iterator[ScalableInput]:
+    norm = own["norm.weight"].source
+    assert norm is not None
+    readers = _readers(block.body, own, decoder.hidden_size)
+    if readers and not block.norm_after:
+        places = np.arange(decoder.hidden_size)
+        yield ScalableInput(number, norm, readers, places, offset=decoder.norm_offset)
+    yield from _inner(block.body, own, "body.", number)
+
+
+def _readers(body: BodyConfig, own: Mapping[str, Parameter], hidden: int) -> tuple[str, ...]:
+    """The matrices that read the block's norm; none where one of them has three axes."""
+    names = [name for name in own if name.startswith("body.") and not name.endswith(_NOT_INPUTS)]
+    if isinstance(body, MoeConfig):
+        experts = ("body.experts.up",) if body.latent_size is None else ()
+        names = [name for name in names if ".experts." not in name or name in experts]
+    found: list[str] = []
+    for name in names:
+        parameter = own[name]
+        if parameter.parts:
+            found += parameter.parts
+        elif len(parameter.shape) > 1 and parameter.shape[-1] == hidden and "conv1d" not in name:
+            if len(parameter.shape) != 2:
+                return ()
+            assert parameter.source is not None
+            found.append(parameter.source)
+    return tuple(found)
+
+
+def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: int) -> Iterator[ScalableInput]:
+    """Inputs of matrices that the body itself produces."""
+
+    def source(name: str) -> str:
+        found = own[prefix + name].source
+        assert found is not None
+        return found
+
+    def of(producer: str, consumer: str, places: np.ndarray, power: int = 1) -> ScalableInput:
+        bias = producer.replace(".weight", ".bias")
+        has_bias = bias != producer and prefix + bias in own
+        return ScalableInput(
+            number, source(producer), (source(consumer),), places, source(bias) if has_bias else None, power
+        )
+
+    if isinstance(body, AttentionConfig):
+        heads = np.arange(body.num_heads) // (body.num_heads // body.num_kv_heads)
+        places = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
+        yield of("v_proj.weight", "o_proj.weight", places)
+    elif isinstance(body, MambaConfig):
+        yield of("norm.weight", "out_proj.weight", np.arange(body.intermediate_size))
+    elif isinstance(body, GatedDeltaConfig):
+        yield of("norm.weight", "out_proj.weight", np.arange(body.value_dim) % body.value_size)
+    elif isinstance(body, MlpConfig):
+        places = np.arange(body.intermediate_size)
+        if body.projections == "fused":
+            yield of("input_linear.weight", "output_linear.weight", places + body.intermediate_size)
+        elif body.projections == "gated":
+            yield of("up_proj.weight", "down_proj.weight", places)
+        elif body.activation in _POWERS:
+            yield of("up_proj.weight", "down_proj.weight", places, _POWERS[body.activation])
+    elif body.shared is not None:
+        yield from _inner(body.shared, own, f"{prefix}shared.", number)

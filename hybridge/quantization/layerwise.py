@@ -1,0 +1,103 @@
+"""A model whose decoder layers are computed one after another, each over all windows of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hybridge.artifact.mapped_file import release_pages
+from hybridge.verification.transformers_model import TransformersModel
+
+
+class LayerWalk:
+    """The hidden states of all windows, moved through one decoder layer at a time.
+
+    In memory are the hidden states [windows, T, hidden] float32 and one layer in float32, however many layers there
+    are. Windows have one length. CheckpointError: transformers cannot run the model.
+    """
+
+    def __init__(self, model: TransformersModel, windows: Sequence[np.ndarray]) -> None:
+        self._model, self._windows = model, windows
+        self._hidden: list[Any] = []
+        self._calls: list[tuple[Any, dict[str, Any]]] = []
+        # Of the tuples that layers return; 0: they return a tensor.
+        self._length = 0
+        with model.failures("run"), model.torch.no_grad():
+            self._record()
+
+    def run(self, index: int, after_window: Callable[[], None] | None = None) -> None:
+        """Replace the hidden states by those behind the layer ``index``, the next one; calls ``after_window``."""
+        layer = self._model.base.layers[index]
+        arguments, named = self._calls[index]
+        with self._model.failures("run"), self._model.torch.no_grad():
+            for window, hidden in enumerate(self._hidden):
+                output = layer(hidden.to(self._model.device), *arguments, **named)
+                self._hidden[window] = (output[0] if isinstance(output, tuple) else output).cpu()
+                if after_window is not None:
+                    after_window()
+        for parameter in layer.parameters():
+            release_pages(parameter.data_ptr(), parameter.nbytes)
+
+    def head_inputs(self) -> Iterator[Any]:
+        """The inputs [1, T, hidden] of the head, of each window, after all layers."""
+        with self._model.failures("run"), self._model.torch.no_grad():
+            for window, hidden in zip(self._windows, self._hidden, strict=True):
+                yield self._without_layers(window, [hidden])[0]
+
+    def _record(self) -> None:
+        """Find the first hidden states, and what each layer is called with beside them."""
+        layers = self._model.base.layers
+        recorder = _recorder(self._model.torch, layers[0], None)
+        self._run_base(self._windows[0], [recorder])
+        self._length = recorder.length
+        for window in self._windows:
+            _, recorders = self._without_layers(window, [])
+            self._hidden.append(recorders[0].hidden.cpu())
+            self._calls = self._calls or [each.call for each in recorders]
+
+    def _without_layers(self, window: np.ndarray, outputs: list[Any]) -> tuple[Any, list[Any]]:
+        """The final hidden states where layers return their inputs, the first one ``outputs``; and the recorders."""
+        layers = list(self._model.base.layers)
+        recorders = [_recorder(self._model.torch, layer, self._length) for layer in layers]
+        if outputs:
+            recorders[0].__dict__["output"] = outputs[0].to(self._model.device)
+        return self._run_base(window, recorders), recorders
+
+    def _run_base(self, window: np.ndarray, replaced: Sequence[Any]) -> Any:
+        base, torch = self._model.base, self._model.torch
+        originals = list(base.layers)
+        try:
+            for index, module in enumerate(replaced):
+                base.layers[index] = module
+            tokens = torch.from_numpy(window)[None].to(self._model.device)
+            return base(tokens, use_cache=False).last_hidden_state
+        finally:
+            for index, layer in enumerate(originals):
+                base.layers[index] = layer
+
+
+def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
+    """A module in the place of ``layer`` that keeps what it is called with, and returns its ``output`` if that is set,
+    else its input, in tuples of ``length``; None: it computes the layer to find the length.
+    """
+
+    class Recorder(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.__dict__.update(layer=layer, length=length, output=None, hidden=None, call=None)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(layer, name)
+
+        def forward(self, hidden: Any, *arguments: Any, **named: Any) -> Any:
+            self.__dict__.update(hidden=hidden, call=(arguments, named))
+            if length is None:
+                found = layer(hidden, *arguments, **named)
+                self.__dict__["length"] = len(found) if isinstance(found, tuple) else 0
+                return found
+            output = hidden if self.output is None else self.output
+            return (output, *[None] * (length - 1)) if length else output
+
+    return Recorder()
