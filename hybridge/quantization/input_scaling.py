@@ -22,6 +22,7 @@ from hybridge.exporter.families.decoder_config import (
     MambaConfig,
     MlpConfig,
     MoeConfig,
+    ShortConvConfig,
 )
 from hybridge.exporter.families.parameters import Parameter
 
@@ -123,5 +124,7 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
             yield of("up_proj.weight", "down_proj.weight", places)
         elif body.activation in _POWERS:
             yield of("up_proj.weight", "down_proj.weight", places, _POWERS[body.activation])
+    elif isinstance(body, ShortConvConfig):
+        yield of("in_proj.weight", "out_proj.weight", np.arange(body.conv_dim) + body.conv_dim)
     elif body.shared is not None:
         yield from _inner(body.shared, own, f"{prefix}shared.", number)
