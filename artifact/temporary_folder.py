@@ -44,7 +44,7 @@ def clear_left_over(out: Path) -> None:
 
 
 def _clear(folder: Path, out: Path) -> None:
-    lock = _lock(folder, wait=False)
+    lock = lock_folder(folder, wait=False)
     if lock is None:
         return
     try:
@@ -69,7 +69,7 @@ def _holds_the_only_output(folder: Path, out: Path) -> bool:
 def _create(out: Path, suffix: str) -> tuple[Path, int | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(out), suffix=suffix, dir=out.parent))
-        lock = _lock(folder, wait=True)
+        lock = lock_folder(folder, wait=True)
         # Another run may have taken it for left over before it was locked.
         if folder.is_dir():
             return folder, lock
@@ -81,7 +81,7 @@ def _prefix(out: Path) -> str:
     return f".{out.name}.hybridge-"
 
 
-def _lock(folder: Path, wait: bool) -> int | None:
+def lock_folder(folder: Path, wait: bool) -> int | None:
     """A descriptor that holds the lock on ``folder``; None when another process holds it or it cannot be locked."""
     try:
         import fcntl

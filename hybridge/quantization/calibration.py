@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from hybridge.artifact.errors import SettingError
+from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.untrusted_file import has_file
 from hybridge.evaluation.windows import check_tokens, read_text, token_windows
 from hybridge.quantization.input_products import InputProducts
 from hybridge.quantization.layerwise import LayerWalk
+from hybridge.quantization.options import CUDA
 from hybridge.quantization.samples import own_samples
+from hybridge.requirements import require
 from hybridge.runtime.text import Tokenizer
 from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
 from hybridge.verification.transformers_model import TransformersModel
@@ -23,13 +25,16 @@ WINDOW, WINDOWS = 512, 32
 
 
 class Calibration:
-    """The checkpoint in transformers, and ``windows`` of tokens of ``text``, or sampled from the model if that is None.
+    """The checkpoint in transformers, and ``windows`` of tokens: those given, else of ``text``, else, if that is None,
+    sampled from the model.
 
     SettingError: there is no tokenizer for the text, or the text is too short.
     """
 
-    def __init__(self, checkpoint: Path, text: Path | None, device: str, progress: Progress) -> None:
-        given = None if text is None else _text_windows(checkpoint, text)
+    def __init__(
+        self, checkpoint: Path, text: Path | None, windows: list[np.ndarray] | None, device: str, progress: Progress
+    ) -> None:
+        given = _text_windows(checkpoint, text) if text is not None and windows is None else windows
         progress.start("load the checkpoint in transformers")
         self._model = TransformersModel(checkpoint, device=device)
         self.torch = self._model.torch
@@ -84,6 +89,16 @@ class Calibration:
             for hidden in self._walk.head_inputs():
                 found.add(name, hidden)
                 found.next_window()
+
+
+def check_device(device: str) -> None:
+    """EngineError: torch has no such device."""
+    if device == CUDA:
+        require("torch")
+        import torch
+
+        if not torch.cuda.is_available():
+            raise EngineError("device: expected a CUDA GPU that torch can use, found none: use the device cpu")
 
 
 def _text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:

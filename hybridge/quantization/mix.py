@@ -21,6 +21,7 @@ from hybridge.quantization.roles import Roles
 from hybridge.quantization.scheme import MatrixContext, Scheme
 from hybridge.quantization.schemes import IntegerScheme
 from hybridge.quantization.sensitivity import Sensitivity
+from hybridge.quantization.work_folder import WorkFolder
 
 # Group size of the int4 scheme whose divergence is measured; others are estimated by their squared errors.
 _MEASURED = 32
@@ -75,20 +76,17 @@ def mixed(
     scale: DType,
     search: bool,
     calibration: Calibration,
+    work: WorkFolder,
     progress: Progress,
 ) -> tuple[Roles, tuple[GroupReport, ...]]:
     """``roles`` with schemes for the modules in ``slots`` that take ``bits`` per weight on average, and their groups.
 
     search: measure with the scales of least squared error. ``check_bits`` must have accepted ``bits``.
+    work: has the sensitivities that were measured before.
     """
     groups = _groups(slots)
     weights = sum(group.weights for group in groups)
-    sensitivity = Sensitivity(calibration)
-    progress.start("measure sensitivities", len(groups))
-    divergences: dict[str, float | None] = {}
-    for group in groups:
-        divergences[group.name] = _measured(group, scale, search, sensitivity, calibration)
-        progress.advance()
+    divergences = _divergences(groups, scale, search, calibration, work, progress)
     all_divergences = _with_averages(groups, divergences)
     options = {group.name: _choices(group, scale, all_divergences[group.name]) for group in groups}
     found = chosen(options, round(bits * weights / 8))
@@ -97,6 +95,28 @@ def mixed(
     left = [module for module, scheme in schemes.items() if scheme is None]
     reports = tuple(_report(group, all_divergences[group.name], found[group.name]) for group in groups)
     return replace(roles, schemes=quantised, ignored=[*roles.ignored, *left]), reports
+
+
+def _divergences(
+    groups: Sequence[_Group],
+    scale: DType,
+    search: bool,
+    calibration: Calibration,
+    work: WorkFolder,
+    progress: Progress,
+) -> dict[str, float | None]:
+    """Group to its divergence as ``_measured`` finds it; those that ``work`` has are not measured again."""
+    steps = {group.name: f"sensitivity of {group.name}" for group in groups}
+    reused = sum(work.result(step) is not None for step in steps.values())
+    stage = f"measure sensitivities ({reused} are reused)" if reused else "measure sensitivities"
+    progress.start(stage, len(groups))
+    sensitivity: Sensitivity | None = None
+    for group in groups:
+        if work.result(steps[group.name]) is None:
+            sensitivity = sensitivity or Sensitivity(calibration)
+            work.finish(steps[group.name], [_measured(group, scale, search, sensitivity, calibration)])
+        progress.advance()
+    return {name: work.result(step)[0] for name, step in steps.items()}
 
 
 def check_bits(bits: float, slots: Mapping[str, TensorSlot], scale: DType) -> None:

@@ -9,6 +9,7 @@ from hybridge.artifact.settings import check_settings, setting
 from hybridge.exporter.rounding.roles import FORMATS, GROUP_SIZES, INT4, INT8
 
 RTN, MSE, AWQ, GPTQ = "rtn", "mse", "awq", "gptq"
+CPU, CUDA = "cpu", "cuda"
 METHODS = (RTN, MSE, AWQ, GPTQ)
 _DEFAULT_GROUPS = {INT4: 32, INT8: 128}
 
@@ -49,6 +50,8 @@ class QuantizeOptions:
         metavar="FILE",
         shown_default="the model's own samples",
     )
+    device: str = setting(CPU, "Where calibration and gptq compute: cpu or cuda.", metavar="NAME", choices=(CPU, CUDA))
+    resume: bool = setting(False, "Continue a run of the same command that was interrupted.")
     overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")
 
     def __post_init__(self) -> None:
@@ -59,6 +62,10 @@ class QuantizeOptions:
             raise SettingError(f"format: expected {INT4} with `bits`, which mixes formats, found {self.format}")
         if self.bits is not None and self.group_size is not None:
             raise SettingError(f"group_size: expected none with `bits`, which mixes them, found {self.group_size}")
+        if self.device != CPU and not self.is_calibrated:
+            raise SettingError(
+                f"device: expected {CPU} for the method {self.method} without `bits`, found {self.device}"
+            )
         if self.group_size is None:
             return
         if self.group_size not in GROUP_SIZES:

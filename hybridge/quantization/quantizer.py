@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
 from pathlib import Path
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError, located
 from hybridge.artifact.folder import FolderKind, atomic_folder
 from hybridge.artifact.progress import NoProgress, Progress
-from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
 from hybridge.exporter.checkpoint.entries import copy_side_file, read_json
@@ -18,18 +17,18 @@ from hybridge.exporter.checkpoint.shards import INDEX_FILE
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import ExportPlan, open_plan
-from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.calibration import check_device
 from hybridge.quantization.config import quantization_config
-from hybridge.quantization.input_scaling import ScalableInput, scalable_inputs
-from hybridge.quantization.layer_quantizer import LayerQuantizer
-from hybridge.quantization.matrix import MatrixReport
-from hybridge.quantization.mix import GroupReport, check_bits, mixed
-from hybridge.quantization.options import AWQ, GPTQ, RTN, QuantizeOptions
+from hybridge.quantization.input_scaling import scalable_inputs
+from hybridge.quantization.mix import check_bits
+from hybridge.quantization.options import AWQ, QuantizeOptions
 from hybridge.quantization.picture import write_sensitivities
 from hybridge.quantization.report import QuantizeReport
-from hybridge.quantization.roles import Roles, roles_of
-from hybridge.quantization.shard import check_unchanged, create_shard
-from hybridge.quantization.units import units_of
+from hybridge.quantization.roles import roles_of
+from hybridge.quantization.run import QuantizeRun
+from hybridge.quantization.run_digest import run_digest
+from hybridge.quantization.weight_check import check_weights
+from hybridge.quantization.work_folder import WorkFolder, work_folder
 
 REPORT_FILE = "hybridge_quantization.json"
 _KIND = FolderKind("a checkpoint", ((REPORT_FILE, "matrices"),), "give another path")
@@ -41,11 +40,13 @@ def quantize_checkpoint(
     """Write ``checkpoint`` with quantised matrices into the folder ``out``, in the format of compressed-tensors.
 
     CheckpointError, UnsupportedError: it cannot be quantised as it is; OutputError: ``out`` cannot be written. In every
-    case ``out`` is then as before. One shard is written at a time, in blocks of rows.
+    case ``out`` is then as before. Layers are quantised one after another, in blocks of rows; a killed run leaves those
+    that it finished in a hidden folder beside ``out``.
     """
     options, progress = options or QuantizeOptions(), progress or NoProgress()
     checkpoint, out = Path(checkpoint), Path(out)
     check_export_output(checkpoint, out, options.overwrite, _KIND)
+    check_device(options.device)
     with located(checkpoint):
         source, plan = _open(checkpoint)
         tied = bool(_text_config(source).get("tie_word_embeddings")) or not any(
@@ -59,9 +60,15 @@ def quantize_checkpoint(
             raise UnsupportedError(
                 f"method: expected inputs that awq can scale, found none in {plan.decoder.model_type}: choose gptq"
             )
+        scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
+        run = QuantizeRun(source, roles, inputs, options, scale)
+    if options.bits is not None:
+        check_bits(options.bits, run.slots, run.scale)
     try:
         with located(checkpoint), atomic_folder(out, options.overwrite, _KIND) as folder:
-            return _write(source, inputs, roles, options, folder, out, progress)
+            digest = run_digest(source, options)
+            with work_folder(out, digest, options.resume) as work:
+                return _write(run, work, folder, out, progress)
     finally:
         progress.finish()
 
@@ -85,54 +92,30 @@ def _text_config(source: Checkpoint) -> dict[str, object]:
     return {**source.config, **(inner if isinstance(inner, dict) else {})}
 
 
-def _write(
-    source: Checkpoint,
-    inputs: Sequence[ScalableInput],
-    roles: Roles,
-    options: QuantizeOptions,
-    folder: Path,
-    out: Path,
-    progress: Progress,
-) -> QuantizeReport:
-    total = sum(slot.nbytes for slot in source.tensors.values())
-    scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
-    slots = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
-    if options.bits is not None:
-        check_bits(options.bits, slots, scale)
-    calibration = None
+def _write(run: QuantizeRun, work: WorkFolder, folder: Path, out: Path, progress: Progress) -> QuantizeReport:
+    source, options = run.source, run.options
     if options.is_calibrated:
-        calibration = Calibration(source.path, None if options.text is None else Path(options.text), "cpu", progress)
-    groups: tuple[GroupReport, ...] = ()
-    if options.bits is not None and calibration is not None:
-        roles, groups = mixed(roles, slots, options.bits, scale, options.method != RTN, calibration, progress)
-    progress.start("copy other weights")
-    placed: dict[str, TensorSlot] = {}
-    for shard in source.shards:
-        placed |= create_shard(shard, folder / shard.path.name, roles.schemes, scale, progress)
-    modules = {module: source.tensors[f"{module}.weight"] for module in roles.schemes}
-    if options.method not in (AWQ, GPTQ):
-        calibration = None
-    layers = LayerQuantizer(source.tensors, placed, roles, scale, options, inputs, calibration)
-    progress.start("quantise", sum(slot.nbytes for slot in modules.values()), "B")
-    found: dict[str, MatrixReport] = {}
-    for unit in units_of(modules):
-        found |= {each.module: each for each in layers.run(unit, progress.advance)}
-    for shard in source.shards:
-        check_unchanged(shard)
-    matrices = [found[module] for module in modules]
+        check_weights(source.tensors, run.roles.schemes, progress)
+    calibration = run.calibration(work, progress)
+    run, groups = run.mixed(calibration, work, progress)
+    placed = run.shards(work, progress)
+    matrices = run.matrices(placed, calibration, work, progress)
+    total = sum(slot.nbytes for slot in source.tensors.values())
     nbytes = sum(slot.nbytes for slot in placed.values())
     if len(source.shards) > 1 or (source.path / INDEX_FILE).exists():
         weight_map = {name: slot.path.name for name, slot in sorted(placed.items())}
         _write_json(folder / INDEX_FILE, {"metadata": {"total_size": nbytes}, "weight_map": weight_map})
-    quantization = quantization_config(roles.schemes, roles.ignored, roles.default)
+    quantization = quantization_config(run.roles.schemes, run.roles.ignored, run.roles.default)
     _write_json(folder / CONFIG_FILE, {**source.config, "quantization_config": quantization})
     for path in source.side_files:
         copy = folder / path.relative_to(source.path)
         copy.parent.mkdir(exist_ok=True)
         copy_side_file(source.path, path.relative_to(source.path).as_posix(), copy)
-    notes = (*source.notes, *(write_sensitivities(groups, folder) if groups else roles.notes))
+    notes = (*source.notes, *(write_sensitivities(groups, folder) if groups else run.roles.notes))
     report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes, groups)
     _write_json(folder / REPORT_FILE, report.to_json())
+    for shard in source.shards:
+        os.rename(work.folder / shard.path.name, folder / shard.path.name)
     return report
 
 

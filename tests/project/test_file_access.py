@@ -36,6 +36,7 @@ ALLOWED = {
     "hybridge/verification/reference_folder.py": "writes",
     "hybridge/transformers_host/bucket_store.py": "the user's own cache",
     "hybridge/quantization/shard.py": "writes",
+    "hybridge/quantization/work_folder.py": "writes",
     "hybridge/inspection/onnx_check.py": "writes the view that onnx reads",
     "runtime/engines/onnxruntime/dequantize.py": "memory of no file",
     "runtime/engines/onnxruntime/graph_cache.py": "hashes its own sources",

@@ -1,0 +1,123 @@
+"""One run of ``hybridge quantize``: its steps, each of which is done once however often the run is resumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.progress import Progress
+from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.exporter.checkpoint import Checkpoint
+from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.input_scaling import ScalableInput
+from hybridge.quantization.layer_quantizer import LayerQuantizer
+from hybridge.quantization.matrix import MatrixReport
+from hybridge.quantization.mix import GroupReport, mixed
+from hybridge.quantization.options import AWQ, GPTQ, RTN, QuantizeOptions
+from hybridge.quantization.roles import Roles
+from hybridge.quantization.shard import check_unchanged, create_shard
+from hybridge.quantization.units import units_of
+from hybridge.quantization.work_folder import WorkFolder
+
+_WINDOWS = "calibration windows"
+
+
+@dataclass(frozen=True)
+class QuantizeRun:
+    """A checkpoint and what becomes of it. inputs: those that awq may scale; scale: the type of scales."""
+
+    source: Checkpoint
+    roles: Roles
+    inputs: Sequence[ScalableInput]
+    options: QuantizeOptions
+    scale: DType
+
+    @property
+    def slots(self) -> dict[str, TensorSlot]:
+        """Quantised module to its weight."""
+        return {module: self.source.tensors[f"{module}.weight"] for module in self.roles.schemes}
+
+    def mixed(
+        self, calibration: Calibration | None, work: WorkFolder, progress: Progress
+    ) -> tuple[QuantizeRun, tuple[GroupReport, ...]]:
+        """The run with the schemes of a mix where ``bits`` are set, and the groups of matrices."""
+        bits = self.options.bits
+        if bits is None or calibration is None:
+            return self, ()
+        search = self.options.method != RTN
+        roles, groups = mixed(self.roles, self.slots, bits, self.scale, search, calibration, work, progress)
+        return replace(self, roles=roles), groups
+
+    def calibration(self, work: WorkFolder, progress: Progress) -> Calibration | None:
+        """The model and its windows; None for methods that need none."""
+        if not self.options.is_calibrated:
+            return None
+        text = None if self.options.text is None else Path(self.options.text)
+        known = work.result(_WINDOWS)
+        windows = None if known is None else [np.array(window, np.int64) for window in known]
+        found = Calibration(self.source.path, text, windows, self.options.device, progress)
+        if known is None:
+            work.finish(_WINDOWS, [window.tolist() for window in found.windows])
+        return found
+
+    def shards(self, work: WorkFolder, progress: Progress) -> dict[str, TensorSlot]:
+        """All tensors of the new files, of which quantised ones are still to be written."""
+        progress.start("copy other weights")
+        steps = {shard.path.name: f"file {shard.path.name}" for shard in self.source.shards}
+        if any(work.result(step) and not (work.folder / name).is_file() for name, step in steps.items()):
+            # The run was killed while its files were moved to the output.
+            work.forget([*steps.values(), *(unit.name for unit in units_of(self.roles.schemes))])
+        placed: dict[str, TensorSlot] = {}
+        for shard in self.source.shards:
+            target = work.folder / shard.path.name
+            if work.result(steps[shard.path.name]):
+                placed |= read_safetensors(target).tensors
+                continue
+            target.unlink(missing_ok=True)
+            placed |= create_shard(shard, target, self.roles.schemes, self.scale, progress)
+            work.finish(steps[shard.path.name], True)
+        return placed
+
+    def matrices(
+        self,
+        placed: Mapping[str, TensorSlot],
+        calibration: Calibration | None,
+        work: WorkFolder,
+        progress: Progress,
+    ) -> list[MatrixReport]:
+        """Quantise all matrices into the files with the tensors ``placed``, one layer after another."""
+        needed = calibration if self.options.method in (AWQ, GPTQ) else None
+        layers = LayerQuantizer(self.source.tensors, placed, self.roles, self.scale, self.options, self.inputs, needed)
+        slots, units = self.slots, units_of(self.roles.schemes)
+        reused = [unit for unit in units if work.result(unit.name) is not None]
+        stage = f"quantise ({len(reused)} of {len(units)} layers are reused)" if reused else "quantise"
+        progress.start(stage, sum(slot.nbytes for slot in slots.values()), "B")
+        found: dict[str, MatrixReport] = {}
+        for unit in units:
+            known = work.result(unit.name)
+            if known is None:
+                reports = layers.run(unit, progress.advance)
+                _sync({placed[name].path for name in placed})
+                work.finish(unit.name, [asdict(report) for report in reports])
+            else:
+                reports = [MatrixReport(**report) for report in known]
+                progress.advance(sum(slots[module].nbytes for module in unit.modules))
+            found |= {report.module: report for report in reports}
+        for shard in self.source.shards:
+            check_unchanged(shard)
+        return [found[module] for module in slots]
+
+
+def _sync(paths: set[Path]) -> None:
+    """Bring what was written to the disk, before the journal says so."""
+    for path in paths:
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

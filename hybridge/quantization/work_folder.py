@@ -1,0 +1,130 @@
+"""What a run of ``hybridge quantize`` has finished, kept beside its output until the output is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hybridge.artifact.errors import OutputError, SettingError
+from hybridge.artifact.limits import JSON_BYTES
+from hybridge.artifact.temporary_folder import lock_folder
+from hybridge.artifact.untrusted_file import has_file, read_inside
+
+_JOURNAL = "journal.jsonl"
+_DIGEST = "digest"
+_ANEW = "leave `resume` out to begin anew"
+
+
+class WorkFolder:
+    """The hidden ``folder`` of unfinished shards, and its journal: a line of JSON for each finished step.
+
+    A step is in the journal only after its files are on the disk. Steps have names of their own.
+    """
+
+    def __init__(self, folder: Path, steps: dict[str, Any]) -> None:
+        self.folder, self._steps = folder, steps
+
+    def result(self, step: str) -> Any | None:
+        """What ``finish`` was given; None: the step is not finished."""
+        return self._steps.get(step)
+
+    def finish(self, step: str, result: Any) -> None:
+        """``step`` is finished; ``result``, not None, is written as JSON."""
+        self._steps[step] = result
+        with (self.folder / _JOURNAL).open("ab") as file:
+            file.write(_line(step, result))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def forget(self, steps: list[str]) -> None:
+        """``steps`` are not finished any more."""
+        self._steps = {step: result for step, result in self._steps.items() if step not in steps}
+        _write_journal(self.folder, self._steps)
+
+
+@contextlib.contextmanager
+def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
+    """The work folder of ``out``, whose parent exists. ``resume``: go on with the steps of a run that was killed.
+
+    It is removed at the end, also by an error, but not by Ctrl-C. ``digest`` is of all that the results depend on.
+    SettingError: to resume, but that run had another digest. OutputError: another run uses the folder.
+    """
+    folder = out.parent / f".{out.name}.hybridge-quantize"
+    with _locked(folder, out):
+        steps = _steps(folder, digest) if resume else {}
+        if not steps:
+            _clear(folder)
+            steps = {_DIGEST: digest}
+            _write_journal(folder, steps)
+        try:
+            yield WorkFolder(folder, steps)
+        except Exception:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, out: Path) -> Iterator[None]:
+    while True:
+        folder.mkdir(exist_ok=True)
+        lock = lock_folder(folder, wait=False)
+        if lock is None and os.name == "posix":
+            raise OutputError(f"{out}: another run writes it, found {folder} in use: wait for it, or give another path")
+        # A run that ended may have removed it before it was locked.
+        if folder.is_dir():
+            break
+        if lock is not None:
+            os.close(lock)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _steps(folder: Path, digest: str) -> dict[str, Any]:
+    """The finished steps in the journal of ``folder``; none without a journal."""
+    if not has_file(folder, _JOURNAL):
+        return {}
+    lines = read_inside(folder, _JOURNAL, JSON_BYTES, SettingError, _ANEW).split(b"\n")
+    steps: dict[str, Any] = {}
+    for line in lines[:-1]:  # the run may have been killed while it wrote the last one
+        try:
+            step, result = json.loads(line)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise SettingError(f"resume: expected the journal of a run, found damage in {folder}: {_ANEW}") from error
+        steps[str(step)] = result
+    if steps and steps.get(_DIGEST) != digest:
+        raise SettingError(
+            f"resume: expected the checkpoint, the settings and the text of the run that left {folder}, found others: "
+            f"{_ANEW}"
+        )
+    return steps
+
+
+def _write_journal(folder: Path, steps: Mapping[str, Any]) -> None:
+    temporary = folder / f"{_JOURNAL}.new"
+    with temporary.open("wb") as file:
+        file.writelines(_line(step, result) for step, result in steps.items())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / _JOURNAL)
+
+
+def _line(step: str, result: Any) -> bytes:
+    return json.dumps([step, result]).encode() + b"\n"
+
+
+def _clear(folder: Path) -> None:
+    """Remove all that is in the folder, which stays locked."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
