@@ -11,38 +11,45 @@ import numpy as np
 # Scales to try, as fractions of the scale at which the largest weight of a group just fits.
 _PARTS = tuple(float(part) for part in np.linspace(0.55, 1.05, 21))
 # Columns whose errors are propagated together, where each row has one scale.
-_COLUMNS = 128
+COLUMNS = 128
 # float32 scales -> the nearest ones above 0 that can be stored, as float32.
 Storable = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The numbers of a type. ``nearest`` rounds float32 numbers to them; ``peak`` is what a group's largest becomes."""
+    """The numbers of a type: integers from ``low`` to ``high``, or those with ``digits`` binary digits behind the first
+    one, whose exponent is at least ``least``. ``peak`` is what a group's largest becomes.
+    """
 
     peak: float
-    nearest: Callable[[np.ndarray], np.ndarray]
+    low: float
+    high: float
+    digits: int | None = None
+    least: int = 0
+
+    def nearest(self, numbers: np.ndarray) -> np.ndarray:
+        """float32 numbers rounded to the levels; about ten times as fast as a cast of ml_dtypes."""
+        if self.digits is None:
+            return np.clip(np.rint(numbers), self.low, self.high)
+        exponents = np.frexp(numbers)[1] - 1  # of the leading digit
+        steps = np.ldexp(np.float32(1), np.maximum(exponents, self.least) - self.digits)
+        found = np.rint(numbers / steps)
+        found *= steps
+        return np.clip(found, self.low, self.high, out=found)
 
 
 def integer_levels(bits: int) -> Levels:
     """Signed integers. The peak is between the largest of both signs, so that each is off by at most half a step."""
     half = 1 << (bits - 1)
-    return Levels(half - 0.5, lambda numbers: np.clip(np.rint(numbers), -half, half - 1))
+    return Levels(half - 0.5, -half, half - 1)
 
 
 def _float_levels(dtype: type) -> Levels:
-    """Numbers of a floating-point type; ``nearest`` is about ten times as fast as a cast of ml_dtypes."""
+    """Numbers of a floating-point type."""
     info = ml_dtypes.finfo(dtype)
-    peak, least, digits = float(info.max), int(info.minexp), int(info.nmant)
-
-    def nearest(numbers: np.ndarray) -> np.ndarray:
-        exponents = np.frexp(numbers)[1] - 1  # of the leading digit
-        steps = np.ldexp(np.float32(1), np.maximum(exponents, least) - digits)
-        found = np.rint(numbers / steps)
-        found *= steps
-        return np.clip(found, -peak, peak, out=found)
-
-    return Levels(peak, nearest)
+    peak = float(info.max)
+    return Levels(peak, -peak, peak, int(info.nmant), int(info.minexp))
 
 
 E4M3 = _float_levels(ml_dtypes.float8_e4m3fn)
@@ -145,7 +152,7 @@ def gptq_rounded(
     """
     left, columns = weights.copy(), weights.shape[1]
     numbers, scales = np.empty_like(weights), np.empty((len(weights), columns // group), np.float32)
-    step = group if group < columns else min(columns, _COLUMNS)
+    step = group if group < columns else min(columns, COLUMNS)
     if group == columns:
         scales = rounded(weights, group, levels, storable, parts)[1]
     for start in range(0, columns, step):

@@ -47,7 +47,7 @@ class ScaleSearch:
             return None
         producer = self._tensors[group.producer]
         candidates = [self._stored(group, producer, each) for each in _candidates(group, producer, products, readers)]
-        sums = products.sums.cpu()
+        sums = products.sums
 
         def error(scales: np.ndarray) -> float:
             return sum(self._error(scheme, weights, scales[group.places], sums) for scheme, weights in readers)

@@ -45,8 +45,9 @@ class Products:
         """The mean square of each feature, float64 [columns]."""
         return self.sums.diagonal().double().cpu().numpy() / self.tokens
 
-    def factor(self) -> np.ndarray:
-        """The ``factor`` of ``gptq_rounded``, float32: U with UᵀU the inverse of the damped sums; they are used up.
+    def factor(self) -> Any:
+        """The ``factor`` of ``gptq_rounded``, float32: U with UᵀU the inverse of the damped sums, which are used up; an
+        array, or a tensor on the GPU where the sums are.
 
         With the sums in reverse order MMᵀ, R, that is M in reverse order, is upper triangular, and U its inverse.
         """
@@ -59,7 +60,8 @@ class Products:
         upper = torch.linalg.cholesky(matrix.flip(0, 1)).flip(0, 1)
         del matrix, diagonal
         identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-        return torch.linalg.solve_triangular(upper, identity, upper=True).float().cpu().numpy()
+        found = torch.linalg.solve_triangular(upper, identity, upper=True).float()
+        return found if found.is_cuda else found.numpy()
 
 
 class InputProducts:

@@ -22,7 +22,7 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
 
     config = model.model.config.get_text_config()
     begin = getattr(config, "bos_token_id", None)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[] if model.device == "cpu" else [torch.cuda.current_device()]):
         torch.manual_seed(_SEED)
         if isinstance(begin, int) and 0 <= begin < config.vocab_size:
             first = torch.full((WINDOWS, 1), begin)

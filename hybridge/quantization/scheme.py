@@ -28,13 +28,14 @@ class QuantizedRows:
 @dataclass(frozen=True)
 class MatrixContext:
     """scale: the type of scales. search: find the scales of least squared error. peak: the largest magnitude of the
-    weights that share a second scale. factor: of ``gptq_rounded``, None to round each weight by itself.
+    weights that share a second scale. factor: of ``gptq_rounded``, None to round each weight by itself; a tensor on
+    a GPU where that computes.
     """
 
     scale: DType
     search: bool
     peak: float = 0.0
-    factor: np.ndarray | None = None
+    factor: Any = None
 
     def rounded(
         self, weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float] | None = None
@@ -43,6 +44,10 @@ class MatrixContext:
         tried = parts_to_try(self.search) if parts is None or not self.search else parts
         if self.factor is None:
             return rounded(weights, group, levels, storable, tried)
+        if not isinstance(self.factor, np.ndarray):
+            from hybridge.quantization.torch_rounding import gptq_rounded_in_torch
+
+            return gptq_rounded_in_torch(weights, group, levels, storable, tried, self.factor)
         return gptq_rounded(weights, group, levels, storable, tried, self.factor)
 
 

@@ -141,7 +141,7 @@ def test_independent_inputs_leave_each_weight_to_itself(group: int) -> None:
 
 def test_later_columns_make_up_for_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the method is defined: after each column, the change of all later ones of least squared error."""
-    monkeypatch.setattr(rounding, "_COLUMNS", 5)
+    monkeypatch.setattr(rounding, "COLUMNS", 5)
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(60, 12)) @ rng.normal(size=(12, 12))
     given = weights(4, 12).astype(np.float64)
