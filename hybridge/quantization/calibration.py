@@ -25,16 +25,12 @@ WINDOW, WINDOWS = 512, 32
 
 
 class Calibration:
-    """The checkpoint in transformers, and ``windows`` of tokens: those given, else of ``text``, else, if that is None,
-    sampled from the model.
+    """The checkpoint in transformers, and ``windows`` of tokens, sampled from the model if none are given.
 
-    SettingError: there is no tokenizer for the text, or the text is too short.
+    SettingError: a token is not one of the model.
     """
 
-    def __init__(
-        self, checkpoint: Path, text: Path | None, windows: list[np.ndarray] | None, device: str, progress: Progress
-    ) -> None:
-        given = _text_windows(checkpoint, text) if text is not None and windows is None else windows
+    def __init__(self, checkpoint: Path, given: list[np.ndarray] | None, device: str, progress: Progress) -> None:
         progress.start("load the checkpoint in transformers")
         self._model = TransformersModel(checkpoint, device=device)
         self.torch = self._model.torch
@@ -101,7 +97,8 @@ def check_device(device: str) -> None:
             raise EngineError("device: expected a CUDA GPU that torch can use, found none: use the device cpu")
 
 
-def _text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:
+def text_windows(checkpoint: Path, text: Path) -> list[np.ndarray]:
+    """Windows of tokens of a text; SettingError: the checkpoint has no tokenizer, or the text is too short."""
     if not has_file(checkpoint, TOKENIZER_FILE):
         raise SettingError(
             f"{checkpoint}: expected a tokenizer for the text, found no {TOKENIZER_FILE}: leave the text out to "

@@ -27,7 +27,6 @@ from hybridge.quantization.report import QuantizeReport
 from hybridge.quantization.roles import roles_of
 from hybridge.quantization.run import QuantizeRun
 from hybridge.quantization.run_digest import run_digest
-from hybridge.quantization.weight_check import check_weights
 from hybridge.quantization.work_folder import WorkFolder, work_folder
 
 REPORT_FILE = "hybridge_quantization.json"
@@ -94,8 +93,6 @@ def _text_config(source: Checkpoint) -> dict[str, object]:
 
 def _write(run: QuantizeRun, work: WorkFolder, folder: Path, out: Path, progress: Progress) -> QuantizeReport:
     source, options = run.source, run.options
-    if options.is_calibrated:
-        check_weights(source.tensors, run.roles.schemes, progress)
     calibration = run.calibration(work, progress)
     run, groups = run.mixed(calibration, work, progress)
     placed = run.shards(work, progress)

@@ -13,7 +13,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
 from hybridge.exporter.checkpoint import Checkpoint
-from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.calibration import Calibration, text_windows
 from hybridge.quantization.input_scaling import ScalableInput
 from hybridge.quantization.layer_quantizer import LayerQuantizer
 from hybridge.quantization.matrix import MatrixReport
@@ -22,6 +22,7 @@ from hybridge.quantization.options import AWQ, GPTQ, RTN, QuantizeOptions
 from hybridge.quantization.roles import Roles
 from hybridge.quantization.shard import check_unchanged, create_shard
 from hybridge.quantization.units import units_of
+from hybridge.quantization.weight_check import check_weights
 from hybridge.quantization.work_folder import WorkFolder
 
 _WINDOWS = "calibration windows"
@@ -54,13 +55,15 @@ class QuantizeRun:
         return replace(self, roles=roles), groups
 
     def calibration(self, work: WorkFolder, progress: Progress) -> Calibration | None:
-        """The model and its windows; None for methods that need none."""
+        """The model and its windows; None for methods that need none. CheckpointError: as ``check_weights``."""
         if not self.options.is_calibrated:
             return None
-        text = None if self.options.text is None else Path(self.options.text)
-        known = work.result(_WINDOWS)
+        known, text = work.result(_WINDOWS), self.options.text
         windows = None if known is None else [np.array(window, np.int64) for window in known]
-        found = Calibration(self.source.path, text, windows, self.options.device, progress)
+        if windows is None and text is not None:
+            windows = text_windows(self.source.path, Path(text))
+        check_weights(self.source.tensors, self.roles.schemes, progress)
+        found = Calibration(self.source.path, windows, self.options.device, progress)
         if known is None:
             work.finish(_WINDOWS, [window.tolist() for window in found.windows])
         return found

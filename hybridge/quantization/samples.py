@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.progress import Progress
 from hybridge.verification.transformers_model import TransformersModel
 
@@ -39,9 +42,20 @@ def own_samples(model: TransformersModel, progress: Progress) -> list[np.ndarray
                 first,
                 attention_mask=torch.ones_like(first),
                 generation_config=settings,
+                logits_processor=[_finite],
                 stopping_criteria=[lambda ids, _scores, **_: _advance(progress, ids)],
             )
     return list(found.cpu().numpy())
+
+
+def _finite(_ids: Any, scores: Any) -> Any:
+    """``scores``; CheckpointError: one is not finite."""
+    if not bool(scores.isfinite().all()):
+        raise CheckpointError(
+            "expected finite predictions to sample from, found others: weights are too large, or the checkpoint is "
+            "damaged"
+        )
+    return scores
 
 
 def _advance(progress: Progress, ids: object) -> object:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hybridge
-from hybridge.artifact.errors import CheckpointError, OutputError, SettingError, UnsupportedError
+from hybridge.artifact.errors import CheckpointError, EngineError, OutputError, SettingError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
 from tests.quantization.dequantized import dequantized, stored_tensors
 from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
@@ -188,6 +188,25 @@ def test_scaled_inputs_bring_the_predictions_closer(tmp_path: Path, family: str,
     assert any("norm" in name for name in changed["awq"] - changed["mse"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize(
+    ("value", "message"), [(0.0, "q_proj: expected inputs over the text, found only"), (1e30, "expected finite inputs")]
+)
+def test_inputs_that_no_calibration_can_use(tmp_path: Path, method: str, value: float, message: str) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", vocab_size=410, dtype="float32")
+    byte_level_tokenizer(checkpoint)
+    edit_tensors(checkpoint, lambda tensors: tensors["model.layers.1.input_layernorm.weight"].fill_(value))
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(SENTENCES) * 4, encoding="utf-8")
+    with pytest.raises((CheckpointError, EngineError), match=message):
+        hybridge.quantize(checkpoint, tmp_path / "out", method=method, text=text)
+    if value:
+        with pytest.raises(CheckpointError, match="expected finite predictions"):
+            hybridge.quantize(checkpoint, tmp_path / "out", method=method)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "text.txt"]
+
+
 def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     sizes = {"hidden_size": 48, "intermediate_size": 75, "tie_word_embeddings": False}
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
@@ -236,7 +255,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"text: expected none for the method mse without `bits`, found text\.txt"):
         hybridge.quantize(checkpoint, out, text="text.txt")
     with pytest.raises(SettingError, match=r"checkpoint: expected a tokenizer for the text, found no tokenizer.json"):
-        hybridge.quantize(checkpoint, out, method="gptq", text=tmp_path / "text.txt")
+        hybridge.quantize(checkpoint, out, method="gptq", text=__file__)
     with pytest.raises(OutputError, match="is the checkpoint's own folder"):
         hybridge.quantize(checkpoint, checkpoint, overwrite=True)
     hybridge.quantize(checkpoint, out)
@@ -255,6 +274,14 @@ def test_refusals(tmp_path: Path) -> None:
     edit_tensors(checkpoint, damage)
     with pytest.raises(CheckpointError, match=r"up_proj.weight holds nan at index \[3, 5\]: expected finite weights"):
         hybridge.quantize(checkpoint, tmp_path / "damaged")
+    for options in ({"method": "gptq"}, {"method": "awq"}, {"bits": 7.0}):
+        with pytest.raises(
+            CheckpointError, match=r"up_proj.weight holds nan at index \[3, 5\]: expected finite weights"
+        ):
+            hybridge.quantize(checkpoint, tmp_path / "damaged", **options)
+    edit_tensors(checkpoint, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"].zero_())
+    with pytest.raises(CheckpointError, match=r"up_proj.weight holds only zeros: expected weights for a calibration"):
+        hybridge.quantize(checkpoint, tmp_path / "damaged", method="gptq")
     edit_config(plain, model_type="unheard_of")
     with pytest.raises(UnsupportedError, match="unheard_of"):
         hybridge.quantize(plain, tmp_path / "unknown")
