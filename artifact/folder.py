@@ -113,11 +113,12 @@ def _sync(folder: Path) -> None:
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):
             if path.stat().st_nlink == 1:
-                _sync_path(path)
-        _sync_path(Path(root))
+                sync_path(path)
+        sync_path(Path(root))
 
 
-def _sync_path(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Bring a file or the names in a folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

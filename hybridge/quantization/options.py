@@ -39,8 +39,8 @@ class QuantizeOptions:
     )
     method: str = setting(
         MSE,
-        "rtn (scales from the largest weight), mse (scales with the least squared error), awq (mse, inputs scaled by a text) "
-        "or gptq (mse, errors compensated by a text).",
+        "rtn (scales from the largest weight), mse (scales with the least squared error), "
+        "awq or gptq (mse, calibrated).",
         metavar="NAME",
         choices=METHODS,
     )
@@ -50,8 +50,8 @@ class QuantizeOptions:
         metavar="FILE",
         shown_default="the model's own samples",
     )
-    device: str = setting(CPU, "Where calibration and gptq compute: cpu or cuda.", metavar="NAME", choices=(CPU, CUDA))
-    resume: bool = setting(False, "Continue a run of the same command that was interrupted.")
+    device: str = setting(CPU, "cpu or cuda (calibration, gptq).", metavar="NAME", choices=(CPU, CUDA))
+    resume: bool = setting(False, "Continue an interrupted run.")
     overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")
 
     def __post_init__(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.folder import sync_path
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
 from hybridge.exporter.checkpoint import Checkpoint
@@ -105,7 +105,8 @@ class QuantizeRun:
             known = work.result(unit.name)
             if known is None:
                 reports = layers.run(unit, progress.advance)
-                _sync({placed[name].path for name in placed})
+                for path in {slot.path for slot in placed.values()}:
+                    sync_path(path)
                 work.finish(unit.name, [asdict(report) for report in reports])
             else:
                 reports = [MatrixReport(**report) for report in known]
@@ -114,13 +115,3 @@ class QuantizeRun:
         for shard in self.source.shards:
             check_unchanged(shard)
         return [found[module] for module in slots]
-
-
-def _sync(paths: set[Path]) -> None:
-    """Bring what was written to the disk, before the journal says so."""
-    for path in paths:
-        handle = os.open(path, os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -29,7 +29,7 @@ class WorkFolder:
     def __init__(self, folder: Path, steps: dict[str, Any]) -> None:
         self.folder, self._steps = folder, steps
 
-    def result(self, step: str) -> Any | None:
+    def result(self, step: str) -> Any:
         """What ``finish`` was given; None: the step is not finished."""
         return self._steps.get(step)
 

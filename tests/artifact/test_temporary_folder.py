@@ -129,7 +129,7 @@ def test_without_locks_no_folder_counts_as_left_over(tmp_path: Path, monkeypatch
 def test_a_folder_taken_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import hybridge.artifact.temporary_folder as module
 
-    lock = module._lock
+    lock = module.lock_folder
     taken: list[Path] = []
 
     def late(folder: Path, wait: bool) -> int | None:
@@ -138,7 +138,7 @@ def test_a_folder_taken_before_it_was_locked_is_made_again(tmp_path: Path, monke
             folder.rmdir()
         return lock(folder, wait)
 
-    monkeypatch.setattr(module, "_lock", late)
+    monkeypatch.setattr(module, "lock_folder", late)
     with only(tmp_path), temporary_folder(tmp_path / "out", PARTIAL) as folder:
         assert folder.is_dir() and folder != taken[0]
 
