@@ -46,16 +46,16 @@ class ScaleSearch:
         if not readers:
             return None
         producer = self._tensors[group.producer]
-        candidates = [self._stored(group, producer, each) for each in _candidates(group, producer, products, readers)]
+        trials = [self._stored(group, producer, each) for each in _trial_scales(group, producer, products, readers)]
         sums = products.sums
 
         def error(scales: np.ndarray) -> float:
-            return sum(self._error(scheme, weights, scales[group.places], sums) for scheme, weights in readers)
+            return sum(self._error(scheme, weights, scales[group.positions], sums) for scheme, weights in readers)
 
         plain = error(np.ones(producer.shape[0]))
-        errors = [value if np.isfinite(value) else np.inf for value in in_threads(error, candidates)]
+        errors = [value if np.isfinite(value) else np.inf for value in in_threads(error, trials)]
         best = int(np.argmin(errors))
-        return candidates[best] if errors[best] < plain else None
+        return trials[best] if errors[best] < plain else None
 
     def _stored(self, group: ScalableInput, producer: TensorSlot, scales: np.ndarray) -> np.ndarray:
         """Powers of two where a tensor that is not quantised is multiplied, which then stays exact; as stored."""
@@ -82,16 +82,16 @@ class ScaleSearch:
         return float((torch_difference @ sums).mul_(torch_difference).sum(dtype=torch_difference.double().dtype))
 
 
-def _candidates(
+def _trial_scales(
     group: ScalableInput, producer: TensorSlot, products: Products, readers: list[tuple[Scheme, np.ndarray]]
 ) -> Iterator[np.ndarray]:
     """Scales to try: magnitudes of inputs to a power, alone and divided by those of weights to the rest of 1."""
     size = producer.shape[0]
-    counts = np.bincount(group.places, minlength=size)
+    counts = np.bincount(group.positions, minlength=size)
     used = counts > 0
-    inputs = np.sqrt(np.bincount(group.places, products.mean_squares(), size)[used] / counts[used])
+    inputs = np.sqrt(np.bincount(group.positions, products.mean_squares(), size)[used] / counts[used])
     columns = sum(np.square(_relative(weights, scheme)).mean(0, dtype=np.float64) for scheme, weights in readers)
-    weights = np.sqrt(np.bincount(group.places, columns, size)[used] / counts[used])
+    weights = np.sqrt(np.bincount(group.positions, columns, size)[used] / counts[used])
     inputs, weights = (np.maximum(each, _LEAST * each.max()) for each in (inputs, weights))
     if not weights.all():
         return

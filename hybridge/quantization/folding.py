@@ -29,12 +29,12 @@ def folded(group: ScalableInput, scales: np.ndarray) -> dict[str, TensorScale]:
     """The scale of each tensor around the input ``group`` whose features get ``scales`` [rows of the producer]; rows
     that are no features (the gate of a matrix that holds both) stay as they are.
     """
-    scales = np.where(np.isin(np.arange(len(scales)), group.places), scales, 1.0)
+    scales = np.where(np.isin(np.arange(len(scales)), group.positions), scales, 1.0)
     rows = 1 / (scales if group.power == 1 else scales ** (1 / group.power))
     found = {group.producer: TensorScale(rows=rows, offset=group.offset)}
     if group.bias is not None:
         found[group.bias] = TensorScale(rows=rows)
-    columns = TensorScale(columns=scales[group.places])
+    columns = TensorScale(columns=scales[group.positions])
     return found | {name: columns for name in group.consumers}
 
 

@@ -36,14 +36,14 @@ class ScalableInput:
     """An input of matrices.
 
     producer: a vector that multiplies the features (a norm's weight, to which ``offset`` is added), or a matrix whose
-    rows they are, with its ``bias``. places [features]: the producer's entry or row of each feature. power: of a
+    rows they are, with its ``bias``. positions [features]: the producer's entry or row of each feature. power: of a
     producer's row that the feature has. consumers: every matrix [rows, features] that reads them. layer: its number.
     """
 
     layer: int
     producer: str
     consumers: tuple[str, ...]
-    places: np.ndarray
+    positions: np.ndarray
     bias: str | None = None
     power: int = 1
     offset: float = 0.0
@@ -69,8 +69,8 @@ def _of_block(
     assert norm is not None
     readers = _readers(block.body, own, decoder.hidden_size)
     if readers and not block.norm_after:
-        places = np.arange(decoder.hidden_size)
-        yield ScalableInput(number, norm, readers, places, offset=decoder.norm_offset)
+        positions = np.arange(decoder.hidden_size)
+        yield ScalableInput(number, norm, readers, positions, offset=decoder.norm_offset)
     yield from _inner(block.body, own, "body.", number)
 
 
@@ -101,29 +101,29 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
         assert found is not None
         return found
 
-    def of(producer: str, consumer: str, places: np.ndarray, power: int = 1) -> ScalableInput:
+    def of(producer: str, consumer: str, positions: np.ndarray, power: int = 1) -> ScalableInput:
         bias = producer.replace(".weight", ".bias")
         has_bias = bias != producer and prefix + bias in own
         return ScalableInput(
-            number, source(producer), (source(consumer),), places, source(bias) if has_bias else None, power
+            number, source(producer), (source(consumer),), positions, source(bias) if has_bias else None, power
         )
 
     if isinstance(body, AttentionConfig):
         heads = np.arange(body.num_heads) // (body.num_heads // body.num_kv_heads)
-        places = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
-        yield of("v_proj.weight", "o_proj.weight", places)
+        positions = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
+        yield of("v_proj.weight", "o_proj.weight", positions)
     elif isinstance(body, MambaConfig):
         yield of("norm.weight", "out_proj.weight", np.arange(body.intermediate_size))
     elif isinstance(body, GatedDeltaConfig):
         yield of("norm.weight", "out_proj.weight", np.arange(body.value_dim) % body.value_size)
     elif isinstance(body, MlpConfig):
-        places = np.arange(body.intermediate_size)
+        positions = np.arange(body.intermediate_size)
         if body.projections == "fused":
-            yield of("input_linear.weight", "output_linear.weight", places + body.intermediate_size)
+            yield of("input_linear.weight", "output_linear.weight", positions + body.intermediate_size)
         elif body.projections == "gated":
-            yield of("up_proj.weight", "down_proj.weight", places)
+            yield of("up_proj.weight", "down_proj.weight", positions)
         elif body.activation in _POWERS:
-            yield of("up_proj.weight", "down_proj.weight", places, _POWERS[body.activation])
+            yield of("up_proj.weight", "down_proj.weight", positions, _POWERS[body.activation])
     elif isinstance(body, ShortConvConfig):
         yield of("in_proj.weight", "out_proj.weight", np.arange(body.conv_dim) + body.conv_dim)
     elif body.shared is not None:

@@ -79,7 +79,7 @@ class LayerWalk:
 
 
 def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
-    """A module in the place of ``layer`` that keeps what it is called with, and returns its ``output`` if that is set,
+    """A module that replaces ``layer``, and keeps what it is called with, and returns its ``output`` if that is set,
     else its input, in tuples of ``length``; None: it computes the layer to find the length.
     """
 

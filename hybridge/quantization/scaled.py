@@ -23,7 +23,7 @@ class TensorScale:
     offset: float = 0.0
 
     def with_scale(self, other: TensorScale) -> TensorScale:
-        """Both, one after the other; at most one has rows, and one columns."""
+        """Both scales; at most one has rows, and one columns."""
         assert self.rows is None or other.rows is None
         assert self.columns is None or other.columns is None
         rows = other.rows if self.rows is None else self.rows

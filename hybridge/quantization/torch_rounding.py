@@ -14,7 +14,7 @@ from hybridge.exporter.rounding.rounding import COLUMNS, Levels, Storable
 def gptq_rounded_in_torch(
     weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float], factor: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As ``gptq_rounded``, computed where the tensor ``factor`` is; equal but for the order of sums."""
+    """As ``gptq_rounded``, computed where the tensor ``factor`` is; only the order of sums differs."""
     left = torch.from_numpy(weights).to(factor.device, copy=True)
     columns = left.shape[1]
     numbers, scales = torch.empty_like(left), left.new_empty(len(left), columns // group)

@@ -23,7 +23,7 @@ ON_PUSH = ("nemotron_h experts", "qwen3_next")
 
 
 def logits(folder: Path) -> torch.Tensor:
-    """Of some tokens, in float64 but for the norms, which transformers computes in float32."""
+    """Of some tokens, in float64 except for the norms, which transformers computes in float32."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     if hasattr(model, "set_experts_implementation"):
