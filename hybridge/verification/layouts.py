@@ -19,7 +19,7 @@ from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_dense_engine, portable_unavailable
 from hybridge.runtime.engines.paged import PagedEngine
-from hybridge.runtime.engines.paged_factory import check_paged_engine, create_paged_engine
+from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.far_windows import FarRow
 from hybridge.verification.options import VerifyOptions
@@ -82,6 +82,6 @@ _LAYOUTS: Mapping[str, LayoutSteps] = MappingProxyType(
         # A dense engine holds the caches of all layers, a paged one attends in one layer at a time.
         DENSE: LayoutSteps(check_engine, portable_unavailable, _dense, sum),
         # A paged graph has no operator of the newest opset, so any ONNX Runtime runs it under an older number.
-        PAGED: LayoutSteps(check_paged_engine, lambda: None, _paged, max),
+        PAGED: LayoutSteps(check_engine, lambda: None, _paged, max),
     }
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from hybridge.artifact.call_arguments import checked_path
 from hybridge.artifact.config import DENSE, read_config
@@ -16,6 +17,7 @@ from hybridge.artifact.extras import install_command
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.artifact.settings import bad_value, check_settings, setting
 from hybridge.runtime.engines.dense import DenseEngine
+from hybridge.runtime.engines.paged import PagedEngine
 
 AUTO, ONNXRUNTIME, TENSORRT, TORCH = "auto", "onnxruntime", "tensorrt", "torch"
 TENSORRT_NETWORK, TENSORRT_NETWORK_NATIVE = "tensorrt-network", "tensorrt-network-native"
@@ -28,6 +30,7 @@ ENGINE_NAMES = (
     *NETWORK_ENGINES,
     TORCH,
 )
+E = TypeVar("E", DenseEngine, PagedEngine)
 # More than any machine's processors: starting far more threads takes minutes and gigabytes.
 MOST_THREADS = 1024
 
@@ -98,6 +101,11 @@ def create_dense_engine(artifact: str | Path, name: str = AUTO, options: EngineO
     options.check_engine_folder(chosen)
     with located(folder):
         engine = ENGINES[chosen].create(folder, options)
+    return with_reason(engine, chosen, reason)
+
+
+def with_reason(engine: E, chosen: str, reason: str | None) -> E:
+    """``engine``, with a note where ``chosen`` runs an artifact because no TensorRT engine can."""
     if reason is not None:
         engine.notes = (*engine.notes, f"{chosen} runs the artifact, as no TensorRT engine can ({reason})")
     return engine

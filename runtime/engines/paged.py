@@ -129,6 +129,11 @@ class PagedEngine(ABC):
         """Name, type and shape of each pool as ``arrays_from_copy`` gives it."""
         return self.config.bindings.states
 
+    @property
+    def pool_limits(self) -> tuple[int, int] | None:
+        """The most blocks and the most slots that pools may have; None: as many as there is memory for."""
+        return None
+
     def kv_bytes(self, blocks: Collection[int], block_size: int) -> int:
         """Memory that these blocks take."""
         return len(blocks) * self.block_bytes(block_size)

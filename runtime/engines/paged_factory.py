@@ -8,44 +8,39 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hybridge.artifact.config import read_config
-from hybridge.artifact.errors import EngineError, located
+from hybridge.artifact.errors import located
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.runtime.engines.factory import (
     AUTO,
     ONNXRUNTIME,
+    TENSORRT,
     TENSORRT_NETWORK,
     TENSORRT_NETWORK_NATIVE,
     TORCH,
     EngineOptions,
     check_engine,
+    choose_engine,
+    with_reason,
 )
 from hybridge.runtime.engines.paged import PagedEngine
 
 
 def create_paged_engine(artifact: str | Path, name: str = AUTO, options: EngineOptions | None = None) -> PagedEngine:
-    """The engine ``name`` over the folder of a paged artifact; "auto" is onnxruntime.
+    """The engine ``name`` over the folder of a paged artifact; "auto" as in ``create_dense_engine``.
 
-    EngineError: an engine that is unknown, unavailable or does not run paged artifacts, or the artifact's layout is
-    another one. ArtifactError: not an artifact.
+    EngineError: an engine that is unknown or unavailable, or the artifact's layout is another one. ArtifactError: not
+    an artifact.
     """
-    check_paged_engine(name)
+    check_engine(name)
     folder = Path(artifact)
     require_artifact(folder)
     read_config(folder)  # so that errors name the folder as it was given
-    options, chosen = options or EngineOptions(), ONNXRUNTIME if name == AUTO else name
+    options = options or EngineOptions()
+    chosen, reason = choose_engine(folder, options) if name == AUTO else (name, None)
     options.check_engine_folder(chosen)
     with located(folder):
-        return PAGED_ENGINES[chosen](folder, options)
-
-
-def check_paged_engine(name: str) -> None:
-    """Raise at once what ``create_paged_engine`` would raise for the engine ``name`` with any artifact."""
-    check_engine(name)
-    if name not in (AUTO, *PAGED_ENGINES):
-        raise EngineError(
-            f"engine: expected one of {', '.join((AUTO, *PAGED_ENGINES))} for an artifact of layout paged, found "
-            f"{name!r}: choose one of these, or export with `layout='dense'`"
-        )
+        engine = PAGED_ENGINES[chosen](folder, options)
+    return with_reason(engine, chosen, reason)
 
 
 def _onnxruntime(folder: Path, options: EngineOptions) -> PagedEngine:
@@ -59,6 +54,12 @@ def _onnxruntime_portable(folder: Path, options: EngineOptions) -> PagedEngine:
     from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
 
     return PortablePagedEngine(folder, threads=options.threads)
+
+
+def _tensorrt(folder: Path, options: EngineOptions) -> PagedEngine:
+    from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
+
+    return TensorRTPagedEngine.from_folder(folder, options.engine_folder)
 
 
 def _torch(folder: Path, options: EngineOptions) -> PagedEngine:
@@ -82,6 +83,7 @@ PAGED_ENGINES: Mapping[str, Callable[[Path, EngineOptions], PagedEngine]] = Mapp
     {
         ONNXRUNTIME: _onnxruntime,
         "onnxruntime-portable": _onnxruntime_portable,
+        TENSORRT: _tensorrt,
         TENSORRT_NETWORK: _tensorrt_network,
         TENSORRT_NETWORK_NATIVE: partial(_tensorrt_network, native=True),
         TORCH: _torch,

@@ -27,6 +27,11 @@ class Pools(Protocol):
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None: ...
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]: ...
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy: ...
+
+
+class PackingPools(Pools, Protocol):
+    """Pools that have states in 8 bits too."""
+
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
     def packed_out(self, slot: int) -> PackedState: ...
@@ -34,6 +39,7 @@ class Pools(Protocol):
 
 
 P = TypeVar("P", bound=Pools)
+Q = TypeVar("Q", bound=PackingPools)
 
 
 class PooledEngine(PagedEngine, Generic[P]):
@@ -63,9 +69,6 @@ class PooledEngine(PagedEngine, Generic[P]):
     @property
     def slot_bytes(self) -> int:
         return sum(spec.unit_bytes for spec in self._specs if not spec.grows)
-
-    def packed_slot_bytes(self, kind: str) -> int:
-        return sum(packed_bytes(spec) for spec in self._specs if not spec.grows)
 
     def block_bytes(self, block_size: int) -> int:
         if block_size < 1:
@@ -99,6 +102,13 @@ class PooledEngine(PagedEngine, Generic[P]):
 
     def copy_from_arrays(self, arrays: Mapping[str, np.ndarray], blocks: int, slots: int) -> HostCopy:
         return self.pools.copy_from_arrays(arrays, blocks, slots)
+
+
+class PackingEngine(PooledEngine[Q]):
+    """A paged engine whose pools have states in 8 bits too."""
+
+    def packed_slot_bytes(self, kind: str) -> int:
+        return sum(packed_bytes(spec) for spec in self._specs if not spec.grows)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.pools.pack_slots(sources, targets)

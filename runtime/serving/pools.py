@@ -108,7 +108,8 @@ def pools_in(
     """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
     A slot for every row, where these leave half of the budget to the blocks, else as many as sequences of full length
-    fit; then slots for the prefix cache, as far as one sequence of full length leaves room.
+    fit; then slots for the prefix cache, as far as one sequence of full length leaves room. Never more than the
+    engine's ``pool_limits``.
 
     EngineError, naming the bytes that would suffice, when one sequence does not fit.
     """
@@ -129,10 +130,15 @@ def pools_in(
         if cache is not None:
             states = _cached_states(cache, budget - slots * slot, blocks_each * block, packed_bytes or slot)
             slots, packed = (slots + states, 0) if kind == EXACT else (slots, states)
+    most_blocks, most_slots = engine.pool_limits or (None, None)
+    if most_slots is not None:
+        slots = min(slots, most_slots)
     left = budget - slots * slot - packed * packed_bytes
     blocks = 0
     if needs.kv:
         blocks = left // block if cache is not None else min(left // block, shape.max_rows * blocks_each)
+    if most_blocks is not None:
+        blocks = min(blocks, most_blocks)
     sizes = PoolSizes(blocks, shape.block_size, slots, packed, kind)
     return PoolReport(sizes, block, slot, dict(engine.memory_use()), packed_bytes)
 

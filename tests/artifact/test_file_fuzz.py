@@ -18,6 +18,7 @@ from hybridge.artifact.manifest import FileRecord, Manifest, check_files, damage
 from hybridge.cli.inspection_tables import tables_of
 from hybridge.inspection import EngineInspection
 from hybridge.inspection.summaries import state_summaries
+from hybridge.runtime.engines.tensorrt.paged.memory_plan import memory_plan
 from tests.artifact.samples import sample_config
 from tests.artifact.test_engine_record import ADVANCE, RECORD
 from tests.support.fuzzing import RandomInput, fuzzed
@@ -75,6 +76,7 @@ def test_engine_record(folder: Path, random: RandomInput) -> None:
         assert (folder / record.engine).parent == folder
         if random.chance(0.9):
             return
+        plan = memory_plan(record) if record.row_buckets else None
         console = Console(file=io.StringIO(), width=80)
-        for table in tables_of(EngineInspection("engine", record, None, None, "no GPU")):
+        for table in tables_of(EngineInspection("engine", record, None, plan, None, "no GPU")):
             console.print(table)

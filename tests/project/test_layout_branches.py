@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from tests.project.test_import_circles import ROOT
 
 FOLDERS = ("runtime", "hybridge", "benchmarks")
-LAYOUTS, KINDS = {"dense", "paged"}, {"DenseEngine", "PagedEngine", "DenseAsPaged", "PooledEngine", "ArrayEngine"}
+LAYOUTS, KINDS = (
+    {"dense", "paged"},
+    {"DenseEngine", "PagedEngine", "DenseAsPaged", "PooledEngine", "PackingEngine", "ArrayEngine"},
+)
 OPENING = {
     "runtime/engines/dense.py",
     "runtime/engines/factory.py",

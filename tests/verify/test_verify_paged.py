@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.errors import EngineError
 from hybridge.artifact.safetensors_file import read_safetensors
-from hybridge.runtime.engines.factory import ENGINES
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
@@ -60,13 +58,3 @@ def test_the_torch_engine_agrees_with_transformers(artifacts: ArtifactCache) -> 
     assert report.passed, report.verdict()
     compared = {(c.scenario, c.item) for c in report.comparisons}
     assert {("one-shot prefill", "hidden"), ("free blocks and slots", "unchanged")} <= compared
-
-
-def test_an_engine_that_runs_no_paged_artifact_is_refused(
-    artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = artifacts.get("llama", "float32", layout="paged")
-    # As on a machine that has TensorRT and a GPU.
-    monkeypatch.setitem(ENGINES, "tensorrt", replace(ENGINES["tensorrt"], check=lambda: None))
-    with pytest.raises(EngineError, match="for an artifact of layout paged, found 'tensorrt'"):
-        verify(exported.checkpoint, exported.folder, VerifyOptions(engine="tensorrt", prompt_lengths=(3,)))

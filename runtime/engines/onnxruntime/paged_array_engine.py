@@ -16,13 +16,13 @@ from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.states import engine_specs
 from hybridge.runtime.engines.paged import PoolSizes
-from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.pooled import PackingEngine
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-class PagedArrayEngine(PooledEngine[ArrayPools]):
+class PagedArrayEngine(PackingEngine[ArrayPools]):
     """The artifact and its pools; how a step runs is left to the engine."""
 
     _model_file: ClassVar[str] = MODEL_FILE

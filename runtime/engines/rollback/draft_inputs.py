@@ -32,7 +32,7 @@ class StoredRows:
 
 
 def draft_inputs(inputs: PackedInputs, most: int, snapshots: SnapshotSlots) -> tuple[DraftInputs, StoredRows]:
-    """``inputs``, whose deferred rows have at most ``most`` tokens, and these rows.
+    """``inputs``, whose deferred rows (there may be none) have at most ``most`` tokens, and these rows.
 
     Each row has most + 1 slots. A deferred row begins with the state in its last column, which no token of the row
     writes. The other rows write their last state over the one that they begin with.
@@ -51,7 +51,7 @@ def draft_inputs(inputs: PackedInputs, most: int, snapshots: SnapshotSlots) -> t
     chosen = None
     starts = begins
     if len(inputs.input_ids) > columns and counts.max() > columns:
-        chosen = np.concatenate([np.arange(begin, begin + n) for begin, n in zip(begins, own, strict=True)])
+        chosen = np.array([t for begin, n in zip(begins, own, strict=True) for t in range(begin, begin + n)], np.int64)
         starts = np.cumsum(own) - own
     step = DraftInputs(
         inputs.input_ids,

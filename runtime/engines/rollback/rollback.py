@@ -62,6 +62,22 @@ class RollbackMemory(Protocol):
         """
 
 
+class SlotPools(Protocol):
+    """Pools of states."""
+
+    def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class SnapshotRows:
+    """A ``RollbackMemory`` that copies the state after the last accepted token."""
+
+    pools: SlotPools
+
+    def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.pools.copy_slots(sources, targets)
+
+
 class Rollback:
     """The deferred rows of the last step. At most one ``advance`` follows each ``defer``."""
 

@@ -66,6 +66,10 @@ class CudaMemory(DeviceMemory):
         what = f"{nbytes / 2**20:.0f} MiB of pinned host memory for {purpose}"
         return _CudaPinned(_attempt(lambda: self._pinned_source.allocate(nbytes), what), nbytes)
 
+    def free_bytes(self) -> int:
+        free, _ = checked(self._driver.cuMemGetInfo(), "asking for free memory")
+        return int(free)
+
     def copy(self, target: int, source: int, nbytes: int) -> None:
         checked(self._driver.cuMemcpyAsync(target, source, nbytes, self._handle), "copying")
 
@@ -138,6 +142,10 @@ class _CudaMarker(Marker):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._event = _attempt(stream.record, "marking the stream")
+
+    @property
+    def is_reached(self) -> bool:
+        return bool(_attempt(lambda: self._event.is_done, "asking for the step"))
 
     def record(self) -> None:
         _attempt(lambda: self._stream.record(self._event), "marking the stream")

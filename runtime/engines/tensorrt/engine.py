@@ -17,11 +17,11 @@ from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 from hybridge.runtime.engines.step_check import check_step
 from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
-from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
 from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
-from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary, has_plugins
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
+from hybridge.runtime.engines.tensorrt.opened_device import open_device
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
 from hybridge.runtime.engines.tensorrt.plan_check import load_plan
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine, find_engine
@@ -74,13 +74,7 @@ class TensorRTEngine(DenseEngine):
         """
         config = read_config(folder)
         built = find_engine(folder, engine_folder)
-        memory = CudaMemory()
-        try:
-            library = RuntimeLibrary(built.record.library, plugins=has_plugins(built.record.layers))
-        except BaseException:
-            memory.close()
-            raise
-        return cls(config, built, memory, library)
+        return cls(config, built, *open_device(built))
 
     def _allocate(self) -> None:
         memory, plan, owns = self._memory, self._plan, self._resources.callback

@@ -40,6 +40,11 @@ class PinnedAllocation(Allocation):
 class Marker(ABC):
     """A point on the stream."""
 
+    @property
+    @abstractmethod
+    def is_reached(self) -> bool:
+        """Whether all work before the last ``record`` is done, or has failed."""
+
     @abstractmethod
     def wait(self) -> None:
         """Return when all work before the last ``record`` is done; EngineError when some of it failed."""
@@ -84,6 +89,10 @@ class DeviceMemory(ABC):
     @abstractmethod
     def allocate_pinned(self, nbytes: int, purpose: str) -> PinnedAllocation:
         """Pinned host memory; OutOfDeviceMemory names ``purpose`` when there is not enough."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Device memory that is free now."""
 
     @abstractmethod
     def copy(self, target: int, source: int, nbytes: int) -> None:

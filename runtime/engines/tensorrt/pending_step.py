@@ -17,6 +17,11 @@ class PendingStep:
         self._marker, self._read = marker, read
         self._done, self._stale = False, False
 
+    @property
+    def is_reached(self) -> bool:
+        """Whether the step is done."""
+        return self._done or self._marker.is_reached
+
     def logits(self) -> np.ndarray:
         """Wait for them: [batch, vocab] float32 ([batch, seq, vocab] with all logits), valid until the next step.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.manifest import sha256_of
 from hybridge.artifact.untrusted_file import has_file, open_inside, size_of
@@ -12,13 +13,14 @@ from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
 
 
-def load_plan(library: RuntimeLibrary, built: BuiltEngine) -> Any:
-    """The engine (trt.ICudaEngine) of ``built``.
+def load_plan(library: RuntimeLibrary, built: BuiltEngine, part: EngineRecord | AdvanceRecord | None = None) -> Any:
+    """The engine (trt.ICudaEngine) of ``built``; ``part``: the record of its file that is meant, by default the first.
 
     EngineError: the file is missing, damaged, or refused by the library. The whole file is hashed only after a
     failure: reading gigabytes twice would delay every start.
     """
-    path, record = built.plan, built.record
+    record = part or built.record
+    path = built.folder / record.engine
     found = None
     if has_file(path.parent, path.name):
         with _opened(path) as file:

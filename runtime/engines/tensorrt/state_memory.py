@@ -13,7 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, StateBinding
+from hybridge.runtime.engines.tensorrt.binding_check import StateBinding
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
 

@@ -60,16 +60,6 @@ class DraftNetwork:
 
 
 @dataclass(frozen=True)
-class SnapshotRows:
-    """A ``RollbackMemory`` that copies the state after the last accepted token."""
-
-    pools: TorchPools
-
-    def advance(self, accepted: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.pools.copy_slots(sources, targets)
-
-
-@dataclass(frozen=True)
 class ReplayedRows:
     """A ``RollbackMemory`` that runs the second network on what a step ``stored`` for the accepted tokens.
 

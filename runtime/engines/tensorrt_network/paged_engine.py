@@ -22,11 +22,11 @@ from hybridge.artifact.names import (
 )
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
-from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs, draft_inputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT
-from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotSlots
-from hybridge.runtime.engines.tensorrt_network.draft_network import DraftNetwork, ReplayedRows, SnapshotRows
+from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotRows, SnapshotSlots
+from hybridge.runtime.engines.tensorrt_network.draft_network import DraftNetwork, ReplayedRows
 from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
 from hybridge.runtime.engines.tensorrt_network.profile_shapes import check_within
 from hybridge.runtime.engines.tensorrt_network.states import check_values, computed_specs, run_in_place
@@ -39,7 +39,7 @@ from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE, PREFILL
 _ROW_INPUTS = (INPUT_IDS, QUERY_START_LOC, SEQ_LENS, BLOCK_TABLE, STATE_INDICES)
 
 
-class NetworkPagedEngine(PooledEngine[TorchPools]):
+class NetworkPagedEngine(PackingEngine[TorchPools]):
     """Computes a paged artifact's network on the CPU, in its declared types, and updates the pools in place.
 
     Steps with draft tokens run the network of an engine built for that many, with rollback by replay if it has plugins,

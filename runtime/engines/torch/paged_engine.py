@@ -14,7 +14,7 @@ from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
-from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes
 from hybridge.runtime.engines.step_result import StepResult
@@ -40,7 +40,7 @@ from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 _TRIED_BLOCK = 16
 
 
-class TorchPagedEngine(PooledEngine[TorchPools]):
+class TorchPagedEngine(PackingEngine[TorchPools]):
     """Runs a paged artifact's graph in its declared types, and updates the pools in place.
 
     On a GPU steps are padded to recurring shapes. The first step of a shape plans its kernel calls, and

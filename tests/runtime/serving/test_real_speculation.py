@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
@@ -17,7 +17,8 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.scheduler import StepPlan
 from hybridge.runtime.scheduler.plan import Swap
 from hybridge.runtime.serving.settings import ServingSettings
-from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
+from hybridge.runtime.speculation import SpeculationSettings
+from tests.runtime.serving.engine_cases import KnownAnswers, check_speculated_tokens
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import EFFORT, sample
 from tests.support.versions import skip_without_delta_rule_kernels
@@ -29,26 +30,6 @@ ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"), ("lfm2", "torch"))
 ATTENTION_ALONE = ("llama", "qwen3")
 
 
-class Knowing:
-    """Knows the answers; the right tokens of a proposal follow ``rng``, 0 to all of them."""
-
-    def __init__(self, texts: Sequence[Sequence[int]], vocab: int, seed: int) -> None:
-        self.texts, self.vocab, self.rng = [list(text) for text in texts], vocab, np.random.default_rng(seed)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        found = []
-        for each in requests:
-            size = len(each.tokens)
-            text = next((text for text in self.texts if text[:size] == each.tokens), [])
-            right = text[size : size + int(self.rng.integers(0, each.most + 1))]
-            wrong = (text[size + len(right)] + 1) % self.vocab if size + len(right) < len(text) else 0
-            found.append(Proposal((*right, *[wrong] * (each.most - len(right)))))
-        return found
-
-    def forget(self, sequence: int) -> None:
-        pass
-
-
 # On push the long answers below are of ONNX Runtime, and of the other families.
 @pytest.mark.parametrize(
     ("family", "name"),
@@ -58,27 +39,10 @@ class Knowing:
     ),
 )
 def test_tokens_are_those_of_plain_greedy(family: str, name: str, artifacts: ArtifactCache) -> None:
-    recurrent = family != "llama"
     folder = artifacts.get(family, "float32", layout="paged").folder
     engine = create_paged_engine(folder, name, EngineOptions(threads=1))
-    rng, sampling = np.random.default_rng(6), SamplingParams(ignore_eos=True)
-    prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (3, 17, 30)]
-    plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
-    room = {"memory_bytes": 2 << 20, "max_tokens": 16}
-    drafter = Knowing([p + list(t) for p, t in zip(prompts, plain, strict=True)], engine.config.vocab_size, 2)
-    speculation = SpeculationSettings(MOST, drafter, adaptive=False)
-    llm = LLM(folder, engine, serving=ServingSettings(prefix_cache="radix", speculation=speculation, **room))
-    for each in (prompts, prompts[1:], [prompts[0] + list(plain[0][:11])]):
-        answers = llm.generate(each, sampling, NEW - 11 * (each[0] not in prompts))
-        for prompt, answer in zip(each, answers, strict=True):
-            known = next(text for text in drafter.texts if text[: len(prompt)] == prompt)
-            assert list(answer.token_ids) == known[len(prompt) : len(prompt) + len(answer.token_ids)]
-        llm.loop.scheduler.check_integrity()
-    metrics = llm.loop.speculation
-    assert 0 < metrics.accepted < metrics.proposed
-    assert metrics.state_bytes == engine.rollback_token_bytes and (metrics.state_bytes > 0) == recurrent
-    # The last prompts were known to the prefix cache, states of answers included.
-    assert answers[0].cached_tokens > 0
+    assert bool(engine.config.recurrent_layers) is (family != "llama")
+    check_speculated_tokens(folder, engine, MOST, NEW)
 
 
 MIXED = {"causal_conv1d": "snapshot"}
@@ -101,7 +65,7 @@ def test_sequences_that_lose_their_memory_get_the_same_tokens(
     prompts = [rng.integers(0, engine.config.vocab_size, size).tolist() for size in (20, 9, 14)]
     plain = [answer.token_ids for answer in LLM(folder, engine).generate(prompts, sampling, NEW)]
     texts = [prompt + list(text) for prompt, text in zip(prompts, plain, strict=True)]
-    speculation = SpeculationSettings(MOST, Knowing(texts, engine.config.vocab_size, 3), adaptive=False, mode=mode)
+    speculation = SpeculationSettings(MOST, KnownAnswers(texts, engine.config.vocab_size, 3), adaptive=False, mode=mode)
     serving = ServingSettings(block_size=8, prefix_cache="off", speculation=speculation)
     llm = LLM(folder, engine, serving=serving)
     # Other sequences have all blocks but those of the longest sequence and a few more.
@@ -135,7 +99,7 @@ def test_long_answers_of_every_family_are_those_of_plain_greedy(family: str, art
     plain = [list(answer.token_ids) for answer in LLM(folder, engine).generate(prompts, sampling)]
     texts = [prompt + text for prompt, text in zip(prompts, plain, strict=True)]
     for mode, cache in product(("auto", "snapshot"), ("radix", "off")):
-        drafter = Knowing(texts, engine.config.vocab_size, 2)
+        drafter = KnownAnswers(texts, engine.config.vocab_size, 2)
         speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=mode)
         llm = LLM(folder, engine, serving=ServingSettings(prefix_cache=cache, speculation=speculation))
         answers = llm.generate(prompts, sampling)

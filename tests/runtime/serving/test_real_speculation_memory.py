@@ -19,7 +19,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.scheduler import StepPlan
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationMetrics, SpeculationSettings
-from tests.runtime.serving.test_real_speculation import Knowing
+from tests.runtime.serving.engine_cases import KnownAnswers
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
@@ -42,7 +42,7 @@ class Speculating:
         speculation = None
         if mode is not None:
             texts = [prompt + text for prompt, text in zip(self.prompts, self.plain, strict=True)]
-            drafter = Knowing(texts, self.engine.config.vocab_size, 2)
+            drafter = KnownAnswers(texts, self.engine.config.vocab_size, 2)
             speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=mode)
         serving = ServingSettings(BLOCK, max_tokens=24, prefix_cache=cache, speculation=speculation)
         return LLM(self.folder, self.engine, serving=serving)

@@ -37,6 +37,10 @@ class FakeMarker(Marker):
         memory.markers.append(self)
         self.record()
 
+    @property
+    def is_reached(self) -> bool:
+        return self._memory.done >= self._end
+
     def record(self) -> None:
         assert not self.closed
         self._end = self._memory.enqueued
@@ -71,7 +75,7 @@ class FakeMemory(DeviceMemory):
     def __init__(self, capacity: int = 1 << 40) -> None:
         self.capacity, self.closed, self.entered = capacity, False, 0
         self.pending: list[Work] = []
-        self.enqueued = self._done = 0
+        self.enqueued = self.done = 0
         self.allocations: list[FakeAllocation] = []
         self.markers: list[FakeMarker] = []
         self.graphs: list[FakeGraph] = []
@@ -93,7 +97,7 @@ class FakeMemory(DeviceMemory):
 
     def allocate(self, nbytes: int, purpose: str) -> FakeAllocation:
         assert self.captured is None, "memory was allocated in a capture"
-        if sum(allocation.nbytes for allocation in self.live) + nbytes > self.capacity:
+        if nbytes > self.free_bytes():
             raise OutOfDeviceMemory(f"expected {nbytes} bytes for {purpose}, found less: close other programs")
         allocation = FakeAllocation(self, self._next, nbytes)
         # A gap, so that running over an end never reaches another allocation.
@@ -103,6 +107,9 @@ class FakeMemory(DeviceMemory):
 
     def allocate_pinned(self, nbytes: int, purpose: str) -> FakeAllocation:
         return self.allocate(nbytes, purpose)
+
+    def free_bytes(self) -> int:
+        return self.capacity - sum(allocation.nbytes for allocation in self.live)
 
     def bytes_at(self, address: int, nbytes: int) -> np.ndarray:
         """The bytes at ``address``, of the device or of the host, as a uint8 view."""
@@ -150,8 +157,8 @@ class FakeMemory(DeviceMemory):
     def run_until(self, end: int) -> None:
         """Run what is pending up to the ``end``-th work ever enqueued."""
         assert self.captured is None, "a wait during a capture"
-        while self._done < end:
-            self._done += 1
+        while self.done < end:
+            self.done += 1
             self.pending.pop(0)()
 
     def marker(self) -> FakeMarker:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
 from hybridge.trt_plugins.plugins.data_types import trt_from_dtype
 from tests.runtime.tensorrt.fake_memory import STREAM, FakeMemory
@@ -29,11 +29,12 @@ class StandIn:
     """What the stand-in of ``trt.Runtime`` makes engines from, and a record of its calls.
 
     refuse: TensorRT's log line for a failing deserialisation. invalid: diagnostics of an invalid engine.
-    fail_enqueue: called in each enqueue, may log, raise, or answer False.
+    fail_enqueue: called in each enqueue, may log, raise, or answer False. others: of further files, each of another
+    length, which the same runtime loads.
     """
 
     trt: Any
-    record: EngineRecord
+    record: EngineRecord | AdvanceRecord
     memory: FakeMemory
     compute: Compute
     refuse: str | None = None
@@ -42,6 +43,7 @@ class StandIn:
     capturable: bool = True
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     contexts: list[FakeContext] = field(default_factory=list)
+    others: tuple[StandIn, ...] = ()
 
     def runtime(self, logger: Any) -> CheckedDouble:
         """Takes the place of the class ``trt.Runtime``."""
@@ -68,7 +70,8 @@ class FakeRuntime:
         return (kinds.INVALID if self._stand_in.invalid else kinds.VALID), self._stand_in.invalid
 
     def deserialize_cuda_engine(self, plan: Any) -> CheckedDouble | None:
-        stand_in = self._stand_in
+        stand_ins = (self._stand_in, *self._stand_in.others)
+        stand_in = next((each for each in stand_ins if len(plan) == each.record.nbytes), self._stand_in)
         if stand_in.refuse is not None or len(plan) != stand_in.record.nbytes:
             severity = stand_in.trt.ILogger.Severity
             self.logger.log(severity.ERROR, stand_in.refuse or "the plan has another length")
@@ -194,6 +197,9 @@ class FakeContext:
         for name, entry in entries.items():
             if "aliases" in entry:
                 assert addresses[name] == addresses[entry["aliases"]], f"{name} does not share its input's memory"
+        inputs = {addresses[name] for name, entry in entries.items() if entry["mode"] == "input"}
+        apart = [name for name, entry in entries.items() if entry["mode"] == "output" and "aliases" not in entry]
+        assert not {addresses[name] for name in apart} & inputs, "an output shares the memory of an input"
         memory.enqueue(lambda: self._run(addresses, shapes))
         return True
 

@@ -9,7 +9,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.benchmark import run_benchmark
 from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
-from hybridge.runtime.engines.tensorrt import TensorRTEngine, engine
+from hybridge.runtime.engines.tensorrt import TensorRTEngine, opened_device
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.trt_plugins.build.target import Machine
@@ -29,7 +29,7 @@ def memory(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch) -> FakeMemo
     """The device of the machine, on which TensorRT-RTX runs."""
     memory = FakeMemory()
     stand_in_of(artifact, memory, monkeypatch)
-    monkeypatch.setattr(engine, "CudaMemory", lambda: memory)
+    monkeypatch.setattr(opened_device, "CudaMemory", lambda: memory)
     selection = "hybridge.runtime.engines.tensorrt.selection"
     monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))
     monkeypatch.setattr(f"{selection}.cuda_core", lambda: None)

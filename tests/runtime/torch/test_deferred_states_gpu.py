@@ -18,7 +18,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.onnxruntime.steps import relative_error
-from tests.runtime.serving.test_real_speculation import Knowing
+from tests.runtime.serving.engine_cases import KnownAnswers
 from tests.runtime.torch.test_gpu import BETWEEN
 from tests.runtime.torch.test_kernel_calls import QWEN
 from tests.runtime.torch.test_paged_gpu import assert_tie
@@ -119,7 +119,7 @@ def test_tokens_are_those_of_plain_greedy(family: str, mode: str, artifacts: Art
         a.token_ids for a in LLM(folder, engine, serving=ServingSettings(**serving)).generate(prompts, sampling, 60)
     ]
     texts = [p + list(t) for p, t in zip(prompts, plain, strict=True)]
-    drafter = Knowing(texts, engine.config.vocab_size, 2)
+    drafter = KnownAnswers(texts, engine.config.vocab_size, 2)
     speculation = SpeculationSettings(MOST, drafter, adaptive=False, mode=MODES.get(mode, mode))
     llm = LLM(folder, engine, serving=ServingSettings(**serving, speculation=speculation))
     for index, answer in enumerate(llm.generate(prompts, sampling, 60)):

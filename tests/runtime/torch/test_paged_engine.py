@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,15 +23,9 @@ from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.step_shapes import own_shape, padded_shape, padded_tokens
-from hybridge.runtime.generation import Request
 from hybridge.runtime.llm import LLM
-from hybridge.runtime.sampling import SamplingParams
-from hybridge.runtime.scheduler import Priority
-from hybridge.runtime.serving.loop import ServingLoop
-from hybridge.runtime.serving.request import ServingRequest
-from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.verification.paged_sequences import PagedSequences
-from tests.runtime.serving.toy_loop import answers
+from tests.runtime.serving.engine_cases import check_disturbed_requests
 from tests.support.agreement import relative_error
 from tests.support.artifacts import ArtifactCache, Exported
 
@@ -54,50 +49,16 @@ def test_every_engine_gives_the_same_tokens(hybrid: Exported, artifacts: Artifac
 
 
 def test_disturbed_requests_get_the_tokens_of_each_alone(hybrid: Exported) -> None:
-    engine, rng = TorchPagedEngine(hybrid.folder, device="cpu"), np.random.default_rng(3)
-    requests = [
-        Request(
-            tuple(rng.integers(0, engine.config.vocab_size, int(rng.integers(1, 61))).tolist()),
-            SamplingParams(ignore_eos=True, n=int(rng.choice([1, 1, 2]))),
-            int(rng.integers(1, 9)),
-        )
-        for _ in range(24)
-    ]
-    roomy, alone = ServingLoop(engine, ServingSettings(), (), None), []
-    for request in requests:
-        roomy.add(ServingRequest(replace(request, params=SamplingParams(ignore_eos=True))))
-        alone.append(next(iter(answers([o for _ in range(8) if roomy.busy for o in roomy.step()]).values())))
-    # Room for two sequences of full length: the others are swapped out, or computed again.
-    needed = 2 * (8 * engine.block_bytes(16) + engine.slot_bytes)
-    settings = ServingSettings(memory_bytes=needed, max_tokens=50, swap_bytes=needed // 4, policy=Priority())
-    loop = ServingLoop(engine, settings, (), None)
-    waiting, outputs, preempted = list(requests), [], 0
-    while waiting or loop.busy:
-        while waiting and rng.random() < 0.8:
-            loop.add(ServingRequest(waiting.pop(0), priority=int(rng.integers(0, 3))))
-        if rng.random() < 0.05:
-            loop.cancel(int(rng.integers(0, len(requests))))
-        poison(loop, engine)
-        before = {s.id: s.preemptions for s in loop.scheduler.sequences.values()}
-        outputs += loop.step()
-        preempted += sum(s.preemptions > before.get(s.id, 0) for s in loop.scheduler.sequences.values())
-        loop.scheduler.check_integrity()
-    found = answers(outputs)
-    assert {key: tokens for key, tokens in found.items() if tokens != alone[key[0]]} == {}
-    assert len(found) > 15 and preempted
+    engine = TorchPagedEngine(hybrid.folder, device="cpu")
 
+    def poison(blocks: Sequence[int], slots: Sequence[int]) -> None:
+        for name, pool in engine.pools.tensors.items():
+            if name.startswith("kv"):
+                pool[:, list(blocks)] = float("nan")
+            else:
+                pool[list(slots)] = float("nan")
 
-def poison(loop: ServingLoop, engine: TorchPagedEngine) -> None:
-    """NaN in every block and slot without an owner."""
-    manager = loop.scheduler.manager
-    blocks = [block for block in range(manager.pool.num_blocks) if not manager.pool.references(block)]
-    sources = {source for source, _ in loop.scheduler._slot_copies}
-    slots = [s for s in range(manager.slots.num_slots) if not manager.slots.in_use(s) and s not in sources]
-    for name, pool in engine.pools.tensors.items():
-        if name.startswith("kv"):
-            pool[:, blocks] = float("nan")
-        else:
-            pool[slots] = float("nan")
+    check_disturbed_requests(engine, poison)
 
 
 def fed(engine: TorchPagedEngine, seed: int = 0) -> tuple[PagedSequences, list[int], np.ndarray]:

@@ -1,0 +1,290 @@
+"""The TensorRT engine for paged artifacts: packed steps on this machine's GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.rollback.modes import AUTO
+from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
+from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
+from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, aligned
+from hybridge.runtime.engines.tensorrt.opened_device import open_device
+from hybridge.runtime.engines.tensorrt.paged.advance_engine import AdvanceSteps, advance_profiles
+from hybridge.runtime.engines.tensorrt.paged.draft_rows import DraftRows
+from hybridge.runtime.engines.tensorrt.paged.loaded_engine import LoadedEngine
+from hybridge.runtime.engines.tensorrt.paged.memory_plan import captured_sizes, memory_plan, snapshot_slots
+from hybridge.runtime.engines.tensorrt.paged.paged_steps import PagedSteps
+from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools, pool_bytes
+from hybridge.runtime.engines.tensorrt.paged.result import DeviceResult
+from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, engine_config, step_bindings
+from hybridge.runtime.engines.tensorrt.paged.step_parts import StepPart, step_parts
+from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
+from hybridge.runtime.engines.tensorrt.plan_check import load_plan
+from hybridge.runtime.engines.tensorrt.selection import BuiltEngine, find_engine
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
+from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE
+
+
+class TensorRTPagedEngine(PooledEngine[DevicePools]):
+    """Runs an engine that ``hybridge build-engine`` made of a paged artifact, in the types of the artifact.
+
+    All work goes to one stream. A step whose rows have one token each, or draft tokens, runs in a captured step of the
+    next larger number of rows; any other in the context of the prefill profile. A step that fits neither is split.
+    """
+
+    name: ClassVar[str] = "tensorrt"
+
+    def __init__(self, folder: str | Path, built: BuiltEngine, memory: DeviceMemory, library: RuntimeLibrary) -> None:
+        """Load the engine ``built`` with ``library`` onto the GPU of ``memory``; both then belong to this engine.
+
+        EngineError: a file is damaged, refused or not what its record says, or there is too little memory.
+        """
+        self.built = built
+        self._memory = memory
+        self._pending: PendingStep | None = None
+        # Closed in the reverse order: contexts before the engines, the engines before the runtime.
+        self._resources = ExitStack()
+        self._resources.callback(memory.close)
+        self._resources.callback(library.close)
+        self._closed = False
+        try:
+            super().__init__(folder)
+            self.config = engine_config(self.config, built.record)
+            self._load(library)
+        except BaseException:
+            self._resources.close()
+            raise
+
+    @classmethod
+    def from_folder(cls, folder: Path, engine_folder: str | Path | None = None) -> TensorRTPagedEngine:
+        """The engine of the artifact ``folder``; arguments and errors as in ``TensorRTEngine.from_folder``."""
+        built = find_engine(folder, engine_folder)
+        return cls(folder, built, *open_device(built))
+
+    def _load(self, library: RuntimeLibrary) -> None:
+        built, owns, memory = self.built, self._resources.callback, self._memory
+        record = built.record
+        plan: Any = load_plan(library, built)
+        self._bindings: StepBindings = step_bindings(self.config, record, engine_tensors(library.trt, plan))
+        scratch_bytes = plan.device_memory_size_v2
+        advance: Any = None
+        if record.advance is not None:
+            advance = load_plan(library, built, record.advance)
+            tensors = engine_tensors(library.trt, advance)
+            profiles = advance_profiles(self.config, self._bindings, record.advance, tensors)
+            scratch_bytes = max(scratch_bytes, advance.device_memory_size_v2)
+        scratch = memory.allocate(aligned(max(1, scratch_bytes)), "activations")
+        owns(scratch.free)
+        loaded = LoadedEngine(library, memory, plan, scratch, self._bindings.profiles)
+        owns(loaded.close)
+        self._sizes = captured_sizes(self._bindings, record)
+        self._steps = PagedSteps(loaded, self._bindings, self._sizes, snapshots=record.advance is None)
+        owns(self._steps.close)
+        advance_steps = None
+        if record.advance is not None:
+            second = LoadedEngine(library, memory, advance, scratch, profiles)
+            owns(second.close)
+            advance_steps = AdvanceSteps(second, self._bindings, self._steps.stored)
+            owns(advance_steps.close)
+        self._drafts = DraftRows(self._bindings, advance_steps, snapshot_slots(self._bindings, record))
+        self._marker = memory.marker()
+        owns(self._marker.close)
+        owns(self._free_pools)
+        self._specs = tuple(pool.spec for pool in self._bindings.pools)
+        self._step_tokens = self._bindings.largest.tokens
+
+    @property
+    def bindings(self) -> StepBindings:
+        """What a step binds, and its limits."""
+        return self._bindings
+
+    @property
+    def steps(self) -> PagedSteps:
+        """The prepared steps."""
+        return self._steps
+
+    @property
+    def drafts(self) -> DraftRows:
+        """The rows that wait for ``advance``."""
+        return self._drafts
+
+    @property
+    def slot_bytes(self) -> int:
+        return pool_bytes(self._bindings.pools, NUM_SLOTS)
+
+    def block_size(self, preferred: int) -> int:
+        return PAGED_BLOCK_SIZE
+
+    def block_bytes(self, block_size: int) -> int:
+        if block_size != PAGED_BLOCK_SIZE:
+            raise EngineError(
+                f"expected blocks of {PAGED_BLOCK_SIZE} tokens, which the engine has, found {block_size}: choose these"
+            )
+        return block_size * pool_bytes(self._bindings.pools, NUM_BLOCKS)
+
+    def allocate_pools(self, sizes: PoolSizes) -> None:
+        self.block_bytes(sizes.block_size)
+        self._check_open()
+        self._check_sizes(sizes)
+        self._settle()
+        self._free_pools()
+        self._pools = DevicePools(self._memory, self._bindings.pools, sizes, self._drafts.snapshots)
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    @property
+    def max_rollback_tokens(self) -> int:
+        return self._bindings.row_tokens if self._bindings.drafts else 0
+
+    @property
+    def no_rollback(self) -> str:
+        return (
+            "the tensorrt engine was built without draft tokens: run hybridge build-engine again with "
+            "--speculative-tokens"
+        )
+
+    @property
+    def rollback_token_bytes(self) -> int:
+        return self._drafts.token_bytes
+
+    def prepare_rollback(self, rows: int, tokens: int, mode: str | Mapping[str, str] = AUTO) -> None:
+        if not self._bindings.drafts:
+            raise EngineError(self.no_rollback)
+        self._drafts.check(rows, tokens, mode)
+
+    def advance(self, accepted: np.ndarray) -> None:
+        self._check_open()
+        self._memory.enter()
+        if self._pending is not None:
+            self._pending.wait()
+        self._drafts.advance(accepted)
+
+    def step(self, inputs: PackedInputs) -> np.ndarray:
+        return self.launch(inputs).all_logits()
+
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> DeviceResult:
+        self._check_open()
+        check_packed(inputs, self.limits, self.config, self.pools.sizes, self.max_rollback_tokens)
+        self._check_tokens(inputs.input_ids)
+        self._memory.enter()
+        # The pinned inputs and logits of the step before are about to be overwritten.
+        self._finish_pending()
+        self._drafts.forget()
+        *first, last = step_parts(inputs, self._bindings.row_tokens, self._bindings.largest.logits)
+        logits = np.empty((len(inputs.logits_indices) if first else 0, self.config.vocab_size), np.float32)
+        for part in first:
+            logits[part.logits] = self._enqueue(part, inputs).logits()
+        self._pending = self._enqueue(last, inputs)
+
+        def chosen(found: np.ndarray) -> np.ndarray:
+            if not first:
+                return found
+            logits[last.logits] = found
+            return logits
+
+        return DeviceResult(self._pending, chosen)
+
+    def read_pool(self, name: str) -> np.ndarray:
+        self._memory.enter()
+        return self.pools.read(name)
+
+    def fill_pools(self, value: float) -> None:
+        self._memory.enter()
+        self.pools.fill(value)
+
+    @property
+    def pool_limits(self) -> tuple[int, int]:
+        return self._bindings.num_blocks, self._bindings.num_slots - self._drafts.snapshots
+
+    def free_memory(self) -> int | None:
+        self._memory.enter()
+        return max(0, self._memory.free_bytes() - self._drafts.snapshots * self.slot_bytes)
+
+    def memory_use(self) -> Mapping[str, int]:
+        plan = memory_plan(self.built.record)
+        return {
+            "engine": plan.engines,
+            "activations": plan.activations,
+            "inputs and logits of a step": plan.inputs + plan.logits,
+            "draft tokens": plan.drafts,
+        }
+
+    def padded_rows(self, rows: int) -> int:
+        return self._sizes.padded_rows(rows)
+
+    def padded_blocks(self, blocks: int) -> int:
+        return self._sizes.padded_blocks(blocks)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        # A failure of the last step is no reason to keep anything.
+        for end in (self._finish_pending, self._memory.enter, self._memory.synchronize):
+            with suppress(EngineError):
+                end()
+        self._resources.close()
+
+    def _enqueue(self, part: StepPart, whole: PackedInputs) -> PendingStep:
+        """Enqueue one part of the step ``whole``."""
+        pools = self.pools
+        inputs, deferred = self._drafts.inputs(part, pools)
+        read, arrays = self._steps.run(inputs, pools)
+        if deferred is not None:
+            self._drafts.defer(deferred, part, len(whole.seq_lens), arrays, pools)
+        self._marker.record()
+        return PendingStep(self._marker, read)
+
+    def _check_sizes(self, sizes: PoolSizes) -> None:
+        blocks, slots = self.pool_limits
+        for what, found, most, exists in (
+            ("blocks", sizes.num_blocks, blocks, bool(self.config.kv_layers)),
+            ("slots", sizes.num_slots, slots, bool(self.config.recurrent_layers)),
+        ):
+            if exists and found > most:
+                raise EngineError(
+                    f"expected pools of at most {most} {what}, for which the engine was built, found {found}: lower "
+                    "`memory_bytes`"
+                )
+
+    def _check_tokens(self, ids: np.ndarray) -> None:
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise EngineError(
+                f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("expected an open engine, found one that was closed: create it again")
+
+    def _free_pools(self) -> None:
+        """Release the pools and what was bound to them; no step may be pending."""
+        self._steps.forget()
+        self._drafts.release()
+        if self._pools is not None:
+            self._pools.free()
+            self._pools = None
+
+    def _settle(self) -> None:
+        """Wait for all work, whose results can no longer be read."""
+        self._memory.enter()
+        self._drafts.forget()
+        self._finish_pending()
+        self._memory.synchronize()
+
+    def _finish_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish()

@@ -1,0 +1,100 @@
+"""What a paged engine needs of the device's memory, from engine.json alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
+from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.tensorrt.binding_check import AGAIN
+from hybridge.runtime.engines.tensorrt.memory import aligned
+from hybridge.runtime.engines.tensorrt.paged.captured_steps import CapturedSizes
+from hybridge.runtime.engines.tensorrt.paged.pools import pool_bytes
+from hybridge.runtime.engines.tensorrt.paged.step_arrays import layout
+from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, recorded_bindings
+
+# The plugin that reads only the blocks that a row has.
+_ATTENTION = "paged_attention"
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of device memory, and counts.
+
+    engines: the engine files. activations: shared by all contexts. inputs, logits: of one step, and as much pinned host
+    memory. drafts: what a replay stores of a step, or the slots of the states after draft tokens. block: of 16 tokens;
+    slot: the states of a sequence; both in all layers and all buffers. rows: pools for all rows at full length.
+    largest: the largest pools that the profiles allow. graphs: captured steps, each with a context, and one context
+    for other steps; their memory is TensorRT's own and not counted.
+    """
+
+    engines: int
+    activations: int
+    inputs: int
+    logits: int
+    drafts: int
+    block: int
+    slot: int
+    rows: int
+    largest: int
+    graphs: int
+
+    @property
+    def fixed(self) -> int:
+        """All but the pools."""
+        return self.engines + self.activations + self.inputs + self.logits + self.drafts
+
+    @property
+    def contexts(self) -> int:
+        """Execution contexts."""
+        return self.graphs + 1
+
+
+def memory_plan(record: EngineRecord) -> MemoryPlan:
+    """The plan for the paged engine of ``record``; EngineError where that is incomplete."""
+    bindings = recorded_bindings(record)
+    try:
+        return _plan(record, bindings)
+    except (KeyError, TypeError) as error:
+        raise EngineError(f"engine.json: expected axes of a paged engine, found another {error}: {AGAIN}") from error
+
+
+def _plan(record: EngineRecord, bindings: StepBindings) -> MemoryPlan:
+    advance = record.advance
+    block, slot = pool_bytes(bindings.pools, NUM_BLOCKS), pool_bytes(bindings.pools, NUM_SLOTS)
+    snapshots = snapshot_slots(bindings, record)
+    rows = record.max_batch_size
+    blocks_of_rows = rows * (bindings.largest.blocks + 1)
+    return MemoryPlan(
+        engines=record.nbytes + (0 if advance is None else advance.nbytes),
+        activations=aligned(max(1, record.scratch_bytes, 0 if advance is None else advance.scratch_bytes)),
+        inputs=max(layout(bindings.inputs, size)[1] for size in bindings.largest_sizes),
+        logits=bindings.largest.logits * bindings.vocab_size * bindings.logits.dtype.itemsize,
+        drafts=sum(map(bindings.stored_bytes, bindings.stored)) + snapshots * slot,
+        block=block,
+        slot=slot,
+        rows=blocks_of_rows * block + rows * slot,
+        largest=bindings.num_blocks * block + (bindings.num_slots - snapshots) * slot,
+        graphs=_graphs(bindings, captured_sizes(bindings, record), advance is not None),
+    )
+
+
+def captured_sizes(bindings: StepBindings, record: EngineRecord) -> CapturedSizes:
+    """The sizes of the captured steps of the engine of ``record``."""
+    return CapturedSizes(bindings, native_attention=_ATTENTION not in record.plugins.ops)
+
+
+def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
+    """Slots of every pool of states for the states after draft tokens."""
+    if not bindings.drafts or record.advance is not None:
+        return 0
+    return record.max_batch_size * bindings.row_tokens
+
+
+def _graphs(bindings: StepBindings, sizes: CapturedSizes, replays: bool) -> int:
+    """Captured steps of every size, with and without draft tokens, in each turn of the pools."""
+    buckets, turns = len(bindings.buckets), 1 + bindings.takes_turns
+    drafts = bindings.row_tokens > 1
+    steps = buckets * len(sizes.all_blocks) * (1 + drafts) * turns
+    return steps + (buckets * len(sizes.all_blocks) if replays else 0)

@@ -1,0 +1,47 @@
+"""The paged TensorRT engine against transformers; its contexts compute the network that the parser makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.verifier import verify
+from tests.support.artifacts import ArtifactCache
+from tests.support.versions import needs_opset_24
+
+pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+
+from tests.runtime.tensorrt.paged_double import ParsedEngine, use_double
+
+# Head sizes that the plugins' kernels support.
+LARGE = {"head_dim": 64, "hybrid_override_pattern": "M-*M", "mamba_head_dim": 32, "ssm_state_size": 64, "n_groups": 2}
+DRAFTS = 2
+FORMS: dict[str, dict[str, Any]] = {
+    "replay": {"plugins": "on", "draft_states": REPLAY},
+    "snapshot": {"plugins": "on", "draft_states": SNAPSHOT},
+    "native": {"plugins": "off", "draft_states": SNAPSHOT},
+}
+
+
+@needs_opset_24
+@pytest.mark.parametrize("form", ["replay", *(pytest.param(f, marks=pytest.mark.slow) for f in ("snapshot", "native"))])
+def test_steps_and_draft_tokens_agree_with_transformers(
+    form: str, artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = artifacts.get("nemotron_h", "bfloat16", LARGE, layout="paged", dtype=DType.FLOAT16)
+    parsed = ParsedEngine(exported.folder, tmp_path, speculative_tokens=DRAFTS, **FORMS[form])
+    assert (parsed.record.advance is not None) is (form == "replay")
+    memory = use_double(parsed, monkeypatch)
+    options = VerifyOptions("tensorrt", (1, 9), 4, speculative_tokens=DRAFTS)
+    report = verify(exported.checkpoint, exported.folder, options)
+    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
+    compared = {(c.engine, c.scenario, c.item) for c in report.comparisons}
+    for scenario in ("one-shot prefill", "chunked prefill", "prefill beside decode", "decode", "draft tokens"):
+        assert ("tensorrt", scenario, "logits") in compared and ("tensorrt", scenario, "recurrent_state") in compared
+    assert ("tensorrt", "free blocks and slots", "unchanged") in compared
+    assert memory.graphs and all(graph.launches for graph in memory.graphs)
