@@ -137,7 +137,9 @@ def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folde
     joined = [p for p in plan.all_parameters if p.parts and p.parts[0] in used]
     joined_parts = {part for p in joined for part in p.parts}
     quantized = {name: weight for name, weight in used.items() if name not in joined_parts}
-    quantized |= {p.initializer: joined_weight(p.initializer, [used[part] for part in p.parts]) for p in joined}
+    quantized |= {
+        p.initializer: joined_weight(p.initializer, [used[part] for part in p.parts], p.shape[0]) for p in joined
+    }
     placed = place_shards(shards_to_place(source.shards, quantized), folder, options.weights)
     unquantized = [source.tensors[name] for name in plan.graph_sources if name not in used]
     weights, tensors = place_quantized(folder, quantized.values(), unquantized, placed, progress.advance)

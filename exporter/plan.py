@@ -20,11 +20,12 @@ from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
-from hybridge.exporter.families.parameters import EMBEDDING, Parameter, bind_parameters, derived_value
+from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
+from hybridge.exporter.rounded_products import products_with_rounding
 from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
 from hybridge.exporter.trace.interface import runtime_config
 
@@ -135,7 +136,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
     plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp)
-    rounded = _products_with_rounding(source, plan, options, notes)
+    rounded = products_with_rounding(source, plan.all_parameters, options, notes)
     plan = replace(plan, rounded=rounded, notes=tuple(notes))
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
@@ -153,34 +154,6 @@ def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
     model = {p.source for p in plan.parameters}
     inputs = Counter(weight.inputs.name for weight in quantized if weight.inputs and weight.name in model)
     return Quantization(dict(sorted(formats.items())), round(bits, 2), dict(sorted(inputs.items())))
-
-
-def _products_with_rounding(
-    source: Checkpoint, plan: ExportPlan, options: ExportOptions, notes: list[str]
-) -> frozenset[str]:
-    """The weights whose products round their inputs; ``notes`` name the roundings that the graph leaves out."""
-    rounding = {name for name in plan.sources if name in source.quantized and source.quantized[name].inputs}
-    if not rounding:
-        return frozenset()
-    if not options.rounded_inputs:
-        notes.append(f"the checkpoint rounds the inputs of {len(rounding)} products; the graph does not, as requested")
-        return frozenset()
-    linear = [p.source for p in plan.all_parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts]
-    rounded = rounding & {name for name in linear if name is not None}
-    if experts := len(rounding) - len(rounded):
-        notes.append(f"the checkpoint rounds the inputs of {experts} products of experts: they are not rounded")
-    uneven = {name for name in rounded if _has_uneven_groups(source.quantized[name])}
-    if uneven:
-        notes.append(
-            f"the inputs of {len(uneven)} products are not rounded: their size is no multiple of the group size"
-        )
-    return frozenset(rounded - uneven)
-
-
-def _has_uneven_groups(weight: QuantizedTensor) -> bool:
-    """Whether the size of inputs is not a multiple of the number of features that share a scale."""
-    group = None if weight.inputs is None else weight.inputs.group
-    return group is not None and group > 0 and weight.shape[1] % group != 0
 
 
 def _mtp_head(

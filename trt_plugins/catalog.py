@@ -22,6 +22,7 @@ from hybridge.trt_plugins.specs.mamba2_conv_scan import MAMBA2_CONV_SCAN
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, packed_form
 from hybridge.trt_plugins.specs.paged_attention import PAGED_ATTENTION
 from hybridge.trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
+from hybridge.trt_plugins.specs.rounded_experts import ROUNDED_EXPERTS
 from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
 from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
@@ -29,7 +30,10 @@ from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 DOMAIN = "trt_edgellm"
 DENSE_VERSION = 1
 
-_IN_EVERY_LAYOUT = (CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE, ROUTED_EXPERTS)
+_IN_EVERY_LAYOUT = (
+    *(CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE),
+    *(ROUTED_EXPERTS, ROUNDED_EXPERTS),
+)
 OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION)
 OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_IN_EVERY_LAYOUT, *OVER_CACHES)})
 """Version 1."""

@@ -14,6 +14,7 @@ from hybridge.artifact.errors import ExportError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.parameters import Parameter
 from hybridge.exporter.ops.mark import MARK_ATTRIBUTE, MARK_DOMAIN, MARK_OP
+from hybridge.exporter.trace.expert_rounding import RoundedExperts
 from hybridge.exporter.trace.input_rounding import RoundedInputs
 from hybridge.exporter.trace.quantized_weights import WeightNodes, edit_inputs, external_tensor, initializer
 from hybridge.exporter.weights.quantized import PlacedWeight
@@ -48,7 +49,11 @@ def _reference_weights(
     graph: ir.Graph, parameters: tuple[Parameter, ...], slots: Mapping[str, TensorSlot | PlacedWeight], out: Path
 ) -> None:
     declared = {p.name: p for p in parameters}
-    rounded = RoundedInputs(graph, lambda name, slot: initializer(graph, external_tensor(name, slot, out)))
+
+    def stored(name: str, slot: TensorSlot) -> ir.Value:
+        return initializer(graph, external_tensor(name, slot, out))
+
+    rounded, experts = RoundedInputs(graph, stored), RoundedExperts(graph, stored)
     traced = dict(graph.initializers)
     missing, extra = sorted(set(declared) - set(traced)), sorted(set(traced) - set(declared))
     if missing or extra:
@@ -59,6 +64,9 @@ def _reference_weights(
         parameter = declared[name]
         if value.shape != parameter.shape:
             raise ExportError(f"{name}: expected shape {list(parameter.shape)}, the traced graph has {value.shape}")
+        placed = slots.get(parameter.initializer)
+        if isinstance(placed, PlacedWeight) and placed.inputs is not None and len(parameter.shape) == 3:
+            experts.add(value, parameter.initializer, placed.inputs)
         if parameter.parts:
             _join_weights(graph, value, parameter, slots, out)
         else:
@@ -67,6 +75,7 @@ def _reference_weights(
                 _reference_quantized(graph, value, parameter.initializer, slot, out, rounded)
             else:
                 _reference_weight(graph, value, parameter.initializer, slot, out)
+    experts.apply()
 
 
 def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot, out: Path) -> None:

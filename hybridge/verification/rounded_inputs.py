@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ class Rounding:
     """Rounds x [..., features] float32. kind: INT8, FP8 or FP4.
 
     group: features that share a scale computed from them; 0: all of a token; None: ``scale`` is the only scale.
+    scales: instead of ``scale``, those of the experts of a weight with an axis of them.
     factors: [features], by which x is multiplied before rounding and divided afterwards: the reference's weights
     include them.
     """
@@ -43,6 +44,11 @@ class Rounding:
     group: int | None
     scale: float = 1.0
     factors: np.ndarray | None = None
+    scales: tuple[float, ...] = ()
+
+    def of_expert(self, number: int) -> Rounding:
+        """That of one expert, of a weight with an axis of them."""
+        return replace(self, scale=self.scales[number], scales=()) if self.scales else self
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The rounded inputs, in the shape of ``x``."""
@@ -98,7 +104,22 @@ def stored_roundings(checkpoint: Path) -> dict[str, Rounding]:
 def rounded_inputs(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Rounding]:
     """Module to the rounding of its inputs, by the quantization_config ``config``, where it is simulated."""
     method = _METHODS.get(config["quant_method"])
+    if method is not None:
+        tensors = {**tensors, **_named_by_module(tensors)}
     return {} if method is None else {name: found for name, found in method(config, tensors) if found is not None}
+
+
+def _named_by_module(tensors: Tensors) -> dict[str, TensorSlot]:
+    """The tensors of weights X with an axis of experts by the names that a linear layer X would give them."""
+    ends = {"_scale_inv": ".weight_scale_inv", "_weight_scale": ".weight_scale", "_input_scale": ".input_scale"}
+    ends |= {"_activation_scale": ".activation_scale"}
+    found: dict[str, TensorSlot] = {}
+    for name, slot in tensors.items():
+        if len(slot.shape) == 3:
+            found |= {name + own: tensors[name + end] for end, own in ends.items() if name + end in tensors}
+            if f"{name}.weight_scale" in found or f"{name}.weight_scale_inv" in found:
+                found[f"{name}.weight"] = slot
+    return found
 
 
 def _compressed_tensors(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
@@ -127,9 +148,9 @@ def _of_scheme(module: str, inputs: Mapping[str, Any], tensors: Tensors) -> Roun
     if kind == FP4:
         if strategy != "tensor_group" or inputs.get("group_size") != 16:
             return None
-        return Rounding(FP4, 16, 1 / _number(tensors[f"{module}.input_global_scale"]))
+        return _divided(_stored(FP4, 16, tensors[f"{module}.input_global_scale"]))
     if not inputs.get("dynamic"):
-        return Rounding(kind, None, _number(tensors[f"{module}.input_scale"])) if strategy == "tensor" else None
+        return _stored(kind, None, tensors[f"{module}.input_scale"]) if strategy == "tensor" else None
     sizes = {"token": 0, "tensor": 0, "group": inputs.get("group_size")}
     return Rounding(kind, sizes[strategy]) if sizes.get(strategy) is not None else None
 
@@ -137,19 +158,20 @@ def _of_scheme(module: str, inputs: Mapping[str, Any], tensors: Tensors) -> Roun
 def _fp8(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
     block = config.get("weight_block_size")
     for module in _quantized(tensors, "weight_scale_inv" if block else "weight_scale"):
-        columns = tensors[f"{module}.weight"].shape[1]
+        columns = tensors[f"{module}.weight"].shape[-1]
         if config.get("activation_scheme", "dynamic") == "dynamic":
             yield module, Rounding(FP8, block[1] if block else 0) if not block or columns % block[1] == 0 else None
         else:
             scale = tensors.get(f"{module}.activation_scale", tensors.get(f"{module}.input_scale"))
-            yield module, None if scale is None else Rounding(FP8, None, _number(scale))
+            yield module, None if scale is None else _stored(FP8, None, scale)
 
 
 def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str, Rounding | None]]:
     for module in _quantized(tensors, "weight_scale"):
         algorithm = config["quant_algo"]
         if algorithm == "MIXED_PRECISION":
-            algorithm = config["quantized_layers"][module]["quant_algo"]
+            layers = config["quantized_layers"]
+            algorithm = (layers.get(module) or layers[module.rpartition(".")[0]])["quant_algo"]
         kind = {"NVFP4": FP4, "NVFP4_AWQ": FP4, "W8A8_SQ_PER_CHANNEL": INT8, "FP8": FP8}.get(algorithm)
         kind = FP8 if algorithm.startswith("W4A8") else kind
         stored, factors = tensors.get(f"{module}.input_scale"), tensors.get(f"{module}.pre_quant_scale")
@@ -157,7 +179,7 @@ def _modelopt(config: Mapping[str, Any], tensors: Tensors) -> Iterator[tuple[str
         if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             yield module, Rounding(FP8, 0, factors=own_factors)
         elif kind is not None and stored is not None:
-            yield module, Rounding(kind, 16 if kind == FP4 else None, _number(stored), own_factors)
+            yield module, _stored(kind, 16 if kind == FP4 else None, stored, own_factors)
 
 
 def _quantized(tensors: Tensors, *suffixes: str) -> list[str]:
@@ -165,8 +187,17 @@ def _quantized(tensors: Tensors, *suffixes: str) -> list[str]:
     return sorted({name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in suffixes})
 
 
-def _number(slot: TensorSlot) -> float:
-    return float(slot.map().astype(np.float32).reshape(()))
+def _stored(kind: str, group: int | None, slot: TensorSlot, factors: np.ndarray | None = None) -> Rounding:
+    """The rounding with the scale in ``slot``, or those of experts."""
+    numbers = tuple(float(number) for number in slot.map().astype(np.float32).reshape(-1))
+    if len(slot.shape) > 0 and len(numbers) > 1:
+        return Rounding(kind, group, factors=factors, scales=numbers)
+    return Rounding(kind, group, numbers[0], factors)
+
+
+def _divided(rounding: Rounding) -> Rounding:
+    """``rounding`` by divisors instead of scales."""
+    return replace(rounding, scale=1 / rounding.scale, scales=tuple(1 / number for number in rounding.scales))
 
 
 _METHODS = {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt}

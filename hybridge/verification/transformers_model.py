@@ -14,6 +14,8 @@ from hybridge.artifact.json_fields import float_from_json
 from hybridge.exporter.families.parameters import ROOTS
 from hybridge.requirements import require
 from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
+from hybridge.verification.rounded_experts import round_experts
+from hybridge.verification.rounded_inputs import Rounding
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
@@ -84,8 +86,8 @@ class TransformersModel:
                 "nothing to compare with; correct the checkpoint"
             ) from error
 
-    def round_inputs(self, roundings: Mapping[str, Callable[[Any], Any]]) -> int:
-        """Make linear layers round their inputs by ``roundings``, by checkpoint module; returns the number that do."""
+    def round_inputs(self, roundings: Mapping[str, Rounding]) -> int:
+        """Make products round their inputs by ``roundings``, by checkpoint module; returns the number that do."""
         count = 0
         for name, module in self.model.named_modules():
             _, layers, rest = name.partition("layers.")
@@ -94,6 +96,7 @@ class TransformersModel:
             if rounding is not None and isinstance(module, self.torch.nn.Linear):
                 module.register_forward_pre_hook(partial(_rounded_input, rounding))
                 count += 1
+            count += round_experts(module, names, roundings)
         return count
 
     def arguments(self, length: int, attends: bool) -> dict[str, Any]:

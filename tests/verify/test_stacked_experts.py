@@ -19,6 +19,7 @@ from tests.support.quantized_checkpoints import Format
 from tests.support.stacked_experts import mxfp4_blocks, save_stacked, stacked
 from tests.support.tiny_models import EXPERTS
 
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 QWEN = {"hidden_size": 64, "moe_intermediate_size": 32}
 QWEN_NEXT = {
     **EXPERTS["qwen3_next"],
@@ -60,6 +61,9 @@ CASES = {
     "w4, zero points": Case("granitemoehybrid", formats.pack_quantized(16, symmetric=False), GRANITE),
     "int8": Case("granitemoehybrid", formats.eight_bits("int", "channel"), GRANITE),
     "nvfp4": Case("nemotron_h", formats.modelopt("W4A16_NVFP4"), NEMOTRON, {"layout": "paged"}),
+    "nvfp4, inputs": Case("nemotron_h", formats.modelopt("NVFP4"), NEMOTRON, {"layout": "paged"}),
+    "modelopt fp8, inputs": Case("qwen3_moe", formats.modelopt("FP8"), QWEN, {"layout": "paged"}),
+    "int8, inputs": Case("granitemoehybrid", formats.eight_bits("int", "channel", inputs=TOKENS), GRANITE),
 }
 
 
@@ -74,7 +78,10 @@ def test_the_artifact_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path
     export_checkpoint(quantized, tmp_path / "out", options)
     record = read_config(tmp_path / "out").quantization
     assert record is not None and sum(record.formats.values()) in (2, 4)
-    for checkpoint, engine in ((quantized, "auto"), (meant, "torch")):
+    rounds = "inputs" in name or name == "fp8 blocks"
+    assert sum(record.inputs.values()) == (sum(record.formats.values()) if rounds else 0)
+    # The numbers that the checkpoint was made from know nothing of rounded inputs.
+    for checkpoint, engine in ((quantized, "auto"), (quantized if rounds else meant, "torch")):
         compared = VerifyOptions(engine=engine, prompt_lengths=(5, 9), decode_steps=2, tolerance=1e-5)
         report = verify(checkpoint, tmp_path / "out", compared)
         assert report.passed, (engine, max(c.error for c in report.comparisons))

@@ -13,6 +13,7 @@ from hybridge.trt_plugins.functions.gated_delta_rule import gated_delta_rule_fun
 from hybridge.trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
 from hybridge.trt_plugins.functions.paged_attention import paged_attention_function
 from hybridge.trt_plugins.functions.reshape_and_cache import reshape_and_cache_fp8_function, reshape_and_cache_function
+from hybridge.trt_plugins.functions.rounded_experts import rounded_experts_function
 from hybridge.trt_plugins.functions.routed_experts import routed_experts_function
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.functions.update_ssm_state import update_ssm_state_function
@@ -26,6 +27,7 @@ _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "mamba2_conv_scan": mamba2_conv_scan_function,
     "gated_delta_rule": gated_delta_rule_function,
     "routed_experts": routed_experts_function,
+    "rounded_experts": rounded_experts_function,
     "reshape_and_cache": reshape_and_cache_function,
     "paged_attention": paged_attention_function,
     "reshape_and_cache_fp8": reshape_and_cache_fp8_function,

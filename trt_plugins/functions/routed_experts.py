@@ -7,6 +7,7 @@ and unused experts cost at most the remaining blocks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
@@ -20,6 +21,15 @@ FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
 def routed_experts_function(signature: Signature) -> onnx.FunctionProto:
     """One token makes top_k blocks of one place; many tokens make two blocks an expert, half of them full."""
+    return experts_function(signature, lambda body, rows, expert, weight: rows)
+
+
+# Inputs [q, features] of the product by a weight of the expert, as the product reads them.
+InputForm = Callable[[Body, str, str, str], str]
+
+
+def experts_function(signature: Signature, form: InputForm) -> onnx.FunctionProto:
+    """The function with inputs of products in the form ``form``."""
     body = Body(signature)
     last = 2 if signature.has_time else 1
     hidden, top_k = body.size("x", last), body.size("expert_ids", last)
@@ -27,7 +37,9 @@ def routed_experts_function(signature: Signature) -> onnx.FunctionProto:
     ids = body.op("Cast", body.op("Reshape", "expert_ids", body.constant([-1])), to=INT64)
     blocks = _Blocks.of(body, ids, top_k)
     rows = body.op("Gather", tokens, blocks.token)
-    results = body.map_slices(lambda slices: _expert(body, *slices), (blocks.expert, rows), ((INT64, 0), (FLOAT, 2)), 2)
+    results = body.map_slices(
+        lambda slices: _expert(body, form, *slices), (blocks.expert, rows), ((INT64, 0), (FLOAT, 2)), 2
+    )
     routes = body.reshape(body.op("GatherND", results, blocks.place), body.constant([-1]), top_k, hidden)
     weights = body.op("Reshape", "expert_weights", body.concat(body.constant([-1]), top_k, body.constant([1])))
     y = body.op("ReduceSum", body.op("Mul", routes, weights), body.constant([1]), keepdims=0)
@@ -35,13 +47,14 @@ def routed_experts_function(signature: Signature) -> onnx.FunctionProto:
     return body.function()
 
 
-def _expert(body: Body, expert: str, rows: str) -> str:
+def _expert(body: Body, form: InputForm, expert: str, rows: str) -> str:
     """Rows [q, h] of one expert to results [q, h]; the products are in the type of the weights."""
     data = body.signature.type_of("up_weight").onnx
 
     def product(x: str, weight: str) -> str:
         own = body.op("Transpose", body.op("Gather", weight, expert), perm=[1, 0])
-        return body.op("Cast", body.op("MatMul", body.op("Cast", x, to=data), own), to=FLOAT)
+        inputs = body.op("Cast", form(body, x, expert, weight), to=data)
+        return body.op("Cast", body.op("MatMul", inputs, own), to=FLOAT)
 
     up = product(rows, "up_weight")
     name = str(body.signature.attribute("activation"))

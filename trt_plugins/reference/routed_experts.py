@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,20 +39,43 @@ def routed_experts(
     Returns:
         y like x.
     """
+    return experts_of_tokens(x, expert_ids, expert_weights, up_weight, down_weight, activation, gated)
+
+
+# Inputs [tokens, features] of an expert's product, and its number.
+Rounding = Callable[[Tensor, int], Tensor]
+
+
+def experts_of_tokens(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    activation: str,
+    gated: int,
+    rounds: tuple[Rounding, Rounding] | None = None,
+) -> Tensor:
+    """``routed_experts``, with inputs of the two products rounded by ``rounds``."""
     _check_sizes(up_weight, down_weight, gated)
+    round_up, round_down = rounds or (_as_they_are, _as_they_are)
     tokens, ids = x.reshape(-1, x.shape[-1]).to(work_dtype(x)), expert_ids.reshape(-1, expert_ids.shape[-1])
     results = tokens.new_zeros((*ids.shape, tokens.shape[-1]))
     for expert in ids.unique().tolist():
-        up = F.linear(tokens, up_weight[expert].to(tokens.dtype))
+        up = F.linear(round_up(tokens, expert), up_weight[expert].to(tokens.dtype))
         if gated:
             gate, up = up.chunk(2, dim=-1)
             inner = ACTIVATIONS[activation](gate) * up
         else:
             inner = ACTIVATIONS[activation](up)
-        y = F.linear(inner, down_weight[expert].to(tokens.dtype))
+        y = F.linear(round_down(inner, expert), down_weight[expert].to(tokens.dtype))
         results = torch.where((ids == expert)[..., None], y[:, None], results)
     weights = expert_weights.reshape(ids.shape).to(tokens.dtype)
     return (results * weights[..., None]).sum(1).to(x.dtype).reshape(x.shape)
+
+
+def _as_they_are(values: Tensor, _expert: int) -> Tensor:
+    return values
 
 
 def _check_sizes(up_weight: Tensor, down_weight: Tensor, gated: int) -> None:

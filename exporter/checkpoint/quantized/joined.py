@@ -11,12 +11,13 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, InputRounding, QuantizedTensor
 
 
-def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
+def joined_weight(name: str, weights: Sequence[QuantizedTensor], experts: int | None = None) -> QuantizedTensor:
     """The weight ``name`` [all rows, columns]: ``weights``, of equal columns, one after another.
 
+    experts: their number, where it is not that of ``weights``; those of one expert round their inputs in the same way.
     A scale or global scale of a whole matrix becomes one per row. CheckpointError: the weights are quantised in
     different ways. UnsupportedError: they have act-order or pre_quant_scale.
     """
@@ -40,7 +41,26 @@ def joined_weight(name: str, weights: Sequence[QuantizedTensor]) -> QuantizedTen
         tuple(source for w in weights for source in w.sources),
         _zero_points(weights, groups),
         _global_scale(weights, rows),
+        inputs=_inputs(weights[:: len(weights) // (experts or len(weights))]),
+        unrounded=first.unrounded,
     )
+
+
+def _inputs(weights: Sequence[QuantizedTensor]) -> InputRounding | None:
+    """How the inputs of each expert are rounded; None unless all experts round them to the same type and groups."""
+    found = [weight.inputs for weight in weights if weight.inputs is not None]
+    if len(found) < len(weights) or len({(inputs.dtype, inputs.group) for inputs in found}) > 1:
+        return None
+    scales = [inputs.scale for inputs in found if inputs.scale is not None]
+    if not scales:
+        return found[0]
+
+    def blocks() -> Iterator[np.ndarray]:
+        for scale in scales:
+            for piece in scale.pieces():
+                yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8).view(scale.dtype.numpy).astype(np.float32)
+
+    return replace(found[0], scale=GraphTensor(DType.FLOAT32, (len(scales),), blocks=blocks))
 
 
 def _scales(scales: Sequence[GraphTensor], weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor:

@@ -45,7 +45,8 @@ class InputRounding:
 
     group: features of a token that share a scale, computed from the largest magnitude among them; 0: all features of
     the token; None: ``scale`` is the scale of all tokens.
-    scale: float [] or None; for FLOAT4E2M1 the factor of the groups' scales, which are e4m3 numbers.
+    scale: float [] or None, of experts float32 [experts]; for FLOAT4E2M1 the factor of the groups' scales, which are
+    e4m3 numbers.
     """
 
     dtype: DType

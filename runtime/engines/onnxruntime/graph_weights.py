@@ -16,7 +16,7 @@ _READERS = {
         ("MatMulNBits", 1),
         *(("MoE", index) for index in (2, 4)),
         *(("QMoE", index) for index in (2, 3, 5, 6, 11, 12)),
-        *(("routed_experts", index) for index in (3, 4)),
+        *((name, index) for name in ("routed_experts", "rounded_experts") for index in (3, 4)),
     },
 }
 

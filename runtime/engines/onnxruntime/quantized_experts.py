@@ -33,10 +33,13 @@ _TYPES: Mapping[str, ir.DataType] = MappingProxyType(
 
 
 def use_quantized_experts(model: ir.Model, kernels: Kernels, exact: bool) -> None:
-    """Replace routed_experts over quantised matrices by QMoE where it can read them; ``exact``: do not round inputs."""
-    graph = model.graph
+    """Replace routed_experts over quantised matrices by QMoE where it can read them; ``exact``: do not round inputs.
+
+    Otherwise rounded_experts too: QMoE rounds inputs to 8 bits, in blocks.
+    """
+    graph, operators = model.graph, ("routed_experts",) if exact else ("routed_experts", "rounded_experts")
     for node in list(graph):
-        if (node.domain, node.op_type) != (DOMAIN, "routed_experts") or not has_kernel_form(node):
+        if node.domain != DOMAIN or node.op_type not in operators or not has_kernel_form(node):
             continue
         up, down = node.inputs[3:5]
         first, second = _matrix(up, exact), _matrix(down, exact)

@@ -52,7 +52,7 @@ def weighted_experts(
 
     Rows of gate and up alternate in the first matrix.
     """
-    x, ids, weights, up, _ = node.inputs
+    x, ids, weights, up = node.inputs[:4]
     route, up_shape, form = fixed_shape(ids), fixed_shape(up), _form(node)
     assert route is not None and route[-1] and up_shape is not None and up_shape[0] and form is not None
     scores = _scores(insert, ids, weights, route[-1], up_shape[0])

@@ -24,6 +24,19 @@ def tile_experts(graph: ir.Graph) -> None:
     tidy_graph(graph)
 
 
+def leave_expert_inputs(graph: ir.Graph) -> None:
+    """Let experts that round their inputs read them as they are: our kernels and recorded steps do not round them."""
+    for node in list(graph):
+        if (node.domain, node.op_type) == (OPERATORS, "rounded_experts"):
+            attributes = {name: node.attributes[name].value for name in ("activation", "gated")}
+            new = ir.node("routed_experts", node.inputs[:5], attributes, domain=OPERATORS)
+            old, output = node.outputs[0], new.outputs[0]
+            output.name, output.shape, output.type, old.name = old.name, old.shape, old.type, None
+            graph.insert_before(node, new)
+            ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
 def _tile(graph: ir.Graph, node: ir.Node) -> None:
     x, ids, weights, up, down = node.inputs
     matrices = [_matrix(value) for value in (up, down)]

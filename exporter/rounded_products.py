@@ -1,0 +1,97 @@
+"""The products of a quantised checkpoint whose inputs the graph rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.checkpoint import Checkpoint
+from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
+from hybridge.exporter.families.parameters import EMBEDDING, Parameter
+from hybridge.exporter.options import ExportOptions
+
+_Way = tuple[DType, int | None]
+
+
+def products_with_rounding(
+    source: Checkpoint, parameters: Iterable[Parameter], options: ExportOptions, notes: list[str]
+) -> frozenset[str]:
+    """The weights of ``parameters`` whose products round their inputs; ``notes`` name those that do not."""
+    parameters = tuple(parameters)
+    names = {name for p in parameters for name in p.sources}
+    rounding = {n: source.quantized[n] for n in sorted(names & source.quantized.keys()) if source.quantized[n].inputs}
+    if not rounding:
+        return frozenset()
+    if not options.rounded_inputs:
+        notes.append(f"the checkpoint rounds the inputs of {len(rounding)} products; the graph does not, as requested")
+        return frozenset()
+    uneven = {name for name, weight in rounding.items() if _has_uneven_groups(weight)}
+    if uneven:
+        notes.append(
+            f"the inputs of {len(uneven)} products are not rounded: their size is no multiple of the group size"
+        )
+    even = {name: weight for name, weight in rounding.items() if name not in uneven}
+    linear = {p.source for p in parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts}
+    experts = frozenset(_of_experts(parameters, even))
+    rounded = frozenset(even) & (linear | experts)
+    if experts:
+        notes.append(f"the inputs of {len(experts)} products of experts are rounded, but not by torch on a GPU")
+    if left := len(even) - len(rounded):
+        notes.append(
+            f"the inputs of {left} products of experts are not rounded: the experts of a layer, or those of other "
+            "layers, round theirs in another way"
+        )
+    return rounded
+
+
+def _of_experts(parameters: Iterable[Parameter], weights: Mapping[str, QuantizedTensor]) -> Iterator[str]:
+    """The weights of the layers whose experts all round their inputs in the way of most layers.
+
+    All layers of the graph share one body of the operator.
+    """
+    layers: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        if len(parameter.shape) == 3 and any(name in weights for name in parameter.sources):
+            layers.setdefault(
+                parameter.name.rpartition(".")[0] + parameter.sources[0].rpartition("experts")[0], []
+            ).append(parameter)
+    ways = {layer: way for layer, pair in layers.items() if (way := _way(pair, weights)) is not None}
+    if not ways:
+        return
+    ((usual, _),) = Counter(ways.values()).most_common(1)
+    for layer, way in ways.items():
+        if way == usual:
+            yield from (name for parameter in layers[layer] for name in parameter.sources)
+
+
+def _way(pair: list[Parameter], weights: Mapping[str, QuantizedTensor]) -> _Way | None:
+    """How the experts with the parameters up and down round their inputs; None if not all in the same way."""
+    names = [name for parameter in pair for name in parameter.sources]
+    if len(pair) != 2 or any(name not in weights for name in names):
+        return None
+    roundings = [weights[name].inputs for name in names]
+    ways = {(rounding.dtype, rounding.group) for rounding in roundings if rounding is not None}
+    if len(ways) > 1 or not all(_agree(parameter, weights) for parameter in pair):
+        return None
+    return next(iter(ways))
+
+
+def _agree(parameter: Parameter, weights: Mapping[str, QuantizedTensor]) -> bool:
+    """Whether the matrices of each expert that have the same input, a gate and what it gates, have one scale of it."""
+    each = max(1, len(parameter.parts) // parameter.shape[0])
+    if each == 1:
+        return True
+    scales = [_scale(weights[name]) for name in parameter.parts]
+    return all(len(set(scales[start : start + each])) == 1 for start in range(0, len(scales), each))
+
+
+def _scale(weight: QuantizedTensor) -> bytes:
+    scale = None if weight.inputs is None else weight.inputs.scale
+    return b"" if scale is None else b"".join(piece.tobytes() for piece in scale.pieces())
+
+
+def _has_uneven_groups(weight: QuantizedTensor) -> bool:
+    """Whether the size of inputs is not a multiple of the number of features that share a scale."""
+    group = None if weight.inputs is None else weight.inputs.group
+    return group is not None and group > 0 and weight.shape[1] % group != 0
