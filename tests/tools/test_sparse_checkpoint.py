@@ -66,3 +66,22 @@ def test_layers_of_mixed_precision_are_stored_as_modelopt_does(tmp_path: Path) -
     assert record is not None
     assert record.formats == {"modelopt FP8": 23, "modelopt W4A16_NVFP4": 23 * 128 * 2}
     assert 4.5 < record.bits < 5.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "algorithm", "inputs"),
+    [
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B", "NVFP4", "fp4 (dynamic, by 16)"),
+        ("NVIDIA-Nemotron-3-Super-120B-A12B", "FP8", "fp8 (static)"),
+        ("Qwen3-8B", "FP8", "fp8 (static)"),
+    ],
+)
+def test_models_in_one_format_round_every_input(name: str, algorithm: str, inputs: str, tmp_path: Path) -> None:
+    quantization = {"quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}}
+    write_sparse_checkpoint(tmp_path / "a", PUBLISHED[name], quantization=quantization)
+    plan = plan_export(tmp_path / "a")
+    record = plan.config.quantization
+    assert record is not None and record.formats.keys() == {f"modelopt {algorithm}"}
+    assert record.inputs.keys() == {inputs} and not any("not rounded" in note for note in plan.notes)
+    assert any("keys and values in FP8" in note for note in plan.notes)

@@ -37,6 +37,8 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
 MODELOPT_FILE = "hf_quant_config.json"
 # Where a config.json may have it, also inside of text_config.
 _KEYS = ("quantization_config", "compression_config")
+# Ends of names of a quantised KV cache's scales and offsets.
+_OF_CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_bias", ".v_bias", ".k_zero_point", ".v_zero_point")
 # Types of a checkpoint's tensors that no parameter of a model has.
 _PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
 
@@ -106,13 +108,20 @@ def _notes(
         for rounding, count in unrounded.items()
     ]
     scheme = config and (config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo"))
-    if scheme or any(name.endswith((".k_scale", ".v_scale")) for name in dropped):
-        kind = scheme if isinstance(scheme, str) else "8 bits"
+    if scheme or any(name.endswith(_OF_CACHE) for name in dropped):
         notes.append(
-            f"the checkpoint asks for keys and values in {kind}: they get the compute type, or with "
-            "`kv_dtype='fp8_e4m3'` 8 bits and a scale for each token and head; its k_scale and v_scale are not used"
+            f"the checkpoint asks for keys and values in {_cache_kind(scheme)}: they get the compute type, as in "
+            "transformers, or with `kv_dtype='fp8_e4m3'` 8 bits and a scale for each token and head; its k_scale and "
+            "v_scale are not used"
         )
     return tuple(notes)
+
+
+def _cache_kind(scheme: object) -> str:
+    """What a quantization_config says of the KV cache, in words."""
+    if isinstance(scheme, dict):
+        return f"{'fp' if scheme.get('type') == 'float' else 'int'}{scheme.get('num_bits', 8)}"
+    return scheme if isinstance(scheme, str) else "8 bits"
 
 
 _REMEDY = "export the original checkpoint"
