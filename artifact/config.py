@@ -118,7 +118,7 @@ class RuntimeConfig:
             (self.layout in LAYOUTS, f"layout {self.layout!r} is not one of {', '.join(LAYOUTS)}"),
             (
                 set(self.layer_types) <= set(LAYER_TYPES),
-                f"layer_types holds a kind that is not among {', '.join(LAYER_TYPES)}",
+                f"layer_types holds a kind that is not one of {', '.join(LAYER_TYPES)}",
             ),
             (
                 len(self.kv_layers) == len(self.attention_layer_indices),

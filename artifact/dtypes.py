@@ -143,4 +143,4 @@ def _lookup(table: dict, value: object, kind: str) -> DType:
         if name == value:
             return dtype
     known = ", ".join(str(v) for v in table.values())
-    raise UnsupportedError(f"expected a {kind} among {known}, found {value}")
+    raise UnsupportedError(f"expected one of the {kind}s {known}, found {value}")

@@ -165,11 +165,7 @@ def _check_layout(tensors: Mapping[str, TensorSlot], path: Path, data_start: int
     position = data_start
     for slot in sorted(tensors.values(), key=lambda s: (s.offset, s.nbytes)):
         if slot.offset != position:
-            raise CheckpointError(
-                f"{path}: tensor {slot.name} does not start where the one before it ends: corrupt header"
-            )
+            raise CheckpointError(f"{path}: tensor {slot.name} does not start where the one before it ends: {_REMEDY}")
         position += slot.nbytes
     if position != size:
-        raise CheckpointError(
-            f"{path}: the header describes {position} bytes, the file has {size}: truncated or corrupt"
-        )
+        raise CheckpointError(f"{path}: expected {position} bytes according to its header, found {size}: {_REMEDY}")

@@ -29,7 +29,7 @@ def make_private(folder: Path) -> None:
         return
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0):
-        raise PermissionError(errno.EPERM, f"expected a folder of your own, found one of user {found.st_uid}")
+        raise PermissionError(errno.EPERM, f"expected a folder that you own, found owner {found.st_uid}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
         raise PermissionError(errno.EPERM, f"expected a folder that only you may write to, found mode {mode:04o}")

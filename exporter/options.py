@@ -95,7 +95,7 @@ class ExportOptions:
     )
     quantize: str | None = setting(
         None,
-        "Round matrices to the nearest int4, int8, fp8, nvfp4 or mxfp4; heads to 8 bits.",
+        "Round matrices to the nearest int4, int8, fp8, nvfp4 or mxfp4; LM heads to 8 bits.",
         metavar="TYPE",
         choices=FORMATS,
         shown_default="as stored",

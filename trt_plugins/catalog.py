@@ -67,6 +67,6 @@ def spec_of(name: str, version: int = DENSE_VERSION) -> OpSpec:
         )
     if name not in ops:
         raise UnsupportedError(
-            f"expected an operator of {DOMAIN} among {', '.join(ops)}, found {name}; register its spec"
+            f"expected one of the operators of {DOMAIN} ({', '.join(ops)}), found {name}; register its spec"
         )
     return ops[name]

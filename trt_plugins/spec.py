@@ -82,7 +82,7 @@ class AttributeSpec:
         if self.choices and value not in self.choices:
             known = ", ".join(repr(choice) for choice in self.choices)
             raise UnsupportedError(
-                f"{op}: expected attribute {self.name} among {known}, found {value!r}; choose one of these"
+                f"{op}: expected attribute {self.name} to be one of {known}, found {value!r}; choose one of these"
             )
         if self.minimum is not None and not isinstance(value, str) and value < self.minimum:
             raise UnsupportedError(
@@ -169,7 +169,7 @@ class OpSpec:
         unknown = sorted(set(given) - known)
         if unknown:
             raise UnsupportedError(
-                f"{self.qualified_name}: expected attributes among {', '.join(sorted(known))}, "
+                f"{self.qualified_name}: expected only the attributes {', '.join(sorted(known))}, "
                 f"found {', '.join(unknown)}; remove them"
             )
         return {a.name: a.checked(self.qualified_name, given.get(a.name, a.default)) for a in self.attributes}

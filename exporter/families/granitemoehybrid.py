@@ -82,5 +82,7 @@ def _attention_layers(config: HfConfig) -> list[bool]:
         or len(kinds) != count
         or not all(isinstance(k, str) and k in LAYER_KINDS for k in kinds)
     ):
-        raise config.fail(name, f"a list of num_hidden_layers {count} layer types among {', '.join(LAYER_KINDS)}")
+        raise config.fail(
+            name, f"a list of num_hidden_layers {count} layer types, each one of {', '.join(LAYER_KINDS)}"
+        )
     return [LAYER_KINDS[k] for k in kinds]

@@ -73,8 +73,8 @@ def test_weights_that_lie_in_the_artifact(folder: Path) -> None:
         (external(dims=(2**62, 4)), "a size that a file can have"),
         (external(dims=(2**63 - 1,) * 8), "a size that a file can have"),
         (external(dims=(1,) * 9), "at most 8 sizes"),
-        (external(dtype=TensorProto.STRING), "expected a ONNX data type"),
-        (external(dtype=99), "expected a ONNX data type"),
+        (external(dtype=TensorProto.STRING), "expected one of the ONNX data types"),
+        (external(dtype=99), "expected one of the ONNX data types"),
     ],
 )
 def test_impossible_weights(folder: Path, weight: TensorProto, words: str) -> None:

@@ -205,7 +205,7 @@ def test_a_folder_of_another_user_is_not_used(cache, monkeypatch):
         assert kernels.get(HALF, "sm_87").cubin == b"code 1"
         os.chown(kernels.folder, 7, 7)
         owner = 7
-    with pytest.warns(RuntimeWarning, match=rf"expected a folder of your own, found one of user {owner}\).*XDG_CACHE"):
+    with pytest.warns(RuntimeWarning, match=rf"expected a folder that you own, found owner {owner}\).*XDG_CACHE"):
         assert kernels.get(HALF, "sm_87").cubin == b"code 2"
 
 

@@ -134,7 +134,7 @@ def test_a_norm_takes_one_block_a_group():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("int3", BF16), "a code among int4, e2m1, int8, e4m3, found int3"),
+        (("int3", BF16), "one of the codes int4, e2m1, int8, e4m3, found int3"),
         (("int4", F32), "float16 or bfloat16, found float32"),
         (("int4", BF16, 48), "groups of 16, 32, 64, 128 inputs or 0, found 48"),
         (("int4", BF16, 16, True), "e4m3 scales of e2m1 in groups of 16, found int4 in 16"),

@@ -93,7 +93,7 @@ def test_checked_nodes_tell_what_the_kernels_lack() -> None:
         ("update_ssm_state", {**SSM_TYPES, "A": "bfloat16"}, {}, "A of type float32, found bfloat16"),
         ("update_ssm_state", {**SSM_TYPES, "dt": "float32"}, {}, "dt of type float16, found float32"),
         ("update_ssm_state", dict.fromkeys(SSM_TYPES, "float64"), {}, "x of type float16"),
-        ("causal_conv1d", CONV_TYPES, {"activation": "relu"}, "activation among"),
+        ("causal_conv1d", CONV_TYPES, {"activation": "relu"}, "activation to be one of"),
         ("causal_conv1d", CONV_TYPES, {"stride": 2}, "found stride"),
         ("causal_conv1d", {n: t for n, t in CONV_TYPES.items() if n != "weight"}, {}, "input weight, found none"),
     ],

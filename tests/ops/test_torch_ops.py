@@ -61,7 +61,7 @@ def test_wrong_call_is_refused_by_name() -> None:
     inputs = tensors(case, in_dtypes(case, "float32"))
     with pytest.raises(UnsupportedError, match="A of type float32, found float16"):
         run_ssm([inputs[0], inputs[1].half(), *inputs[2:]])
-    with pytest.raises(UnsupportedError, match="activation among 'none', 'silu', found 'relu'"):
+    with pytest.raises(UnsupportedError, match="activation to be one of 'none', 'silu', found 'relu'"):
         run_conv(list(conv_arguments()[:5]), "relu")
 
 

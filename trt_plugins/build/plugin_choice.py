@@ -133,7 +133,7 @@ def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | 
 
 def _gap(node: CheckedNode, target: Target, profiles: list[ProfileRecord], planner: Planner) -> str | None:
     if node.op not in operators():
-        return f"expected an operator with CUDA kernels among {', '.join(operators())}, found {node.op}"
+        return f"expected one of the operators with CUDA kernels ({', '.join(operators())}), found {node.op}"
     gaps = node.kernel_gaps()
     if gaps:
         return "; ".join(gaps)

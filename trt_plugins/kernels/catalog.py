@@ -40,7 +40,9 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The kernels that run ``call``; UnsupportedError where the operator or its sizes have none."""
     name = call.spec.name
     if name not in _PLANNERS:
-        raise UnsupportedError(f"expected an operator with CUDA kernels among {', '.join(_PLANNERS)}, found {name}")
+        raise UnsupportedError(
+            f"expected one of the operators with CUDA kernels ({', '.join(_PLANNERS)}), found {name}"
+        )
     return importlib.import_module(_PLANNERS[name]).plan(call, device)
 
 

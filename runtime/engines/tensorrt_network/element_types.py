@@ -34,5 +34,5 @@ def torch_type(dtype: DType, widen: bool = False) -> torch.dtype:
     if widen and dtype in _NARROW:
         return torch.float32
     if dtype not in _TORCH:
-        raise EngineError(f"expected a tensor type among {', '.join(d.value for d in _TORCH)}, found {dtype.value}")
+        raise EngineError(f"expected one of the tensor types {', '.join(d.value for d in _TORCH)}, found {dtype.value}")
     return _TORCH[dtype]

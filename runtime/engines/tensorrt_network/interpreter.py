@@ -121,7 +121,7 @@ def kind_of(layer: NetworkLayer) -> Kind:
     found = PLUGIN_KIND if layer.kind == PLUGIN else KINDS.get(layer.kind)
     if found is None:
         raise EngineError(
-            f"{layer.title}: expected a kind among {', '.join(KINDS)}, found another: report the artifact's family"
+            f"{layer.title}: expected one of the kinds {', '.join(KINDS)}, found another: report the artifact's family"
         )
     return found
 
@@ -130,7 +130,9 @@ def _on_meta(layer: NetworkLayer, kind: Kind, inputs: Sequence[Tensor | None]) -
     """``inputs`` without values; those that determine shapes keep theirs. EngineError if one of these has none."""
     for index in kind.shape_inputs:
         if index < len(inputs) and (value := inputs[index]) is not None and value.is_meta:
-            raise EngineError(f"{layer.title}: expected a shape that depends on shapes alone, found one of values")
+            raise EngineError(
+                f"{layer.title}: expected a shape computed from shapes alone, found one computed from values"
+            )
     return [v if v is None or i in kind.shape_inputs else v.to("meta") for i, v in enumerate(inputs)]
 
 

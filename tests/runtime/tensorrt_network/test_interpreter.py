@@ -98,7 +98,7 @@ def test_a_position_with_two_values_is_a_hazard(operator: str, parser: Parser, t
 def test_an_unknown_kind_is_named_with_its_layer(parser: Parser, tmp_path: Path) -> None:
     x = np.zeros([1, 1, 4, 4], np.float32)
     pool = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])
-    with pytest.raises(EngineError, match=r"^layer node_of_y \(POOLING\): expected a kind among ACTIVATION"):
+    with pytest.raises(EngineError, match=r"^layer node_of_y \(POOLING\): expected one of the kinds ACTIVATION"):
         parser.network(Small([pool], {"x": x}, {"y": TensorProto.FLOAT}).model(), tmp_path)
 
 

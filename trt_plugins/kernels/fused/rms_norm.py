@@ -52,7 +52,7 @@ class RmsNorm:
     def __post_init__(self) -> None:
         _need(1 <= self.rows <= _LARGEST_ROWS, f"1 to {_LARGEST_ROWS} rows", f"{self.rows}; split the call")
         for dtype in (self.dtype, self.stored_weight):
-            _need(dtype in CUDA_TYPES, f"a type among {', '.join(CUDA_TYPES)}", f"{dtype.value}; convert")
+            _need(dtype in CUDA_TYPES, f"one of the types {', '.join(CUDA_TYPES)}", f"{dtype.value}; convert")
         groups = self.group_columns > 0 and self.columns % self.group_columns == 0
         _need(groups, f"groups that divide {self.columns} columns", f"{self.group_columns}; choose a divisor")
         extras = self.residual + self.gate + self.gate_after

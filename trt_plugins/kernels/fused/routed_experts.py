@@ -48,9 +48,9 @@ class ExpertsDecode:
         routes = self.tokens * self.top_k
         found = f"{routes}; run expert by expert"
         _need(1 <= routes <= LARGEST_ROUTES, f"1 to {LARGEST_ROUTES} tokens times top_k", found)
-        _need(self.dtype in CUDA_TYPES, f"a type among {', '.join(CUDA_TYPES)}", f"{self.dtype.value}; convert")
+        _need(self.dtype in CUDA_TYPES, f"one of the types {', '.join(CUDA_TYPES)}", f"{self.dtype.value}; convert")
         known = ", ".join(EXPERT_ACTIVATIONS)
-        _need(self.activation in EXPERT_ACTIVATIONS, f"an activation among {known}", f"{self.activation}; use one")
+        _need(self.activation in EXPERT_ACTIVATIONS, f"one of the activations {known}", f"{self.activation}; use one")
         sizes, vector = (self.hidden, self.intermediate, self.x_stride), _ACCESS_BYTES // self.dtype.itemsize
         found = f"{', '.join(map(str, sizes))}; pad them"
         _need(all(size % vector == 0 for size in sizes), f"sizes and x's stride in multiples of {vector}", found)

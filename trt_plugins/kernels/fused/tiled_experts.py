@@ -46,7 +46,7 @@ class TiledExperts:
         routes = self.tokens * self.top_k
         _need(1 <= routes <= LARGEST_ROUTES, f"1 to {LARGEST_ROUTES} tokens times top_k", f"{routes}; use matrices")
         known = ", ".join(EXPERT_ACTIVATIONS)
-        _need(self.activation in EXPERT_ACTIVATIONS, f"an activation among {known}", f"{self.activation}; use one")
+        _need(self.activation in EXPERT_ACTIVATIONS, f"one of the activations {known}", f"{self.activation}; use one")
         _need(self.up.dtype is self.down.dtype, "weights for one type", f"{self.up.dtype.value} and {self.down.dtype}")
         sizes = (self.hidden, self.intermediate, self.x_stride)
         found = f"{', '.join(map(str, sizes))}; pad them"

@@ -48,7 +48,7 @@ class WeightFormat:
     zero_points: bool = False
 
     def __post_init__(self) -> None:
-        _need(self.code in _BITS, f"a code among {', '.join(_BITS)}", self.code)
+        _need(self.code in _BITS, f"one of the codes {', '.join(_BITS)}", self.code)
         _need(self.dtype in (DType.FLOAT16, DType.BFLOAT16), "float16 or bfloat16", self.dtype.value)
         _need(self.group in GROUPS, f"groups of {', '.join(map(str, GROUPS[1:]))} inputs or 0", f"{self.group}")
         nvfp4 = self.code == "e2m1" and self.group == 16

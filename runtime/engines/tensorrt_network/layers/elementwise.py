@@ -19,7 +19,7 @@ def elementwise(call: LayerCall) -> Tensor:
         raise call.error(f"expected inputs of one type, found {call.input(0).dtype} and {call.input(1).dtype}")
     operation = _BINARY.get(call["op"])
     if operation is None:
-        raise call.error(f"expected an operation among {', '.join(_BINARY)}, found {call['op']}")
+        raise call.error(f"expected one of the operations {', '.join(_BINARY)}, found {call['op']}")
     if call["op"] in _EXACT and not first.is_floating_point() and not (first.is_meta or second.is_meta):
         _check_range(call, operation(first, second), operation(first.double(), second.double()))
     return operation(first, second)
@@ -43,7 +43,7 @@ def unary(call: LayerCall) -> Tensor:
     """A unary operation; integers stay integers."""
     operation = _UNARY.get(call["op"])
     if operation is None:
-        raise call.error(f"expected an operation among {', '.join(_UNARY)}, found {call['op']}")
+        raise call.error(f"expected one of the operations {', '.join(_UNARY)}, found {call['op']}")
     return operation(call.wide(0))
 
 
@@ -51,7 +51,7 @@ def activation(call: LayerCall) -> Tensor:
     """An activation, some with attributes alpha and beta."""
     operation = _ACTIVATIONS.get(call["type"])
     if operation is None:
-        raise call.error(f"expected an activation among {', '.join(_ACTIVATIONS)}, found {call['type']}")
+        raise call.error(f"expected one of the activations {', '.join(_ACTIVATIONS)}, found {call['type']}")
     return operation(call.wide(0), call["alpha"], call["beta"])
 
 
