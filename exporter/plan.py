@@ -151,7 +151,7 @@ def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
     matrices = [source.tensors[name] for name in plan.sources if len(source.tensors[name].shape) > 1]
     bits = 8 * sum(slot.nbytes for slot in matrices) / sum(prod(slot.shape) for slot in matrices)
     formats = Counter(weight.format for weight in quantized)
-    model = {p.source for p in plan.parameters}
+    model = {source for p in plan.parameters for source in p.sources}
     inputs = Counter(weight.inputs.name for weight in quantized if weight.inputs and weight.name in model)
     return Quantization(dict(sorted(formats.items())), round(bits, 2), dict(sorted(inputs.items())))
 

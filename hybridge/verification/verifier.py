@@ -122,7 +122,10 @@ def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> t
             f"{source}: expected a checkpoint that rounds the inputs of {expected} products, as the artifact does, "
             f"found {found}: verify with the checkpoint that was exported"
         )
-    return (f"the inputs of {found} products are rounded as the checkpoint says, in the reference too",)
+    return (
+        f"the inputs of {found} products are rounded as the checkpoint says, in the reference too: a value halfway "
+        "between two numbers may become either, and the difference grows from layer to layer",
+    )
 
 
 def _run(
