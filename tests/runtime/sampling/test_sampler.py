@@ -136,6 +136,13 @@ def test_logprobs_are_log_softmax_of_the_raw_logits() -> None:
     np.testing.assert_allclose([p for _, p in logprobs.top], np.sort(expected)[::-1][:4], atol=2e-5)
 
 
+def test_logprobs_of_logits_that_are_far_apart() -> None:
+    result = token_logprobs(np.array([-3e4, 100, 104], np.float32), 0, 2)
+    normaliser = 104 + np.log1p(np.exp(-4.0))
+    np.testing.assert_allclose(result.logprob, -3e4 - normaliser, rtol=1e-9)
+    np.testing.assert_allclose([p for _, p in result.top], [104 - normaliser, 100 - normaliser], rtol=1e-6)
+
+
 def test_logprobs_list_equals_by_id_and_stops_at_the_vocabulary() -> None:
     result = token_logprobs(np.zeros(3, np.float32), 2, 10)
     assert [i for i, _ in result.top] == [0, 1, 2]
