@@ -24,7 +24,10 @@ CONFIG_FILE = "config.json"
 # The multi-token prediction head of the model: its graph, and its contract in the form of config.json.
 MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"
 ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
-RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV)
+# Attention and Mamba2 side by side in one layer, which has the states of both.
+ATTENTION_AND_MAMBA = "attention_and_mamba"
+ATTENTION_LAYER_TYPES = (ATTENTION, ATTENTION_AND_MAMBA)
+RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV, ATTENTION_AND_MAMBA)
 # Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
 STATELESS_LAYER_TYPES = ("mlp", "moe")
 LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
@@ -80,7 +83,7 @@ class RuntimeConfig:
     @property
     def attention_layer_indices(self) -> tuple[int, ...]:
         """Absolute indices of the attention layers; the position is the local index."""
-        return tuple(i for i, kind in enumerate(self.layer_types) if kind == ATTENTION)
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind in ATTENTION_LAYER_TYPES)
 
     @property
     def recurrent_layer_indices(self) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ def check_kernel_sizes(decoder: DecoderConfig) -> None:
     """
     for index, layer in enumerate(decoder.layers):
         for block in layer.blocks:
-            gap = next(_gaps(block.body), None) if isinstance(block.body, RecurrentConfig) else None
-            if gap is not None:
+            gaps = (gap for body in block.bodies if isinstance(body, RecurrentConfig) for gap in _gaps(body))
+            if (gap := next(gaps, None)) is not None:
                 raise UnsupportedError(
                     f"layer {index} ({layer.layer_type}): {gap}; change the sizes of the model, or pass "
                     "`kernels='optional'` to export it for ONNX Runtime and for TensorRT's own layers"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridge.artifact.bindings import MAX_SEQ
-from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
+from hybridge.artifact.config import ATTENTION_LAYER_TYPES, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
@@ -120,7 +120,7 @@ class MambaCacheManager(_Part):
 
 @dataclass(frozen=True)
 class LayerRoute:
-    """Where an absolute layer keeps its state: the manager and the layer's local index in it."""
+    """Where an absolute layer keeps states: the manager and the layer's local index in it."""
 
     manager: KVCacheManager | MambaCacheManager
     local_index: int
@@ -145,16 +145,17 @@ class HybridCacheManager:
         """The number of batch rows."""
         return self.states.batch
 
-    def route(self, layer: int) -> LayerRoute | None:
-        """The place of the state of the absolute ``layer``; None for a layer without state (MLP, MoE)."""
+    def routes(self, layer: int) -> tuple[LayerRoute, ...]:
+        """Where the absolute ``layer`` keeps its states: keys and values first. Empty for a layer without state."""
         types = self._engine.config.layer_types
         if not 0 <= layer < len(types):
             raise IndexError(f"expected a layer from 0 to {len(types) - 1}, found {layer}")
-        if types[layer] == ATTENTION:
-            return LayerRoute(self.kv, types[:layer].count(ATTENTION))
-        if types[layer] in RECURRENT_LAYER_TYPES:
-            return LayerRoute(self.mamba, sum(kind in RECURRENT_LAYER_TYPES for kind in types[:layer]))
-        return None
+        both = (self.kv, ATTENTION_LAYER_TYPES), (self.mamba, RECURRENT_LAYER_TYPES)
+        return tuple(
+            LayerRoute(manager, sum(kind in known for kind in types[:layer]))
+            for manager, known in both
+            if types[layer] in known
+        )
 
     def clear_states(self, rows: Sequence[int] | None = None) -> None:
         """Forget all tokens of ``rows`` (of every row by default)."""

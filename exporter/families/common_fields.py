@@ -80,17 +80,19 @@ def layer_kinds(config: HfConfig, absent: Sequence[str], other: str = LINEAR) ->
     return list(kinds)
 
 
-def mamba_d_mixer(config: HfConfig) -> MambaConfig:
-    """The mixer of configs that spell their fields ``mamba_d_*`` (bamba, granitemoehybrid)."""
-    hidden_size, heads = config.positive("hidden_size"), config.positive("mamba_n_heads")
-    expand = config.positive("mamba_expand", default=2)
-    head_dim = expand * hidden_size // heads
+def mamba_d_mixer(config: HfConfig, size: int | None = None, size_field: str = "") -> MambaConfig:
+    """The mixer of configs that spell their fields ``mamba_d_*`` (bamba, falcon_h1, granitemoehybrid).
+
+    ``size`` is that of all heads, which ``size_field`` gives; by default mamba_expand x hidden_size.
+    """
+    heads, expand = config.positive("mamba_n_heads"), config.positive("mamba_expand", default=2)
+    if size is None:
+        size, size_field = expand * config.positive("hidden_size"), "mamba_expand x hidden_size"
+    head_dim = size // heads
     if config.raw("mamba_d_head", "auto") != "auto":
         head_dim = config.positive("mamba_d_head")
-    if heads * head_dim != expand * hidden_size:
-        raise config.fail(
-            "mamba_n_heads", f"{expand * hidden_size} (mamba_expand x hidden_size) / mamba_d_head {head_dim}"
-        )
+    if heads * head_dim != size:
+        raise config.fail("mamba_n_heads", f"{size} ({size_field}) / mamba_d_head {head_dim}")
     config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
     groups = config.positive("mamba_n_groups", default=1)
     if heads % groups:

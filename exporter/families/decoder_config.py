@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.config import ATTENTION, GATED_DELTA_NET, MAMBA, SHORT_CONV, STATELESS_LAYER_TYPES
+from hybridge.artifact.config import (
+    ATTENTION,
+    ATTENTION_AND_MAMBA,
+    GATED_DELTA_NET,
+    MAMBA,
+    SHORT_CONV,
+    STATELESS_LAYER_TYPES,
+)
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 
 
@@ -30,7 +37,8 @@ class AttentionConfig:
 
     ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
     ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
-    q_proj holds a gate next to each query head, whose sigmoid multiplies the output.
+    q_proj holds a gate next to each query head, whose sigmoid multiplies the output. Keys are multiplied by
+    ``key_multiplier`` before the rotary embedding.
     """
 
     num_heads: int
@@ -43,6 +51,7 @@ class AttentionConfig:
     qk_norm_joint: bool = False
     norm_offset: float = 0.0
     output_gate: bool = False
+    key_multiplier: float = 1.0
     sliding_window: int | None = None
     rope: RopeConfig | None = None
 
@@ -55,7 +64,11 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class MambaConfig:
-    """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds)."""
+    """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds).
+
+    Without ``has_norm`` the gate alone follows the scan. ``out_bias`` None is ``proj_bias``. ``multipliers`` of what
+    in_proj gives: gate, x, B, C and dt.
+    """
 
     num_heads: int
     head_dim: int
@@ -69,8 +82,17 @@ class MambaConfig:
     activation: str = "silu"
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
     norm_before_gate: bool = False
+    has_norm: bool = True
+    out_bias: bool | None = None
+    multipliers: tuple[float, ...] | None = None
 
     layer_type = MAMBA
+
+    @property
+    def projection_sizes(self) -> tuple[int, ...]:
+        """Rows of in_proj: gate, x, B, C and dt."""
+        groups = self.num_groups * self.state_size
+        return (self.intermediate_size, self.intermediate_size, groups, groups, self.num_heads)
 
     @property
     def intermediate_size(self) -> int:
@@ -148,13 +170,16 @@ class MlpConfig:
     """A feed-forward block.
 
     ``projections`` names the layout in the checkpoint: "gated" (gate_proj, up_proj, down_proj), "plain"
-    (up_proj, down_proj) or "fused" (input_linear holding gate and up, output_linear).
+    (up_proj, down_proj) or "fused" (input_linear holding gate and up, output_linear). A gated one multiplies what
+    gate_proj gives by ``gate_multiplier``, and what down_proj gives by ``down_multiplier``.
     """
 
     intermediate_size: int
     activation: str
     projections: str = "gated"
     bias: bool = False
+    gate_multiplier: float = 1.0
+    down_multiplier: float = 1.0
 
     layer_type = "mlp"
 
@@ -198,7 +223,33 @@ class MoeConfig:
 
 
 RecurrentConfig = MambaConfig | GatedDeltaConfig | ShortConvConfig
-BodyConfig = AttentionConfig | RecurrentConfig | MlpConfig | MoeConfig
+
+
+@dataclass(frozen=True)
+class BranchConfig:
+    """One of several mixers with the same input, its name in the checkpoint, and multipliers of input and output."""
+
+    source: str
+    body: AttentionConfig | RecurrentConfig
+    input_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """Attention and Mamba2 side by side, whose outputs are added."""
+
+    attention: BranchConfig
+    mamba: BranchConfig
+
+    layer_type = ATTENTION_AND_MAMBA
+
+    @property
+    def branches(self) -> tuple[BranchConfig, ...]:
+        return (self.attention, self.mamba)
+
+
+BodyConfig = AttentionConfig | RecurrentConfig | ParallelConfig | MlpConfig | MoeConfig
 
 
 @dataclass(frozen=True)
@@ -217,6 +268,13 @@ class BlockConfig:
     norm_after: bool = False
     names: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def bodies(self) -> tuple[BodyConfig, ...]:
+        """The body, or those of its branches."""
+        if isinstance(self.body, ParallelConfig):
+            return tuple(branch.body for branch in self.body.branches)
+        return (self.body,)
+
 
 @dataclass(frozen=True)
 class LayerConfig:
@@ -234,8 +292,16 @@ class LayerConfig:
     @property
     def recurrent_states(self) -> int:
         """How many states of convolutions and recurrences the layer holds."""
-        bodies = (b.body for b in self.blocks if isinstance(b.body, RecurrentConfig))
-        return sum(len(body.recurrent.state_names(0)) for body in bodies)
+        return sum(len(body.recurrent.state_names(0)) for body in self.bodies if isinstance(body, RecurrentConfig))
+
+    @property
+    def has_attention(self) -> bool:
+        return any(isinstance(body, AttentionConfig) for body in self.bodies)
+
+    @property
+    def bodies(self) -> tuple[BodyConfig, ...]:
+        """The bodies of all blocks and branches."""
+        return tuple(body for block in self.blocks for body in block.bodies)
 
 
 @dataclass(frozen=True)
@@ -274,9 +340,9 @@ class DecoderConfig:
     @property
     def attention_bodies(self) -> tuple[AttentionConfig, ...]:
         """The attention layers in order; the position is the local layer index."""
-        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, AttentionConfig))
+        return tuple(body for layer in self.layers for body in layer.bodies if isinstance(body, AttentionConfig))
 
     @property
     def recurrent_bodies(self) -> tuple[RecurrentConfig, ...]:
         """The layers with a recurrent state in order; the position is the local layer index."""
-        return tuple(b.body for layer in self.layers for b in layer.blocks if isinstance(b.body, RecurrentConfig))
+        return tuple(body for layer in self.layers for body in layer.bodies if isinstance(body, RecurrentConfig))

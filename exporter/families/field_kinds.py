@@ -104,6 +104,14 @@ _BAMBA: Table = {
     "[int]?": "attn_layer_indices",
     "float?": "z_loss_coefficient",
 }
+_FALCON_H1: Table = {
+    "int?": "mamba_d_ssm num_logits_to_keep",
+    "bool?": "use_cache mamba_norm_before_gate mamba_rms_norm projectors_bias",
+    "bool": "mlp_bias",
+    "float?": "lm_head_multiplier embedding_multiplier key_multiplier attention_out_multiplier "
+    "attention_in_multiplier ssm_in_multiplier ssm_out_multiplier",
+    "[float]?": "mlp_multipliers ssm_multipliers",
+}
 _GRANITE: Table = {
     "int": "shared_intermediate_size",
     "int?": "num_local_experts num_experts_per_tok",
@@ -159,6 +167,7 @@ _QWEN3_MOE: Table = {
 _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
 _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "falcon_h1": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
@@ -187,6 +196,7 @@ def _kinds(*tables: Table) -> Mapping[str, str]:
 # model_type -> field -> kind, as transformers declares them.
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
+    "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
     "lfm2": _kinds(_SHORT_CONV, _LFM2),
     "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),

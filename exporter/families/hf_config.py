@@ -184,6 +184,16 @@ class HfConfig(Fields):
             raise self.fail(name, "two numbers [low, high] with 0 <= low < high")
         return pair[0], pair[1]
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...] | None:
+        """``count`` finite numbers; None where the field is absent or null."""
+        value = self.raw(name, None)
+        if value is None:
+            return None
+        found = [float_from_json(v) for v in value] if isinstance(value, list) else []
+        if len(found) != count or any(v is None or not math.isfinite(v) for v in found):
+            raise self.fail(name, f"a list of {count} numbers")
+        return tuple(v for v in found if v is not None)
+
     def expect(self, name: str, supported: Iterable[Any], default: Any) -> Any:
         """The value of ``name``; UnsupportedError naming the supported values when it is none of them."""
         known = tuple(supported)

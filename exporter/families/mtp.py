@@ -125,7 +125,7 @@ def _nemotron_layers(
 
 def _body_like(kind: type[BodyConfig], decoder: DecoderConfig) -> BodyConfig:
     """The first of the model's bodies of that kind."""
-    bodies = (block.body for layer in decoder.layers for block in layer.blocks)
+    bodies = (body for layer in decoder.layers for body in layer.bodies)
     found = next((body for body in bodies if isinstance(body, kind)), None)
     if found is None:
         raise UnsupportedError(

@@ -22,6 +22,7 @@ from hybridge.exporter.families.decoder_config import (
     MambaConfig,
     MlpConfig,
     MoeConfig,
+    ParallelConfig,
     ShortConvConfig,
 )
 from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
@@ -40,8 +41,8 @@ class Parameter:
     """``name`` in the traced module; ``source`` in the checkpoint (None: computed from the config alone, or joined).
 
     ``parts`` are the tensors of the checkpoint that the parameter joins, one after another, where it has no source
-    of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp" or
-    "inv_freq".
+    of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp",
+    "inv_freq" or "multipliers" (of the family's one kind of Mamba2 mixer).
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
@@ -105,6 +106,10 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
     if parameter.derived == "neg_exp":
         assert parameter.source is not None
         return (-np.exp(tensors[parameter.source].map().astype(np.float64))).astype(np.float32)
+    if parameter.derived == "multipliers":
+        mixer = next(body for body in config.recurrent_bodies if isinstance(body, MambaConfig))
+        assert mixer.multipliers is not None
+        return np.repeat(np.array(mixer.multipliers, np.float32), mixer.projection_sizes)
     rope = next(body.rope for body in config.attention_bodies if body.rope is not None)
     return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
 
@@ -149,6 +154,11 @@ def _body_parameters(
     body: BodyConfig, ours: str, theirs: str, hidden: int, tensors: Mapping[str, object], names: Mapping[str, str]
 ) -> Iterator[Parameter]:
     """The parameters of a block's body; ``ours`` and ``theirs`` are what its names begin with, ``names`` of parts."""
+    if isinstance(body, ParallelConfig):
+        for name, branch in (("attention", body.attention), ("mamba", body.mamba)):
+            source = f"{theirs}{branch.source}."
+            yield from _body_parameters(branch.body, f"{ours}{name}.", source, hidden, tensors, names)
+        return
     if not isinstance(body, MoeConfig):
         for suffix, shape in _body_shapes(body, hidden):
             yield _body_parameter(ours + suffix, theirs + _stored_name(suffix, names), shape)
@@ -168,6 +178,8 @@ def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter
     last = name.rsplit(".", 1)[1]
     if last == "A":
         return Parameter(name, f"{source}_log", shape, source, DType.FLOAT32, "neg_exp")
+    if last == "multipliers":
+        return Parameter(name, None, shape, source, DType.FLOAT32, "multipliers")
     if last in ("D", "dt_bias"):
         return Parameter(name, source, shape, source, DType.FLOAT32)
     return Parameter(name, source, shape, source)
@@ -214,8 +226,11 @@ def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield "conv1d.bias", (m.conv_dim,)
     for name in ("A", "D", "dt_bias"):
         yield name, (m.num_heads,)
-    yield "norm.weight", (m.intermediate_size,)
-    yield from _linear("out_proj", hidden, m.intermediate_size, m.proj_bias)
+    if m.has_norm:
+        yield "norm.weight", (m.intermediate_size,)
+    if m.multipliers is not None:
+        yield "multipliers", (sum(m.projection_sizes),)
+    yield from _linear("out_proj", hidden, m.intermediate_size, m.proj_bias if m.out_bias is None else m.out_bias)
 
 
 def _gated_delta_shapes(g: GatedDeltaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

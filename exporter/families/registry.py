@@ -9,6 +9,7 @@ from typing import Any
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.exporter.families import (
     bamba,
+    falcon_h1,
     granitemoehybrid,
     lfm2,
     lfm2_moe,
@@ -30,6 +31,7 @@ from hybridge.exporter.families.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "bamba": bamba.parse,
+    "falcon_h1": falcon_h1.parse,
     "granitemoehybrid": granitemoehybrid.parse,
     "lfm2": lfm2.parse,
     "lfm2_moe": lfm2_moe.parse,
@@ -53,9 +55,9 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 # Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
-    "falcon_h1": "attention and Mamba2 side by side in one layer",
     "jamba": "Mamba1 layers",
     "kimi_linear": "Kimi delta attention and latent attention",
+    "lfm3": "attention layers with several rotary embeddings and a gate for each head",
     "mamba": "Mamba1 layers",
     "zamba2": "attention blocks that layers share",
 }

@@ -49,6 +49,8 @@ class Attention(nn.Module):
         v = self._heads(self.v_proj(x), config.num_kv_heads, step)
         if config.qk_norm and not config.qk_norm_joint:
             q, k = self.q_norm(q), self.k_norm(k)
+        if config.key_multiplier != 1.0:
+            k = k * config.key_multiplier
         if config.rope is not None and inv_freq is not None:
             cos, sin = step.rotary(config.rope, inv_freq)
             q, k = rotary_embedding(q, cos, sin), rotary_embedding(k, cos, sin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.artifact.config import ATTENTION, STATELESS_LAYER_TYPES
+from hybridge.artifact.config import STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
@@ -16,6 +16,7 @@ from hybridge.exporter.families.decoder_config import (
     LayerConfig,
     MambaConfig,
     MoeConfig,
+    ParallelConfig,
     RecurrentConfig,
     RopeConfig,
     ShortConvConfig,
@@ -27,6 +28,7 @@ from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.parallel import Parallel
 from hybridge.exporter.layers.short_conv import ShortConv
 from hybridge.exporter.layers.step import Step
 from hybridge.exporter.ops.last_token import last_token
@@ -58,6 +60,8 @@ class Block(nn.Module):
             y, *new_states = self.body(normed, step, inv_freq, *states)
         elif isinstance(self.config, RecurrentConfig):
             y, *new_states = self.body(normed, step, *states)
+        elif isinstance(self.config, ParallelConfig):
+            y, *new_states = self.body(normed, step, inv_freq, *states)
         else:
             y = self.body(normed)
         if self.norm_after:
@@ -152,12 +156,13 @@ class Decoder(nn.Module):
         new_recurrent: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             config = self.config.layers[index]
-            is_attention = config.layer_type == ATTENTION
-            queue, done = (attention, new_attention) if is_attention else (recurrent, new_recurrent)
-            own = [queue.pop(0) for _ in range(self.attention_states if is_attention else config.recurrent_states)]
+            caches = self.attention_states if config.has_attention else 0
+            own = [attention.pop(0) for _ in range(caches)]
+            own += [recurrent.pop(0) for _ in range(config.recurrent_states)]
             x, produced = layer(x, step, self.inv_freq, own)
             x = mark(x, layer_output(index))
-            done += produced
+            new_attention += produced[:caches]
+            new_recurrent += produced[caches:]
         return x, new_attention + new_recurrent
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,6 +183,8 @@ def rope_of(config: DecoderConfig) -> RopeConfig | None:
 def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
     if isinstance(body, AttentionConfig):
         return Attention(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, ParallelConfig):
+        return Parallel(body, _body(body.attention.body, config), _body(body.mamba.body, config))
     if isinstance(body, MambaConfig):
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
     if isinstance(body, GatedDeltaConfig):

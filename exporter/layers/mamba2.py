@@ -36,8 +36,13 @@ class Mamba2Mixer(nn.Module):
         self.A = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32))
         self.D = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32))
-        self.norm = GatedRmsNorm(config.intermediate_size, config.norm_groups, eps, config.norm_before_gate)
-        self.out_proj = nn.Linear(config.intermediate_size, hidden_size, bias=config.proj_bias)
+        self.norm = self.multipliers = None
+        if config.has_norm:
+            self.norm = GatedRmsNorm(config.intermediate_size, config.norm_groups, eps, config.norm_before_gate)
+        if config.multipliers is not None:
+            self.multipliers = nn.Parameter(torch.empty(width, dtype=torch.float32))
+        out_bias = config.proj_bias if config.out_bias is None else config.out_bias
+        self.out_proj = nn.Linear(config.intermediate_size, hidden_size, bias=out_bias)
 
     def forward(
         self, x: torch.Tensor, step: Step | PackedStep, conv_state: torch.Tensor, ssm_state: torch.Tensor
@@ -47,7 +52,12 @@ class Mamba2Mixer(nn.Module):
         The states of a packed step are pools.
         """
         c = self.config
-        gate, conv_input, dt = self.in_proj(x).split([c.intermediate_size, c.conv_dim, c.num_heads], dim=-1)
+        projected = self.in_proj(x)
+        if self.multipliers is not None:
+            # A cast that changes nothing would rename the initializer in the graph.
+            narrow = projected.dtype is not torch.float32
+            projected = projected * (self.multipliers.to(projected.dtype) if narrow else self.multipliers)
+        gate, conv_input, dt = projected.split([c.intermediate_size, c.conv_dim, c.num_heads], dim=-1)
         mixed, conv_state_out = step.recurrent(
             "causal_conv1d", (conv_input, self.conv1d.weight, self.conv1d.bias, conv_state), (c.activation,)
         )
@@ -64,4 +74,10 @@ class Mamba2Mixer(nn.Module):
             ssm_state,
         )
         y, ssm_state_out = step.recurrent("update_ssm_state", inputs, (1, *c.time_step_limit, c.chunk_size))
-        return self.out_proj(self.norm(y.flatten(-2), gate)), conv_state_out, ssm_state_out
+        gated = _gated(y.flatten(-2), gate) if self.norm is None else self.norm(y.flatten(-2), gate)
+        return self.out_proj(gated), conv_state_out, ssm_state_out
+
+
+def _gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * SiLU(gate) in float32, in the type of x."""
+    return (x.float() * nn.functional.silu(gate.float())).to(x.dtype)

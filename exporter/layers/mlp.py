@@ -18,6 +18,10 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     return positive * positive
 
 
+def _times(x: torch.Tensor, multiplier: float) -> torch.Tensor:
+    return x if multiplier == 1.0 else x * multiplier
+
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -28,18 +32,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class GatedMlp(nn.Module):
-    """down(act(gate(x)) * up(x))."""
+    """down(act(gate(x)) * up(x)), with the multipliers of ``config``."""
 
     def __init__(self, config: MlpConfig, hidden_size: int) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.activation]
+        self.config, self.activation = config, ACTIVATIONS[config.activation]
         self.gate_proj = nn.Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.up_proj = nn.Linear(hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, hidden_size, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., hidden] -> [..., hidden]."""
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate = _times(self.gate_proj(x), self.config.gate_multiplier)
+        return _times(self.down_proj(self.activation(gate) * self.up_proj(x)), self.config.down_multiplier)
 
 
 class PlainMlp(nn.Module):

@@ -18,7 +18,6 @@ from itertools import islice
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import GraphBindings
-from hybridge.artifact.config import ATTENTION
 from hybridge.artifact.errors import ExportError
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, layer_output
 from hybridge.exporter.families.decoder_config import DecoderConfig, LayerConfig
@@ -103,11 +102,11 @@ def _states_by_layer(layers: Sequence[LayerConfig], bindings: GraphBindings) -> 
     """Per layer the names of its state inputs and outputs, in order: input, output, input, output."""
     names = [(b.name, str(b.replaced_by)) for b in bindings.states]
     attention = len(names) - sum(layer.recurrent_states for layer in layers)
-    each = attention // max(1, sum(layer.layer_type == ATTENTION for layer in layers))
+    each = attention // max(1, sum(layer.has_attention for layer in layers))
     attention_names, recurrent_names = iter(names[:attention]), iter(names[attention:])
     result: list[tuple[str, ...]] = []
     for layer in layers:
-        own = [*islice(attention_names, each if layer.layer_type == ATTENTION else 0)]
+        own = [*islice(attention_names, each if layer.has_attention else 0)]
         own += islice(recurrent_names, layer.recurrent_states)
         result.append(tuple(name for state in own for name in state))
     return result

@@ -22,6 +22,7 @@ from hybridge.exporter.families.decoder_config import (
     MambaConfig,
     MlpConfig,
     MoeConfig,
+    ParallelConfig,
     ShortConvConfig,
 )
 from hybridge.exporter.families.parameters import Parameter
@@ -113,7 +114,8 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
         positions = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
         yield of("v_proj.weight", "o_proj.weight", positions)
     elif isinstance(body, MambaConfig):
-        yield of("norm.weight", "out_proj.weight", np.arange(body.intermediate_size))
+        if body.has_norm:
+            yield of("norm.weight", "out_proj.weight", np.arange(body.intermediate_size))
     elif isinstance(body, GatedDeltaConfig):
         yield of("norm.weight", "out_proj.weight", np.arange(body.value_dim) % body.value_size)
     elif isinstance(body, MlpConfig):
@@ -126,5 +128,8 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
             yield of("up_proj.weight", "down_proj.weight", positions, _POWERS[body.activation])
     elif isinstance(body, ShortConvConfig):
         yield of("in_proj.weight", "out_proj.weight", np.arange(body.conv_dim) + body.conv_dim)
+    elif isinstance(body, ParallelConfig):
+        yield from _inner(body.attention.body, own, f"{prefix}attention.", number)
+        yield from _inner(body.mamba.body, own, f"{prefix}mamba.", number)
     elif body.shared is not None:
         yield from _inner(body.shared, own, f"{prefix}shared.", number)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from hybridge.artifact.config import ATTENTION, STATELESS_LAYER_TYPES
+from hybridge.artifact.config import ATTENTION, ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.rows import TextRows
 from hybridge.transformers_host.stateless_layer import stateless_layer
@@ -30,7 +30,7 @@ class BackendCache:
         leader = next(index for index, kind in enumerate(layer_types) if kind not in STATELESS_LAYER_TYPES)
         made: list[Any] = []
         for index, kind in enumerate(layer_types):
-            layer = BackendAttention if kind == ATTENTION else BackendRecurrent
+            layer = _LAYERS.get(kind, BackendRecurrent)
             made.append(stateless_layer() if kind in STATELESS_LAYER_TYPES else layer(self, index, index == leader))
         cache.layers = made
         cache.layer_class_to_replicate = None
@@ -151,6 +151,16 @@ class BackendRecurrent(_BackendLayer, LinearAttentionCacheLayerMixin):
 
     def update_recurrent_state(self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any) -> NoReturn:
         self._refuse()
+
+
+class BackendAttentionAndRecurrent(BackendRecurrent, BackendAttention):
+    """All states of a layer with both; reading them copies."""
+
+
+_LAYERS: Mapping[str, type[_BackendLayer]] = {
+    ATTENTION: BackendAttention,
+    ATTENTION_AND_MAMBA: BackendAttentionAndRecurrent,
+}
 
 
 def backend_cache(cache: Cache) -> BackendCache | None:

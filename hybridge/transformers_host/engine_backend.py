@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
 from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
@@ -114,15 +113,17 @@ class EngineRows(TextRows):
             self._rollback.forget()
 
     def read_layer(self, index: int) -> LayerState:
-        route = self._states.route(index)
-        if route is None:
-            return {}
-        if self._backend.layer_types[index] == ATTENTION:
-            names = {"keys": past_key(route.local_index), "values": past_value(route.local_index)}
-            return {key: self._read_cache(self._buffer(name)) for key, name in names.items()}
-        names = {"conv": conv_state(route.local_index), "recurrent": recurrent_state(route.local_index)}
+        found: dict[str, torch.Tensor] = {}
         buffers = self._states.states.buffers
-        return {key: _stacked(buffers[name], self.batch) for key, name in names.items() if name in buffers}
+        for route in self._states.routes(index):
+            k = route.local_index
+            if route.manager is self._states.kv:
+                names = {"keys": past_key(k), "values": past_value(k)}
+                found |= {key: self._read_cache(self._buffer(name)) for key, name in names.items()}
+            else:
+                names = {"conv": conv_state(k), "recurrent": recurrent_state(k)}
+                found |= {key: _stacked(buffers[name], self.batch) for key, name in names.items() if name in buffers}
+        return found
 
     def write_layers(self, layers: Sequence[LayerState], tokens: np.ndarray) -> None:
         counts = [int(n) for n in tokens.sum(axis=1)]
@@ -131,14 +132,12 @@ class EngineRows(TextRows):
         self._states.reserve(max(counts))
         self.columns.append(tokens.shape[1], tokens)
         for index, layer in enumerate(layers):
-            route = self._states.route(index)
-            if route is None:
-                continue
-            k = route.local_index
-            if self._backend.layer_types[index] == ATTENTION:
-                self._write_cache(past_key(k), layer["keys"])
-                self._write_cache(past_value(k), layer["values"])
-            elif self._backend.layer_types[index] in RECURRENT_LAYER_TYPES:
+            for route in self._states.routes(index):
+                k = route.local_index
+                if route.manager is self._states.kv:
+                    self._write_cache(past_key(k), layer["keys"])
+                    self._write_cache(past_value(k), layer["values"])
+                    continue
                 for key, name in (("conv", conv_state(k)), ("recurrent", recurrent_state(k))):
                     if key in layer:
                         _write_rows(self._buffer(name), layer[key])

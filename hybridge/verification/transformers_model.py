@@ -66,6 +66,7 @@ class TransformersModel:
             )
             self._shorten_chunks()
             widen_in_turn(self.model, self.base.layers, device)
+            self._widen_multipliers()
 
     @property
     def base(self) -> Any:
@@ -110,6 +111,15 @@ class TransformersModel:
         """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""
         if hasattr(self.model, "set_experts_implementation"):
             self.model.set_experts_implementation("eager")
+
+    def _widen_multipliers(self) -> None:
+        """Give falcon_h1's multipliers, which were loaded in the type of the weights, the config's float32 numbers."""
+        if self.model.config.model_type == "falcon_h1":
+            from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector
+
+            for layer in self.base.layers:
+                rounded = layer.mamba.mup_vector
+                layer.mamba.mup_vector = compute_mup_vector(self.model.config).to(rounded.device)
 
     def _shorten_chunks(self) -> None:
         for module in self.model.modules():
@@ -164,7 +174,8 @@ def group_gated_norms(model: Any) -> int:
     for mixer in model.modules():
         norm: Any = getattr(mixer, "norm", None)
         groups = getattr(mixer, "n_groups", 1)
-        if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and not hasattr(norm, "group_size"):
+        joint = not any(hasattr(norm, name) for name in ("group_size", "n_groups"))
+        if type(norm).__name__.endswith("RMSNormGated") and groups > 1 and joint:
             norm.forward = partial(_grouped_gated_norm, norm, groups)
             changed += 1
     return changed

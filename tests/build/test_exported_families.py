@@ -28,6 +28,7 @@ OPTIONS = BuildOptions(target="rtx-blackwell", library="tensorrt_rtx", max_batch
 SMALL = {
     "nemotron_h": {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "M-*E"},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
+    "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
@@ -50,6 +51,7 @@ EXPERT_LAYERS = {"lfm2_moe": 1, "nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_m
 CASES = {
     "nemotron_h": DType.FLOAT16,
     "bamba": DType.BFLOAT16,
+    "falcon_h1": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
     "lfm2": DType.FLOAT16,

@@ -26,20 +26,20 @@ def feed(engine: ToyEngine, cache: HybridCacheManager, rows: dict[int, list[int]
 
 def test_routes_lead_to_the_states_of_each_layer() -> None:
     cache = HybridCacheManager(ToyEngine(toy_config(HYBRID)), 3, tokens=5)
-    routes = [cache.route(layer) for layer in range(len(HYBRID))]
-    assert [None if r is None else (type(r.manager), r.local_index) for r in routes] == [
-        (MambaCacheManager, 0),
-        None,
-        (KVCacheManager, 0),
-        (MambaCacheManager, 1),
-        None,
-        (KVCacheManager, 1),
+    routes = [[(type(r.manager), r.local_index) for r in cache.routes(layer)] for layer in range(len(HYBRID))]
+    assert routes == [
+        [(MambaCacheManager, 0)],
+        [],
+        [(KVCacheManager, 0)],
+        [(MambaCacheManager, 1)],
+        [],
+        [(KVCacheManager, 1)],
     ]
     found = (cache.kv.keys(1), cache.kv.values(1), cache.mamba.conv_state(1), cache.mamba.recurrent_state(1))
     shapes = [None if buffer is None else buffer.shape for buffer in found]
     assert shapes == [(3, 1, 96, 2), (3, 1, 96, 2), (3, 1, 3), (3, 1, 1, 2)] and cache.mamba.conv_state(2) is None
     with pytest.raises(IndexError):
-        cache.route(len(HYBRID))
+        cache.routes(len(HYBRID))
 
 
 def test_rows_that_move_continue_with_exactly_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,11 @@ def fast_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids[:, :1].clone()).logits
 
 
-# On push recurrent layers with attention, and alone; torch takes long to trace the gated delta rule.
+# Without falcon_h1, whose layers hold both kinds of state. On push recurrent layers with attention, and alone: tracing
+# the gated delta rule takes long.
 @pytest.mark.parametrize(
     "model_type",
-    sample(sorted(set(BASE_CONFIGS) - {*SMALL, "qwen3"}), on_push=("bamba", "mamba2")),
+    sample(sorted(set(BASE_CONFIGS) - {*SMALL, "falcon_h1", "qwen3"}), on_push=("bamba", "mamba2")),
 )
 def test_every_family_decodes(model_type: str, load_model: LoadModel, buckets: Path) -> None:
     model = load_model(model_type)

@@ -311,6 +311,23 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["mamba", "attention", "mamba", "attention"]},
         *with_experts("granitemoehybrid", GRANITE_EXPERTS),
     ],
+    "falcon_h1": [
+        *together(
+            [row for row in MAMBA_D if "mamba_expand" not in row],
+            [*HEADS, *ROPES[:1], {"head_dim": 18}, {"attention_bias": True}],
+            [
+                TIED,
+                EPSILON,
+                {"projectors_bias": True},
+                {"mamba_rms_norm": True},
+                {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+                {"mlp_bias": True, "ssm_multipliers": None},
+            ],
+        ),
+        {"mamba_d_ssm": None},
+        {"mamba_d_ssm": 48, "mamba_d_head": 8},
+        {"mlp_multipliers": None, "key_multiplier": 1.0, "ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0},
+    ],
     "mamba2": together(
         [
             {"n_groups": 1},
