@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from hybridge.artifact.engine_record import ENGINE_FILE, write_engine_record
 from hybridge.artifact.errors import EngineError
+from hybridge.cli.inspection_tables import tables_of
+from hybridge.cli.text import bytes_text
+from hybridge.inspection.engine import inspect_engine
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import memory_plan
 from hybridge.runtime.engines.tensorrt.paged.step_parts import step_parts
+from hybridge.trt_plugins.build.builder import build_engine
 from hybridge.verification.paged_sequences import PagedSequences
 from tests.support.artifacts import ArtifactCache
 
@@ -127,6 +135,18 @@ def test_the_planned_memory_is_what_the_engine_takes(parsed: ParsedEngine, monke
     opened.close()
 
 
+def test_inspect_shows_the_planned_memory(parsed: ParsedEngine) -> None:
+    write_engine_record(parsed.files / ENGINE_FILE, parsed.record)
+    inspection, console = inspect_engine(parsed.files), Console(file=io.StringIO(), width=120)
+    plan = memory_plan(parsed.record)
+    assert inspection.memory == plan and inspection.to_json()["memory"]["graphs"] == 8
+    for table in tables_of(inspection):
+        console.print(table)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "memory (rtx-ada)" in shown and "8 at most, for 1, 2, 4, 5 rows" in shown
+    assert f"{bytes_text(plan.activations)}, shared by 9 contexts" in shown
+
+
 def test_too_little_memory_leaves_nothing(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memory_plan(parsed.record)
     with pytest.raises(OutOfDeviceMemory, match="for logits"):
@@ -166,3 +186,12 @@ def test_another_engine_than_engine_json_describes_is_refused(
     buckets = replace(parsed.record, row_buckets=[1, 2])
     with pytest.raises(EngineError, match="row_buckets up to the 5 rows"):
         memory_plan(buckets)
+
+
+@pytest.mark.slow
+def test_a_build_records_what_the_doubles_have(parsed: ParsedEngine, tmp_path: Path) -> None:
+    folder = shutil.copytree(parsed.folder, tmp_path / "artifact")
+    options = parsed.parsed.plan.options
+    built, made = build_engine(folder, options), parsed.record
+    for name in ("bindings", "profiles", "row_buckets", "max_batch_size", "max_seq_len", "speculative_tokens"):
+        assert getattr(built, name) == getattr(made, name), name
