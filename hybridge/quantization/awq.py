@@ -18,8 +18,8 @@ from hybridge.quantization.scheme import MatrixContext, Scheme
 
 # Exponents of the features' magnitudes that are tried.
 _EXPONENTS = tuple(float(each) for each in np.linspace(0.05, 1, 20))
-# Rows of each matrix that the error of its products is computed for.
-_ROWS = 256
+# Rows of each matrix that the error of its products is computed for, and about the most weights of them.
+_ROWS, _SAMPLE = 256, 1 << 20
 # Magnitudes below this part of the largest one count as this.
 _LEAST = 1e-4
 
@@ -69,7 +69,8 @@ class ScaleSearch:
 
     def _sampled(self, name: str) -> tuple[Scheme, np.ndarray]:
         slot = self._tensors[name]
-        rows = float32_rows(slot, slice(0, None, max(1, slot.shape[0] // _ROWS)))
+        count = min(_ROWS, max(1, _SAMPLE // slot.shape[1]))
+        rows = float32_rows(slot, slice(0, None, max(1, slot.shape[0] // count)))
         return self._schemes[_module(name)], rows
 
     def _error(self, scheme: Scheme, weights: np.ndarray, columns: np.ndarray, sums: Any) -> float:

@@ -160,7 +160,7 @@ def test_calibration_brings_the_predictions_closer(tmp_path: Path, options: dict
 @pytest.mark.parametrize(
     ("family", "options"),
     sample(
-        [("qwen3_next", {}), ("nemotron_h", {"format": "nvfp4"}), ("qwen3", {"bits": 6.0})],
+        [("qwen3_next", {}), ("nemotron_h", {"format": "nvfp4"}), ("qwen3", {})],
         on_push=[("qwen3_next", {})],
     ),
 )
