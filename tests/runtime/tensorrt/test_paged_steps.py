@@ -169,6 +169,9 @@ def test_what_the_engine_was_not_built_for_is_refused(parsed: ParsedEngine, monk
     with pytest.raises(EngineError, match=r"built without draft tokens: .*--speculative-tokens"):
         engine.prepare_rollback(1, 2)
     engine.allocate_pools(PoolSizes(4, 16, 0))
+    entered = opened.memory.entered
+    engine.copy_blocks([0], [1])
+    assert opened.memory.entered > entered  # a thread may begin with any call
     step = replace(packed([2], [1]), state_indices=np.full(1, -1, np.int32))
     with pytest.raises(EngineError, match="token ids from 0 to 96, found 0 to 97"):
         engine.step(replace(step, input_ids=np.array([0, 97])))

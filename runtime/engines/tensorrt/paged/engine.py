@@ -119,6 +119,12 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
         return self._drafts
 
     @property
+    def pools(self) -> DevicePools:
+        """The pools, with the GPU current in the calling thread; EngineError before ``allocate_pools``."""
+        self._memory.enter()
+        return super().pools
+
+    @property
     def slot_bytes(self) -> int:
         return pool_bytes(self._bindings.pools, NUM_SLOTS)
 
@@ -197,11 +203,9 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
         return DeviceResult(self._pending, chosen)
 
     def read_pool(self, name: str) -> np.ndarray:
-        self._memory.enter()
         return self.pools.read(name)
 
     def fill_pools(self, value: float) -> None:
-        self._memory.enter()
         self.pools.fill(value)
 
     @property
