@@ -9,13 +9,16 @@ from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 
 HEADS = {"head_dim": 64}
 # Families whose head size follows from these.
-WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "mamba_n_heads": 16}
+FEW_HEADS = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+WIDE = {**FEW_HEADS, "mamba_n_heads": 16}
 TWO = {"num_hidden_layers": 2}
 BOTH = {**TWO, "layer_types": ["linear_attention", "full_attention"]}
 SIZES: dict[str, dict[str, Any]] = {
     "nemotron_h": {**EXPERTS["nemotron_h"], **HEADS, "hybrid_override_pattern": "M*E-M"},
     "bamba": {**TWO, **WIDE, "attn_layer_indices": [1]},
     "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},
+    "lfm2": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "mamba2": TWO,
     "olmo_hybrid": {**BOTH, **HEADS},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, RuntimeConfig, read_config
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact
+from hybridge.trt_plugins.build.head_inputs import with_head_inputs
 from hybridge.trt_plugins.build.job import BuildJob
 from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
 from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
@@ -34,11 +35,12 @@ class BuildPlan:
     limits: Limits
     profiles: list[ProfileRecord]
     drafts: DraftSlots | None
+    model_file: str = MODEL_FILE
 
     def parser_model(self) -> ParserModel:
         """The graph for TensorRT's parser; errors as in ``model.parser_model``."""
         choose = partial(choose_plugins, options=self.options, target=self.target, profiles=self.profiles)
-        return parser_model(self.artifact, self.exported, self.limits.max_seq_len, choose, self.drafts)
+        return parser_model(self.artifact, self.exported, self.limits.max_seq_len, choose, self.drafts, self.model_file)
 
     def fitted(self, model: ParserModel) -> BuildPlan:
         """The plan for ``model``: native layers copy pools in scratch memory, so that theirs have to be small."""
@@ -52,7 +54,7 @@ class BuildPlan:
         preset, level = self.target.preset, self.options.optimization_level
         return BuildJob(
             library=self.target.library,
-            model_path=str(self.artifact.resolve() / MODEL_FILE),
+            model_path=str(self.artifact.resolve() / self.model_file),
             compute_capabilities=list(self.target.compute_capabilities),
             hardware_compatible=self.target.hardware_compatible,
             profiles={profile.name: profile.shapes for profile in self.profiles},
@@ -69,21 +71,25 @@ class BuildPlan:
         )
 
 
-def plan_build(artifact: Path, options: BuildOptions) -> BuildPlan:
-    """The build of the folder ``artifact`` with ``options`` on this machine.
+def plan_build(
+    artifact: Path, options: BuildOptions, config_file: str = CONFIG_FILE, model_file: str = MODEL_FILE
+) -> BuildPlan:
+    """The build of ``model_file`` of the folder ``artifact`` with ``options`` on this machine.
 
     ArtifactError: the artifact is missing or damaged. UnsupportedError: options or a target that cannot be honoured.
     SettingError: options that the artifact does not allow. EngineError: no usable TensorRT.
     """
     require_artifact(artifact)
-    config = read_config(artifact)
+    config = read_config(artifact, config_file)
+    if config_file == MTP_CONFIG_FILE:
+        config = with_head_inputs(config)
     target = choose_target(options, this_machine())
     check_dtype(target, config.dtype)
     limits = engine_limits(config, target.preset, options)
     drafts = _draft_slots(config, options)
     stepped = config if drafts is None else replace(config, bindings=drafts.bindings(config.bindings))
     profiles = engine_profiles(stepped, target.preset, limits, options.speculative_tokens)
-    return BuildPlan(artifact, options, config, stepped, target, limits, profiles, drafts)
+    return BuildPlan(artifact, options, config, stepped, target, limits, profiles, drafts, model_file)
 
 
 def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:

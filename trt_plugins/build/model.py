@@ -62,8 +62,9 @@ def parser_model(
     max_seq_len: int,
     choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
     drafts: DraftSlots | None = None,
+    file_name: str = MODEL_FILE,
 ) -> ParserModel:
-    """Load ``artifact``/model.onnx with caches of ``max_seq_len`` positions, checked against ``config``.
+    """Load ``file_name`` of ``artifact`` with caches of ``max_seq_len`` positions, checked against ``config``.
 
     choose: which nodes become plugins; it may rewrite the model in place. drafts: slots for draft tokens; operators
     that are replayed have to become plugins.
@@ -71,9 +72,9 @@ def parser_model(
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
     SettingError: a replay without plugins. What ``choose`` raises.
     """
-    file = read_onnx(artifact, MODEL_FILE)
+    file = read_onnx(artifact, file_name)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
-    check_stored_weights(artifact, model, MODEL_FILE)
+    check_stored_weights(artifact, model, file_name)
     check_interface(model, config)
     check_bodies(model)
     model = without_zero_points(native_attention(model))

@@ -20,6 +20,7 @@ from hybridge.artifact.names import (
     SEQ_LENS,
     STATE_INDICES,
 )
+from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
@@ -48,13 +49,14 @@ class NetworkPagedEngine(PackingEngine[TorchPools]):
 
     name: ClassVar[str] = "tensorrt-network"
     _plugins: ClassVar[str] = "auto"
+    _model_file: ClassVar[str] = MODEL_FILE
 
     def __init__(self, folder: str | Path, widen: bool = False) -> None:
         """Parse the artifact in ``folder``; arguments and errors are those of ``NetworkEngine``."""
         super().__init__(folder)
         self._widen, self._device = widen, TorchDevice("cpu")
         self._specs = computed_specs(self.config.bindings.states, widen)
-        parsed = parse_artifact(self._folder, widen, plugins=self._plugins)
+        parsed = parse_artifact(self._folder, widen, self._config_file, self._model_file, plugins=self._plugins)
         self._network, self._uses_plugins, self.notes = parsed.network, parsed.uses_plugins, parsed.notes
         self._profiles = parsed.plan.profiles
         prefill = next(profile.shapes for profile in parsed.plan.profiles if profile.name == PREFILL)

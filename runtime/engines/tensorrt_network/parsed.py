@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hybridge.artifact.bindings import Binding
-from hybridge.artifact.config import RuntimeConfig, read_config
+from hybridge.artifact.config import CONFIG_FILE, RuntimeConfig, read_config
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import EngineError
+from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.artifact.progress import NoProgress
 from hybridge.runtime.engines.tensorrt_network.aliases import find_hazards
 from hybridge.runtime.engines.tensorrt_network.constants import load_constants
@@ -66,14 +67,20 @@ def network_options(config: RuntimeConfig, **options: object) -> BuildOptions:
     return BuildOptions(**{**target, **sizes, **options})  # type: ignore[arg-type]
 
 
-def parse_artifact(folder: Path, widen: bool = False, **options: object) -> ParsedArtifact:
-    """Parse the artifact ``folder`` with the ``options`` of a build.
+def parse_artifact(
+    folder: Path,
+    widen: bool = False,
+    config_file: str = CONFIG_FILE,
+    model_file: str = MODEL_FILE,
+    **options: object,
+) -> ParsedArtifact:
+    """Parse a graph of the artifact ``folder`` with the ``options`` of a build.
 
     EngineError: TensorRT cannot read it, the network's bindings differ from config.json, a read of a state is not
     ordered before or after its update, or shapes do not fit at the ends of the profiles. Other errors as in
     ``plan_build`` and ``BuildPlan.parser_model``.
     """
-    plan = plan_build(folder, network_options(read_config(folder), **options))
+    plan = plan_build(folder, network_options(read_config(folder, config_file), **options), config_file, model_file)
     model = plan.parser_model()
     plan = plan.fitted(model)
     with tempfile.TemporaryDirectory(prefix="hybridge-") as scratch:

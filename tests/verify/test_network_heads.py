@@ -1,0 +1,61 @@
+"""Multi-token prediction heads in the network that TensorRT's parser makes, against the architecture in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
+from hybridge.artifact.names import LOGITS, layer_output
+from hybridge.runtime.engines.paged import PoolSizes
+from tests.exporter.test_mtp_export import BLOCK, FAMILIES, HIDDEN, PARTS, GivenStates, Reference, arrays_of
+from tests.support.artifacts import ArtifactCache
+
+pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+
+from hybridge.runtime.engines.tensorrt_network.paged_engine import NativeNetworkPagedEngine, NetworkPagedEngine
+
+
+class NetworkHead(NetworkPagedEngine):
+    """A head's network with plugins."""
+
+    _config_file, _model_file = MTP_CONFIG_FILE, MTP_MODEL_FILE
+
+
+class NativeNetworkHead(NativeNetworkPagedEngine):
+    """A head's network without plugins."""
+
+    _config_file, _model_file = MTP_CONFIG_FILE, MTP_MODEL_FILE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [NetworkHead, NativeNetworkHead])
+@pytest.mark.parametrize("case", FAMILIES)
+@torch.no_grad()
+def test_a_head_is_that_of_the_architecture(
+    case: str, engine: type[NetworkPagedEngine], artifacts: ArtifactCache, tmp_path: Path
+) -> None:
+    overrides = {**FAMILIES[case], "head_dim": 64}
+    pattern = overrides.pop("pattern", "")
+    made = artifacts.get(case.split()[0], "float32", overrides, mtp_pattern=pattern, layout="paged", max_seq_len=64)
+    torch.manual_seed(1)
+    ids, hidden = torch.randint(0, 97, (21,)), torch.randn(21, HIDDEN, dtype=torch.float64)
+    reference = Reference(made.checkpoint, pattern, tmp_path / "reference")
+    head = engine(made.folder)
+    assert not head.notes  # which would say why there are no plugins
+    head.allocate_pools(PoolSizes(3, BLOCK, 0))
+    name = layer_output(head.config.num_hidden_layers - 1)
+    for own in (False, True):
+        head.fill_pools(0.0)
+        logits, after = reference.run(ids, hidden, own)
+        for begin, end in PARTS:
+            given = GivenStates(
+                **arrays_of(ids[begin:end], begin, own), hidden_states=hidden[begin:end].float().numpy()
+            )
+            found = head.step_values(given, (name,))
+            np.testing.assert_allclose(found[LOGITS], logits[begin:end].numpy(), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(found[name], after[begin:end].numpy(), rtol=1e-4, atol=1e-4)
+    head.close()
