@@ -40,6 +40,27 @@ def _binary(op: str, types: tuple[np.dtype, ...], compares: bool = False, low: f
     return case
 
 
+def _round(draw: Draw) -> Small:
+    """Halves too, which are rounded to even numbers."""
+    dtype = draw(st.sampled_from(FLOATS))
+    values = np.round(2 * draw_values(draw, draw_shape(draw, 0), dtype, -8, 8)) / 2
+    return one_node(draw, "Round", ["x"], {"x": np.asarray(values, dtype)}, ONNX[dtype])
+
+
+def _is_nan(draw: Draw) -> Small:
+    values = draw_values(draw, draw_shape(draw), np.float32)
+    values[values > 1] = np.nan
+    values[values < -1] = -np.inf
+    return one_node(draw, "IsNaN", ["x"], {"x": values}, TensorProto.BOOL)
+
+
+def _power_of_two(draw: Draw) -> Small:
+    """The only base in exported graphs; exponents of any sign."""
+    exponents = draw_values(draw, draw_shape(draw), np.float32, -20, 20)
+    arrays = {"a": np.array([2], np.float32), "b": exponents}
+    return one_node(draw, "Pow", ["a", "b"], arrays, TensorProto.FLOAT)
+
+
 def _cast(draw: Draw) -> Small:
     source, target = draw(st.sampled_from(list(ONNX))), draw(st.sampled_from(list(ONNX)))
     return one_node(
@@ -59,7 +80,8 @@ def _where(draw: Draw) -> Small:
 BOOLEANS = (np.dtype(np.bool_),)
 CASES: dict[str, Case] = {
     **{op: _unary(op) for op in ("Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Relu", "Softplus", "Identity")},
-    **{op: _unary(op, 0.1) for op in ("Sqrt", "Reciprocal")},
+    **{op: _unary(op) for op in ("Abs", "Ceil", "Floor")},
+    **{op: _unary(op, 0.1) for op in ("Sqrt", "Reciprocal", "Log")},
     **{op: _binary(op, (*FLOATS, *INTEGERS)) for op in ("Add", "Sub", "Mul", "Max", "Min")},
     "Div": _binary("Div", (*FLOATS, *INTEGERS), low=1),
     "Mod": _binary("Mod", INTEGERS, low=1),
@@ -69,5 +91,8 @@ CASES: dict[str, Case] = {
         for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     },
     "Cast": _cast,
+    "IsNaN": _is_nan,
+    "Pow": _power_of_two,
+    "Round": _round,
     "Where": _where,
 }
