@@ -16,6 +16,7 @@ BOTH = {**TWO, "layer_types": ["linear_attention", "full_attention"]}
 SIZES: dict[str, dict[str, Any]] = {
     "nemotron_h": {**EXPERTS["nemotron_h"], **HEADS, "hybrid_override_pattern": "M*E-M"},
     "bamba": {**TWO, **WIDE, "attn_layer_indices": [1]},
+    "falcon_h1": {**TWO, **HEADS},
     "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},
     "lfm2": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
