@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -50,7 +51,7 @@ class DraftNetwork:
         if len(set(modes.values())) != 1:
             raise EngineError(f"expected one mode for all recurrent operators of an engine, found {modes}: choose one")
         (chosen,) = set(modes.values())
-        options = {"speculative_tokens": tokens - 1, "draft_states": chosen}
+        options: dict[str, Any] = {"speculative_tokens": tokens - 1, "draft_states": chosen}
         found = parse_artifact(folder, widen, plugins="on" if uses_plugins else "off", **options)
         return cls(tokens, chosen, modes, found.network, tuple(b.name for b in found.stored), found.advance)
 
