@@ -140,5 +140,5 @@ def test_torch_on_a_gpu_reads_inputs_as_they_are() -> None:
 
 
 def test_unknown_types_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="rounding among 'int8', 'fp8', 'nvfp4', found 'int4'"):
+    with pytest.raises(UnsupportedError, match="rounding to be one of 'int8', 'fp8', 'nvfp4', found 'int4'"):
         OPS["rounded_experts"].complete_attributes({"rounding": "int4"})

@@ -72,7 +72,7 @@ def test_absent_attributes_take_their_defaults(trt: Any) -> None:
             EngineError,
             "dt_softplus of type INT32, found FLOAT32",
         ),
-        ("dt_softplus", np.array([3], np.int32), "INT32", UnsupportedError, "dt_softplus among 0, 1, found 3"),
+        ("dt_softplus", np.array([3], np.int32), "INT32", UnsupportedError, "dt_softplus to be one of 0, 1, found 3"),
         ("momentum", np.array([3], np.int32), "INT32", UnsupportedError, "found momentum"),
     ],
 )

@@ -13,7 +13,7 @@ from tests.transformers_host.generations import BATCH, BATCH_MASK, BEAMS, SAMPLE
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 import tensorrt_rtx
 
-from hybridge.runtime.engines.tensorrt import engine
+from hybridge.runtime.engines.tensorrt import opened_device
 from hybridge.transformers_host.artifact_cache import cached_artifact
 from hybridge.trt_plugins.build.builder import build_engine
 from hybridge.trt_plugins.build.options import BuildOptions
@@ -37,7 +37,7 @@ def test_same_tokens_and_nothing_left(
     record = build_engine(artifact, BuildOptions(target=PRESET, library="tensorrt_rtx", plugins="off"))
     memory = FakeMemory()
     monkeypatch.setattr(tensorrt_rtx, "Runtime", StandIn(tensorrt_rtx, record, memory, compute_of(artifact)).runtime)
-    monkeypatch.setattr(engine, "CudaMemory", lambda: memory)
+    monkeypatch.setattr(opened_device, "CudaMemory", lambda: memory)
     selection = "hybridge.runtime.engines.tensorrt.selection"
     monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))
     monkeypatch.setattr(f"{selection}.cuda_core", lambda: None)
