@@ -64,7 +64,7 @@ class EngineOptions:
             checked_path("engine_folder", self.engine_folder)
 
     def check_engine_folder(self, engine: str) -> None:
-        """SettingError where a folder of TensorRT is given for another ``engine``, which would not look at it."""
+        """SettingError if a TensorRT engine folder is given for another ``engine``, which would ignore it."""
         if self.engine_folder is not None and engine != TENSORRT:
             raise SettingError(
                 f"engine_folder: expected none for the engine {engine}, found {str(self.engine_folder)!r}: leave it "
@@ -74,7 +74,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """``check`` raises where the engine cannot be created whatever the artifact; ``create`` makes it."""
+    """``check`` raises if the engine cannot be created here for any artifact; ``create`` makes it."""
 
     check: Callable[[], None]
     create: Callable[[Path, EngineOptions], DenseEngine]
@@ -112,7 +112,7 @@ def with_reason(engine: E, chosen: str, reason: str | None) -> E:
 
 
 def choose_engine(folder: Path, options: EngineOptions) -> tuple[str, str | None]:
-    """The engine that "auto" is for the artifact in ``folder``, and why not tensorrt where it has engines."""
+    """The engine that "auto" selects for the artifact, and, if the artifact has engines, why not tensorrt."""
     if options.engine_folder is not None:
         return TENSORRT, None
     if not (folder / ENGINES_FOLDER).is_dir():
@@ -167,7 +167,7 @@ def _need_onnxruntime() -> None:
 
 
 def portable_unavailable() -> str | None:
-    """Why the installed ONNX Runtime cannot run an artifact in its own form (it is too old), or None if it can."""
+    """Why the installed ONNX Runtime cannot run an artifact as exported (it is too old), or None if it can."""
     _need_onnxruntime()
     import onnxruntime
 

@@ -10,7 +10,7 @@ from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
 
 INT8, FP8, NVFP4 = "int8", "fp8", "nvfp4"
 STATIC = -1
-"""The group of one scale for all tokens."""
+"""Value of ``group``: one stored scale for all tokens."""
 
 ROUNDED_EXPERTS = replace(
     ROUTED_EXPERTS,

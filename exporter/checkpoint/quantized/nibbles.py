@@ -23,7 +23,7 @@ def unpacked_words(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpacked_bytes(raw: np.ndarray, bits: int) -> np.ndarray:
-    """ONNX's bytes [rows, n] as unsigned numbers uint8 [rows, n * 8 / bits] of the same bits."""
+    """ONNX's bytes [rows, n] as unsigned numbers uint8 [rows, n * 8 / bits] with the same bits."""
     return raw if bits == 8 else _halves(raw)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that lie in the checkpoint as the graph has them, and the scales beside them."""
+"""Quantised weights that the checkpoint stores in the form the graph uses, and their scales."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def reciprocal(slot: TensorSlot) -> GraphTensor:
 
 
 def block_scales(slot: TensorSlot, shape: tuple[int, int], rows: int, columns: int) -> tuple[GraphTensor, int]:
-    """Scales of blocks of ``rows`` x ``columns`` numbers of a matrix [shape], and how many columns share one there.
+    """Scales of a matrix [shape] in blocks of ``rows`` x ``columns``, and how many columns share a scale in the graph.
 
-    The last block of a row or column of blocks may be cut off.
+    The last blocks may be partial. Scales are repeated where the graph's blocks have fewer columns.
     """
     expected = (-(-shape[0] // rows), -(-shape[1] // columns))
     if slot.shape != expected:
@@ -60,13 +60,13 @@ def block_scales(slot: TensorSlot, shape: tuple[int, int], rows: int, columns: i
 
 
 def power_of_two_scales(slot: TensorSlot) -> GraphTensor:
-    """bfloat16 scales 2^(e - 127) from bytes e, which are its exponents."""
+    """bfloat16 scales 2^(e - 127) from the stored exponent bytes e."""
 
     def blocks() -> Iterator[np.ndarray]:
         raw = slot.map()
         for part in row_ranges(len(raw), 2 * raw[0].size):
             exponents = raw[part].astype(np.uint16)
-            # 2^-127 is subnormal in bfloat16: its first bit of the mantissa.
+            # 2^-127 is subnormal in bfloat16: only the highest bit of its mantissa is set.
             yield np.where(exponents == 0, np.uint16(0x40), exponents << 7).astype(np.uint16)
 
     return GraphTensor(DType.BFLOAT16, slot.shape, blocks=blocks)

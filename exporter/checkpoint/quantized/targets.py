@@ -1,4 +1,4 @@
-"""Which modules of a checkpoint the targets and exceptions of a quantisation config mean."""
+"""Matches a checkpoint's modules with the targets and exceptions of a quantisation config."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.json_fields import Fields
 
 _REGEX = "re:"
-# Longer ones, and those whose repetitions are repeated, take a time that grows without bound with the name's length.
+# Longer expressions and nested repetitions may take practically forever on a long name.
 _LONGEST_REGEX, _MOST_REPETITIONS = 400, 4
-# The class that stands for every matrix of a product.
+# The target that stands for the weight matrix of every product.
 LINEAR = "Linear"
 _LAYER = re.compile(r"(?:^|\.)layers\.[0-9]+(?:\.|$)")
 

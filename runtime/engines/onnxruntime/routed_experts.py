@@ -1,8 +1,8 @@
-"""Body of ``routed_experts``: ONNX Runtime's MoE, which reads only the chosen experts, where they are.
+"""Body of ``routed_experts``: ONNX Runtime's MoE, which reads only the chosen experts.
 
-MoE chooses by itself, from scores whose softmax over the chosen experts is their weight. Given the logarithm of each
-chosen expert's weight, and the least number for all others, it chooses the same and weighs them by their share; the
-sum of the weights makes up for the rest.
+MoE selects the experts with the largest scores itself and weights them by the softmax of those scores. Given the
+logarithm of each chosen expert's weight as its score, and the lowest float32 for all others, it selects the same
+experts with normalised weights; multiplying by the sum of the weights restores their scale.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 _FORMS: Mapping[tuple[str, int], str] = MappingProxyType(
     {("silu", 1): "swiglu", ("silu", 0): "silu", ("relu", 0): "relu"}
 )
-# Rows of gate and up take turns; SwiGLU without the constants that some models have in it.
+# Gate and up rows alternate; plain SwiGLU, without the constants that some models add.
 _SWIGLU = {"swiglu_fusion": 1, "activation_alpha": 1.0, "activation_beta": 0.0}
 _LEAST = np.finfo(np.float32).min
 
 
 def routed_experts_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
-    """y like x, for tokens with any axes before the last."""
+    """y in the shape of x, which may have any number of axes before the last."""
     up, down = node.inputs[3:5]
     if not kernels.experts or not has_kernel_form(node) or up is None or not up.is_initializer():
         return None
