@@ -70,7 +70,7 @@ def _create(out: Path, suffix: str) -> tuple[Path, int | None]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_prefix(out), suffix=suffix, dir=out.parent))
         lock = lock_folder(folder, wait=True)
-        # Another run may have taken it for left over before it was locked.
+        # Another run may have taken it for abandoned before it was locked.
         if folder.is_dir():
             return folder, lock
         if lock is not None:

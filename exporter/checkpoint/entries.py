@@ -1,4 +1,4 @@
-"""Which files of a checkpoint folder may be read: those that artifact.untrusted_file lets be opened."""
+"""Which files of a checkpoint folder may be read: those that artifact.untrusted_file accepts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_side_file(folder: Path, relative: str) -> None:
 
 
 def copy_side_file(folder: Path, relative: str, target: Path) -> None:
-    """Copy ``folder``/``relative`` to the new file ``target``. OSError: that cannot be written."""
+    """Copy ``folder``/``relative`` to the new file ``target``. OSError: ``target`` cannot be written."""
     with (
         open_inside(folder, relative, side_file_bytes(relative), CheckpointError, _REMEDY) as source,
         target.open("xb") as copy,

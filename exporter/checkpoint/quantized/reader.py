@@ -35,9 +35,9 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 MODELOPT_FILE = "hf_quant_config.json"
-# Where a config.json may have it, also inside of text_config.
+# Keys of quantisation settings in config.json, also inside text_config.
 _KEYS = ("quantization_config", "compression_config")
-# Ends of names of a quantised KV cache's scales and offsets.
+# Name suffixes of a quantised KV cache's scales and offsets.
 _OF_CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_bias", ".v_bias", ".k_zero_point", ".v_zero_point")
 # Types of a checkpoint's tensors that no parameter of a model has.
 _PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
@@ -47,8 +47,8 @@ _PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
 class LogicalTensors:
     """A checkpoint's tensors as the model has them.
 
-    tensors: of a quantised weight its shape and element type, and the bytes of its numbers. quantized: how to get at
-    these, by name. notes: what of the format is not followed.
+    tensors: for quantised weights, logical shape, element type and stored bytes. quantized: how to read them, by name.
+    notes: unsupported parts of the format.
     """
 
     tensors: Mapping[str, TensorSlot]
@@ -59,7 +59,7 @@ class LogicalTensors:
 def without_quantization(
     config: Mapping[str, Any], beside: Mapping[str, Any] | None = None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """``config`` without its quantization_config, and that; UnsupportedError where it is no object.
+    """Split ``config`` from its quantization_config; UnsupportedError unless that is an object.
 
     beside: what MODELOPT_FILE holds, which counts where the config has none.
     """

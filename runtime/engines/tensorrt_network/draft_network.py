@@ -64,7 +64,7 @@ class DraftNetwork:
 class ReplayedRows:
     """A ``RollbackMemory`` that runs the second network on what a step ``stored`` for the accepted tokens.
 
-    columns: slots per row; that of the last accepted token has the row's state. starts [n]: position in the step of
+    columns: slots per row; the last accepted token's slot has the row's state. starts [n]: position in the step of
     each deferred row's first token.
     """
 
