@@ -178,6 +178,9 @@ class ServingLoop:
         in_flight = self._in_flight
         if not self._chains_steps or in_flight is None or in_flight.result is None:
             return None
+        if not in_flight.plan.is_plain:
+            # The commit of a prompt may publish its blocks, which then have to be copied before they are written.
+            return None
         plan = self.scheduler.next_plan()
         stops = None if plan is None else self._requests.next_stops(in_flight.sampling)
         following = {index: how.following() for index, how in in_flight.samplings.items()}
