@@ -1,5 +1,6 @@
 """From logits to the next token: parameters, filters, sampling and log-probabilities, in NumPy."""
 
+from hybridge.runtime.sampling.allowed_tokens import AllowedTokens
 from hybridge.runtime.sampling.logprobs import PromptLogprobs, TokenLogprobs
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import DraftToken
@@ -9,6 +10,7 @@ from hybridge.runtime.sampling.token_sampling import NO_SAMPLING, SampledToken, 
 
 __all__ = [
     "NO_SAMPLING",
+    "AllowedTokens",
     "DraftToken",
     "DrawError",
     "PromptLogprobs",

@@ -38,6 +38,10 @@ class LogitEdits:
     presence: float
 
 
+_NONE = np.array([], np.int64)
+NO_EDITS = LogitEdits(None, _NONE, _NONE, np.array([], np.float32), _NONE, 1.0, _NONE, np.array([], np.float32), 0, 0)
+
+
 def edited_rows(
     logits: np.ndarray, edits: Sequence[LogitEdits], between: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from hybridge.runtime.sampling.allowed_tokens import AllowedTokens, accept_token, allowed_tokens_of, checked_mask
 from hybridge.runtime.sampling.edits import LogitEdits, mask_of
 from hybridge.runtime.sampling.params import SamplingParams
 
@@ -31,6 +32,8 @@ class AnswerHistory:
         self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
         # Made with the first edits, which tell the vocabulary.
         self._allowed: np.ndarray | None = None
+        # Made with the first edits too, so that its errors end this request alone.
+        self._changing: AllowedTokens | None = None
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []
         self._never = [word[0] for word in bad_words if len(word) == 1]
@@ -41,21 +44,21 @@ class AnswerHistory:
                 self._words.setdefault(word[-2], []).append(word)
 
     def add(self, token: int) -> None:
-        """The token that was sampled."""
+        """The token that was sampled; RequestError where ``params.allowed_tokens`` fails."""
         self.tokens.append(token)
         if self._seen is not None:
             self._seen[token] = None
         if self._counts is not None:
             self._counts[token] = self._counts.get(token, 0) + 1
+        if self._changing is not None:
+            accept_token(self._changing, token)
 
     def edits(self, vocab: int) -> LogitEdits:
-        """The edits of the logits [vocab] after these tokens."""
+        """The edits of the logits [vocab] after these tokens; RequestError where ``params.allowed_tokens`` fails."""
         params, counts = self._params, self._counts or {}
         forbidden = dict.fromkeys(self._forbidden())
-        if self._allowed is None and params.allowed_token_ids is not None:
-            self._allowed = _shared_mask(params.allowed_token_ids, vocab)
         return LogitEdits(
-            allowed=self._allowed,
+            allowed=self._mask(vocab),
             forbidden=_ids(token for token in forbidden if token < vocab),
             biased=self._biased,
             bias=self._bias,
@@ -66,6 +69,16 @@ class AnswerHistory:
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
         )
+
+    def _mask(self, vocab: int) -> np.ndarray | None:
+        if self._allowed is None and self._params.allowed_token_ids is not None:
+            self._allowed = _shared_mask(self._params.allowed_token_ids, vocab)
+        if self._params.allowed_tokens is None:
+            return self._allowed
+        if self._changing is None:
+            self._changing = allowed_tokens_of(self._params.allowed_tokens)
+        mask = checked_mask(self._changing, vocab)
+        return mask if self._allowed is None else mask & self._allowed
 
     def _forbidden(self) -> list[int]:
         found = list(self._never)

@@ -13,6 +13,7 @@ import numpy as np
 from hybridge.artifact import limits
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.settings import setting
+from hybridge.runtime.sampling.allowed_tokens import AllowedTokens
 from hybridge.runtime.sampling.checks import biases, boolean, callables, failure, integer, number, texts, token_ids
 from hybridge.runtime.sampling.names import own_names
 
@@ -37,6 +38,7 @@ _NOT_WITH_BEAMS = (
     "logit_bias",
     "bad_words",
     "allowed_token_ids",
+    "allowed_tokens",
     "logits_processors",
     "stop",
     "logprobs",
@@ -75,14 +77,17 @@ class SamplingParams:
     bad_words           texts to avoid: the last token of each is not sampled where the answer ends with the tokens
                         before it; each text counts with and without a leading space
     allowed_token_ids   only these tokens are sampled; None allows all
+    allowed_tokens      callable without arguments that makes an ``AllowedTokens`` for each answer: a bit mask before
+                        each token, such as that of a grammar; None allows all
     logits_processors   callables (token_ids, logits) -> logits: the token ids of the answer so far, and logits [vocab]
                         float32, which may be changed in place. Called once for each sampled token
     include_stop_str_in_output  the returned text ends with the stop text, or the text of the stop token
     prompt_logprobs     like logprobs, for each token of the prompt; turns off the prefix cache for this request
 
-    Order of the steps: allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty,
-    frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, sample. Frequency and presence penalties
-    count tokens of the answer (as in vLLM), the repetition penalty those of prompt and answer (as in transformers).
+    Order of the steps: allowed_token_ids and allowed_tokens, bad_words, min_tokens, logit_bias, logits_processors,
+    repetition_penalty, frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, sample. Frequency and
+    presence penalties count tokens of the answer (as in vLLM), the repetition penalty those of prompt and answer (as in
+    transformers).
     A single text or token id is accepted as a list of one. RequestError names an invalid value.
     """
 
@@ -110,6 +115,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
+    allowed_tokens: Callable[[], AllowedTokens] | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
     include_stop_str_in_output: bool = False
     prompt_logprobs: int | None = None
@@ -180,6 +186,8 @@ class SamplingParams:
             allowed := token_ids("allowed_token_ids", allowed, limits.REQUEST_ALLOWED_TOKENS)
         ):
             raise failure("allowed_token_ids", "at least one token id, or None for all", self.allowed_token_ids)
+        if self.allowed_tokens is not None and not callable(self.allowed_tokens):
+            raise failure("allowed_tokens", "a callable, or None", self.allowed_tokens)
         words, characters = limits.REQUEST_BAD_WORDS, limits.REQUEST_BAD_WORD_CHARACTERS
         processors = callables("logits_processors", self.logits_processors, limits.REQUEST_LOGITS_PROCESSORS)
         return {
@@ -215,6 +223,7 @@ class SamplingParams:
             or self.logit_bias
             or self.bad_words
             or self.allowed_token_ids is not None
+            or self.allowed_tokens is not None
             or self.logits_processors
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
 from hybridge.artifact.errors import RequestError, described
-from hybridge.runtime.sampling.edits import checked_logits
+from hybridge.runtime.sampling.edits import NO_EDITS, checked_logits
 from hybridge.runtime.sampling.history import AnswerHistory
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.random_words import RandomWords
@@ -52,7 +54,12 @@ class Sampler:
         if self._history is None:
             return TokenSampling(self._params, self._words, self._position)
         process = self._processed if self._params.logits_processors else None
-        return TokenSampling(self._params, self._words, self._position, self._history.edits(vocab), process)
+        try:
+            edits = self._history.edits(vocab)
+        except RequestError as error:
+            # It ends this request alone, when its token is chosen.
+            edits, process = NO_EDITS, partial(_failed, error)
+        return TokenSampling(self._params, self._words, self._position, edits, process)
 
     def sample_draft_token(self, logits: np.ndarray) -> DraftToken:
         """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
@@ -89,7 +96,7 @@ class Sampler:
         return sampled
 
     def record(self, token: int) -> None:
-        """Append ``token`` to the answer."""
+        """Append ``token`` to the answer; RequestError where the request's ``allowed_tokens`` fails."""
         self._position += 1
         self._drafted = 0
         if self._history is not None:
@@ -108,6 +115,10 @@ class Sampler:
             scores = checked_logits(found, scores.size, name)
         # A copy: later steps write to it, and the caller may keep what it returned.
         return scores[None].copy()
+
+
+def _failed(error: RequestError, rows: np.ndarray) -> NoReturn:
+    raise error
 
 
 def best_tokens(logits: np.ndarray) -> list[int | None]:

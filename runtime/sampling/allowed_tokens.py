@@ -1,0 +1,58 @@
+"""The tokens that an answer may have next, as a bit mask that changes from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from hybridge.artifact.errors import RequestError, described
+
+_NAME = "allowed_tokens"
+
+
+class AllowedTokens(Protocol):
+    """Follows one answer, for example through a grammar. All calls come from one thread, in the order of the tokens."""
+
+    def mask(self) -> np.ndarray:
+        """uint32 or int32 [ceil(vocab / 32)]: bit t % 32 of word t // 32 says whether token t may come next.
+
+        Called before each token, perhaps twice. ``vocab`` is that of the logits; further bits are ignored. The array
+        must not change afterwards.
+        """
+
+    def accept(self, token: int) -> None:
+        """``token`` was sampled, which the last mask allowed. Work on the next mask may begin here."""
+
+
+def checked_mask(source: AllowedTokens, vocab: int) -> np.ndarray:
+    """The mask of ``source`` as uint32 [ceil(vocab / 32)]; RequestError where it fails or has another form."""
+    try:
+        found = np.asarray(source.mask())
+    except Exception as error:
+        raise RequestError(f"{_NAME}: expected a mask, found {described(error)}") from error
+    words = -(-vocab // 32)
+    if found.shape != (words,) or found.dtype not in (np.uint32, np.int32):
+        raise RequestError(f"{_NAME}: expected a mask of uint32[{words}], found {found.dtype}{list(found.shape)}")
+    return np.ascontiguousarray(found).view(np.uint32)
+
+
+def accept_token(source: AllowedTokens, token: int) -> None:
+    """Tell ``source`` the token that was sampled; RequestError where that fails."""
+    try:
+        source.accept(token)
+    except Exception as error:
+        raise RequestError(f"{_NAME}: expected token {token} to be accepted, found {described(error)}") from error
+
+
+def allowed_tokens_of(make: Callable[[], AllowedTokens]) -> AllowedTokens:
+    """A new one from the ``allowed_tokens`` of a request; RequestError where that makes none."""
+    try:
+        found = make()
+    except Exception as error:
+        raise RequestError(f"{_NAME}: expected a callable without arguments, found {described(error)}") from error
+    for method in ("mask", "accept"):
+        if not callable(getattr(found, method, None)):
+            raise RequestError(f"{_NAME}: expected an object with `mask` and `accept`, found {type(found).__name__}")
+    return found

@@ -1,0 +1,107 @@
+"""Bit masks of the caller decide which tokens come next, with and without draft tokens, in each answer by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sampling.edits import mask_of
+from hybridge.runtime.speculation import SpeculationSettings
+from tests.runtime.sampling.edited import edited
+from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
+from tests.runtime.toy_paged_engine import VOCAB, toy_logits
+
+NEW = 9
+
+
+class ByDifference:
+    """After a token t, the tokens t + 1 to t + 5 (modulo the vocabulary); first, the even ones."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def allowed(self) -> list[int]:
+        return [(self.tokens[-1] + i) % VOCAB for i in range(1, 6)] if self.tokens else list(range(0, VOCAB, 2))
+
+    def mask(self) -> np.ndarray:
+        return mask_of(np.array(self.allowed()), VOCAB).view(np.int32)
+
+    def accept(self, token: int) -> None:
+        assert token in self.allowed(), "a token that was not allowed"
+        self.tokens.append(token)
+
+
+class Failing(ByDifference):
+    """``broken`` breaks it at its third token."""
+
+    def __init__(self, broken: Callable[[], np.ndarray], on_accept: bool) -> None:
+        super().__init__()
+        self._broken, self._on_accept = broken, on_accept
+
+    def mask(self) -> np.ndarray:
+        return self._broken() if len(self.tokens) == 2 and not self._on_accept else super().mask()
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.tokens) == 2 and self._on_accept:
+            self._broken()
+
+
+@pytest.mark.parametrize("drafts", [None, SpeculationSettings(3, adaptive=False, shortest=1)], ids=["plain", "ngram"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.4, "seed": 3}, {"repetition_penalty": 1.5, "logprobs": 1}])
+def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSettings | None) -> None:
+    loop, engine = toy_loop(speculation=drafts)
+    made: list[ByDifference] = []
+
+    def make() -> ByDifference:
+        made.append(ByDifference())
+        return made[-1]
+
+    prompt = [3, 4, 5] * 4
+    masked = loop.add(make_request(prompt, NEW, n=2, allowed_tokens=make, **options))
+    plain = loop.add(make_request([7], NEW))
+    found = answers(run_all(loop))
+    assert [tuple(each.tokens) for each in made] == [found[masked, choice] for choice in range(2)]
+    assert len(found[plain, 0]) == NEW
+    assert drafts is None or (loop.speculation is not None and loop.speculation.proposed)
+    if options.get("temperature"):
+        return
+    # The same without a mask, written out.
+    follow, tokens = ByDifference(), list(prompt)
+    for _ in range(NEW):
+        params = make_request(prompt, NEW, allowed_token_ids=follow.allowed(), **options).request.params
+        scores = edited(toy_logits(engine.config, tokens), params, prompt, tokens[len(prompt) :])
+        tokens.append(int(scores.argmax()))
+        follow.accept(tokens[-1])
+    assert found[masked, 0] == found[masked, 1] == tuple(tokens[len(prompt) :])
+
+
+def fail() -> np.ndarray:
+    raise ValueError("no such rule")
+
+
+@pytest.mark.parametrize(
+    ("broken", "on_accept", "words"),
+    [
+        (fail, False, r"allowed_tokens: expected a mask, found ValueError: no such rule"),
+        (fail, True, r"allowed_tokens: expected token \d+ to be accepted, found ValueError: no such rule"),
+        (lambda: np.zeros(1, np.int64), False, r"expected a mask of uint32\[\d+\], found int64\[1\]"),
+        (lambda: np.zeros((9, 9), np.uint32), False, r"expected a mask of uint32\[\d+\], found uint32\[9, 9\]"),
+        (lambda: mask_of(np.array([], np.int64), VOCAB), False, "expected a token that can be sampled, found none"),
+    ],
+)
+def test_a_bad_mask_ends_its_own_request(broken: Callable[[], np.ndarray], on_accept: bool, words: str) -> None:
+    loop, _ = toy_loop()
+    plain = loop.add(make_request([7], NEW))
+    bad = loop.add(make_request([7], NEW, allowed_tokens=lambda: Failing(broken, on_accept)))
+    no_mask = loop.add(make_request([7], NEW, allowed_tokens=lambda: None))
+    outputs = run_all(loop)
+    errors = {output.request_id: output.error for output in outputs if output.error}
+    assert set(errors) == {bad, no_mask} and all(isinstance(error, RequestError) for error in errors.values())
+    with pytest.raises(RequestError, match=words):
+        raise errors[bad]
+    assert "expected an object with `mask` and `accept`, found NoneType" in str(errors[no_mask])
+    assert len(answers(outputs)[plain, 0]) == NEW
