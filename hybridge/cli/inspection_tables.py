@@ -104,6 +104,7 @@ def _memory(plan: MemoryPlan, record: EngineRecord) -> Any:
         "activations": f"{bytes_text(plan.activations)}, shared by {plan.contexts} contexts",
         "inputs of a step": f"{bytes_text(plan.inputs)}, and as much pinned host memory",
         "logits of a step": f"{bytes_text(plan.logits)}, and as much pinned host memory",
+        "sampling": f"{bytes_text(plan.sampling)}, and {bytes_text(plan.sampling + plan.sampled)} pinned host memory",
         "draft tokens": bytes_text(plan.drafts),
         "a block of 16 tokens": bytes_text(plan.block),
         "the states of a row": bytes_text(plan.slot),

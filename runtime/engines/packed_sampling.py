@@ -59,6 +59,11 @@ class PackedSampling:
         self._chosen = frozenset(chosen)
         return self._chosen
 
+    def forget(self) -> None:
+        """The arrays hold something else: ``fill`` writes everything."""
+        self._known = [None] * self._rows
+        self._repeats = False
+
     def sampled(
         self, samplings: Mapping[int, TokenSampling], results: np.ndarray, tokens: np.ndarray, logits: np.ndarray
     ) -> dict[int, SampledToken]:

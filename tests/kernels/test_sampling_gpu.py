@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
+from hybridge.runtime.engines.torch.sampling_memory import torch_sampling
 from hybridge.runtime.sampling import DrawError, SampledToken, Sampler, SamplingParams, TokenSampling, sample_rows
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.sampling.filter_cases import FILTERS
@@ -67,7 +67,7 @@ def chosen(logits: np.ndarray, samplings: dict[int, TokenSampling]) -> dict[int,
     rows, vocab = logits.shape
     device = TorchDevice("cuda")
     lists = any(draw.params.logprobs is not None for draw in samplings.values())
-    chooser = DeviceSampling(device, rows, vocab, lists)
+    chooser = torch_sampling(device, rows, vocab, lists)
     guarded = torch.full((rows + 2, vocab), float("nan"), device="cuda")
     guarded[1:-1] = torch.from_numpy(logits)
     torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def test_tokens_are_those_of_the_host(vocab: int, kind: str, temperature: float)
 
 def test_rows_without_settings_get_the_first_of_equal_maxima() -> None:
     device = TorchDevice("cuda")
-    chooser = DeviceSampling(device, 3, 70_000, lists=False)
+    chooser = torch_sampling(device, 3, 70_000, lists=False)
     logits = torch.zeros(3, 70_000, device="cuda")
     logits[0, [69_999, 31]], logits[2, 5] = 2.0, float("nan")
     torch.cuda.synchronize()

@@ -15,7 +15,10 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.extras import install_command
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, Graph, Marker, PinnedAllocation
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.driver import checked, cuda_driver
+from hybridge.trt_plugins.kernels.launcher import BoundPlan
 
 T = TypeVar("T")
 # Unsafe calls of this thread during a capture end it with an error instead of escaping from the graph.
@@ -89,6 +92,11 @@ class CudaMemory(DeviceMemory):
 
     def marker(self) -> Marker:
         return _CudaMarker(self._stream)
+
+    def bind(self, plan: Callable[[DeviceTraits], CallPlan]) -> BoundPlan:
+        self.enter()
+        device = KernelDevice.current()
+        return device.bind(plan(device.traits))
 
     def capture(self, work: Callable[[], None]) -> Graph:
         builder = _attempt(self._stream.create_graph_builder, "preparing a graph")

@@ -48,7 +48,7 @@ class TensorRTEngine(DenseEngine):
         """
         self.config, self.built = config, built
         self._memory, self._library = memory, library
-        self._pending: PendingStep | None = None
+        self._pending: PendingStep[np.ndarray] | None = None
         self._closed = False
         self._decode_steps: dict[tuple[StateMemory, int], DecodeStep] = {}
         self._sets: weakref.WeakSet[DeviceStateSet] = weakref.WeakSet()
@@ -122,9 +122,9 @@ class TensorRTEngine(DenseEngine):
         return states
 
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
-        return self.submit(inputs, states).logits()
+        return self.submit(inputs, states).read()
 
-    def submit(self, inputs: StepInputs, states: StateSet) -> PendingStep:
+    def submit(self, inputs: StepInputs, states: StateSet) -> PendingStep[np.ndarray]:
         """Enqueue a step without waiting for its logits; the states count as advanced at once.
 
         Everything else is as in ``step``; a failure on the GPU is raised when the logits are read.

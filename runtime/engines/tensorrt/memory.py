@@ -7,9 +7,12 @@ unified addressing). Copies, fills and graphs are ordered on one stream; nothing
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
+
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 
 # TensorRT asks for tensors at multiples of this many bytes.
 ALIGNMENT = 256
@@ -70,6 +73,13 @@ class Graph(ABC):
         """Release it; calling it twice is allowed. No launch of it may be pending."""
 
 
+class Kernels(Protocol):
+    """Kernels ready to launch, such as a ``BoundPlan``."""
+
+    def launch(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int = 0) -> None:
+        """Enqueue them with these addresses."""
+
+
 class DeviceMemory(ABC):
     """Memory and one stream of one GPU. Every method raises EngineError when the device refuses."""
 
@@ -113,6 +123,10 @@ class DeviceMemory(ABC):
     @abstractmethod
     def marker(self) -> Marker:
         """A new marker at the present end of the stream."""
+
+    @abstractmethod
+    def bind(self, plan: Callable[[DeviceTraits], CallPlan]) -> Kernels:
+        """The kernels of ``plan`` for this GPU, compiled and loaded; UnsupportedError where ``plan`` refuses."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Graph:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
+from typing import Generic, TypeVar
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.memory import Marker
 
+T = TypeVar("T")
 
-class PendingStep:
-    """The logits of one step, on their way to the host. They stay readable until the engine's next step."""
 
-    def __init__(self, marker: Marker, read: Callable[[], np.ndarray]) -> None:
+class PendingStep(Generic[T]):
+    """The result of one step, which stays readable until the engine's next step."""
+
+    def __init__(self, marker: Marker, read: Callable[[], T]) -> None:
+        """``read``: gives the result once the step is done."""
         self._marker, self._read = marker, read
         self._done, self._stale = False, False
 
@@ -22,8 +24,8 @@ class PendingStep:
         """Whether the step is done."""
         return self._done or self._marker.is_reached
 
-    def logits(self) -> np.ndarray:
-        """Wait for them: [batch, vocab] float32 ([batch, seq, vocab] with all logits), valid until the next step.
+    def read(self) -> T:
+        """Wait for the result, which is valid until the next step.
 
         EngineError when the GPU failed, or when the engine has gone on or has been closed.
         """

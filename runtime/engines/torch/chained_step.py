@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
 from hybridge.runtime.engines.torch.program import StepProgram
-from hybridge.runtime.engines.torch.row_feeding import ChosenTokens, RowFeeding
+from hybridge.runtime.engines.torch.row_feeding import RowFeeding
+from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 
 
 class ChainedStep:
@@ -21,7 +22,7 @@ class ChainedStep:
         program: StepProgram,
         pools: TorchPools,
         size: tuple[int, int],
-        chooser: DeviceSampling | None,
+        chooser: TorchSampling | None,
     ) -> None:
         """``chooser``: as in PagedDecodeStep; no other step may use it."""
         self._chooser, self._feeding = chooser, RowFeeding(device, size[0])

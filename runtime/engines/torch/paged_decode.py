@@ -6,15 +6,16 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
+from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
-from hybridge.runtime.engines.torch.row_feeding import ChosenTokens, RowFeeding
+from hybridge.runtime.engines.torch.row_feeding import RowFeeding
+from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.engines.torch.step_rows import StepRows
 
 # Rows of a recorded step: the smallest of these, or of multiples of the last, that is large enough.
@@ -47,7 +48,7 @@ class PagedDecodeStep:
         pools: TorchPools,
         rows: int,
         blocks: int,
-        chooser: DeviceSampling | None = None,
+        chooser: TorchSampling | None = None,
         feeding: RowFeeding | None = None,
     ) -> None:
         """``chooser``: samples tokens in the step; None: the step only finds the most likely ones.

@@ -9,10 +9,10 @@ import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
+from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
-from hybridge.runtime.engines.torch.row_feeding import ChosenTokens
+from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
 
 # Among what a program gives: the most likely tokens, of one that has needed them itself.
@@ -44,7 +44,7 @@ class TorchStepResult(StepResult):
         best: np.ndarray,
         logits: torch.Tensor,
         requested: Sequence[int] | slice,
-        chooser: DeviceSampling | None = None,
+        chooser: TorchSampling | None = None,
         done: torch.cuda.Event | None = None,
         tokens: ChosenTokens | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class TorchStepResult(StepResult):
         """Logits [n, vocab] on the device."""
         return self._logits
 
-    def choosing(self, chooser: DeviceSampling) -> TorchStepResult:
+    def choosing(self, chooser: TorchSampling) -> TorchStepResult:
         """This result with tokens sampled by ``chooser``, which has been enqueued after the step."""
         return TorchStepResult(self._device, self._best, self._logits, self._requested, chooser)
 

@@ -15,7 +15,6 @@ from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.device_sampling import DeviceSampling
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
@@ -23,6 +22,7 @@ from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.sampling_memory import TorchSampling, torch_sampling
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import STEP, draft_shape, multiple, own_shape, padded_shape
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
@@ -52,7 +52,7 @@ class PagedSteps:
         self._device, self._limits, self._memory = device, limits, memory
         self._vocab = vocab
         # By rows of logits, and whether likely tokens are listed.
-        self._choosers: dict[tuple[int, bool], DeviceSampling] = {}
+        self._choosers: dict[tuple[int, bool], TorchSampling] = {}
         # Steps of a chain take turns, as each is launched while the one before still runs.
         self._turn = False
 
@@ -109,7 +109,7 @@ class PagedSteps:
         key = *size, samples, self._turn
         step = self.chained.get(key)
         if step is None:
-            chooser = DeviceSampling(self._device, size[0], self._vocab, lists=False) if samples else None
+            chooser = torch_sampling(self._device, size[0], self._vocab, lists=False) if samples else None
             step = ChainedStep(self._device, programs(Phase.DECODE), pools, size, chooser)
             self.chained[key] = step
         result.lose_logits()
@@ -155,7 +155,7 @@ class PagedSteps:
         programs: Programs,
         size: tuple[int, int],
         samplings: Mapping[int, TokenSampling],
-        chooser: DeviceSampling,
+        chooser: TorchSampling,
     ) -> TorchStepResult:
         """Launch a step of ``size`` (rows, blocks) with one token per row that samples tokens."""
         key = *size, chooser.lists
@@ -177,7 +177,7 @@ class PagedSteps:
             chooser.enqueue(result.device_logits)
         return result.choosing(chooser)
 
-    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> DeviceSampling | None:
+    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> TorchSampling | None:
         """The sampler for steps with ``rows`` rows of logits; None where the host must sample."""
         if rows > multiple(self._limits.max_rows, STEP):
             return None  # a prompt with log-probabilities: the kernels' buffers would grow with its length
@@ -185,7 +185,7 @@ class PagedSteps:
         found = self._choosers.get((rows, lists))
         if found is None:
             try:
-                found = DeviceSampling(self._device, rows, self._vocab, lists)
+                found = torch_sampling(self._device, rows, self._vocab, lists)
             except UnsupportedError:
                 return None
             self._choosers[rows, lists] = found

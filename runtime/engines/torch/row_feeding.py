@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
+from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.trt_plugins.kernels.fused import token_feeding
 from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS, FeedingProblem
-
-
-@dataclass(frozen=True)
-class ChosenTokens:
-    """The tokens of a step, as kernels read them: int32 at ``address``, and ``stride`` bytes further for each row."""
-
-    address: int
-    stride: int
 
 
 class RowFeeding:

@@ -7,14 +7,17 @@ or poisoned bytes. Fresh memory holds 0xFF bytes, which are NaN in every floatin
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT, DeviceMemory, Graph, Marker, PinnedAllocation, aligned
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from tests.support.sampling_reference import run_reference
 
 STREAM = 77
+TRAITS = DeviceTraits((8, 7), 16, 163_840, 4 << 20)
 # No process has memory there.
 _FIRST_ADDRESS = 1 << 52
 Work = Callable[[], None]
@@ -67,6 +70,23 @@ class FakeGraph(Graph):
     def close(self) -> None:
         assert not self._memory.pending, "a graph was closed while work was pending"
         self.closed = True
+
+
+class FakeKernels:
+    """Kernels that their host reference computes."""
+
+    def __init__(self, memory: FakeMemory, plan: CallPlan) -> None:
+        self._memory, self._plan = memory, plan
+
+    def launch(self, stream: int, inputs: Sequence[int], outputs: Sequence[int], workspace: int = 0) -> None:
+        assert stream == STREAM
+        scratch = self._memory.bytes_at(workspace, self._plan.workspace_bytes)
+
+        def work() -> None:
+            scratch[...] = 0xFF
+            run_reference(self._plan, self._memory.bytes_at, inputs, outputs)
+
+        self._memory.enqueue(work)
 
 
 class FakeMemory(DeviceMemory):
@@ -163,6 +183,10 @@ class FakeMemory(DeviceMemory):
 
     def marker(self) -> FakeMarker:
         return FakeMarker(self)
+
+    def bind(self, plan: Callable[[DeviceTraits], CallPlan]) -> FakeKernels:
+        assert self.captured is None, "kernels were loaded in a capture"
+        return FakeKernels(self, plan(TRAITS))
 
     def capture(self, work: Work) -> FakeGraph:
         assert self.captured is None

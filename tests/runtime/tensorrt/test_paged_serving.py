@@ -65,7 +65,7 @@ def test_speculated_tokens_are_those_of_plain_greedy(
     opened = open_double(drafts, monkeypatch)
     check_speculated_tokens(folder, opened.engine)
     # Every checked step and every advance of a size is captured once.
-    assert any(size.tokens > size.rows for size, _ in opened.engine.steps.captured)
+    assert any(size.tokens > size.rows for size, *_ in opened.engine.steps.captured)
     assert (opened.advance is None) is (mode == "snapshot")
     opened.close()
 

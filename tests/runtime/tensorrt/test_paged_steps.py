@@ -52,7 +52,7 @@ def test_steps_of_a_bucket_are_one_launch(parsed: ParsedEngine, monkeypatch: pyt
         pools.step({handle: rng.integers(0, 97, 1) for handle in handles})
         enqueues.append(sum(context.enqueues for context in opened.step.contexts))
     # Three rows run in the bucket of four, in two turns of the pools: each directly once and captured once.
-    assert {size.rows for size, _ in engine.steps.captured} == {4}
+    assert {size.rows for size, *_ in engine.steps.captured} == {4}
     assert enqueues == [4, 5, 6, *[7] * 5]
     assert [graph.launches for graph in opened.memory.graphs] == [3, 3]
     tensors = len(parsed.record.bindings)
@@ -125,13 +125,13 @@ def test_rows_with_draft_tokens_run_last_and_whole() -> None:
 def test_the_planned_memory_is_what_the_engine_takes(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memory_plan(parsed.record)
     opened = open_double(parsed, monkeypatch)
-    own = plan.activations + 2 * (plan.inputs + plan.logits) + plan.drafts
+    own = plan.activations + 2 * (plan.inputs + plan.logits + plan.sampling) + plan.sampled + plan.drafts
     assert sum(allocation.nbytes for allocation in opened.memory.live) == own
     opened.engine.allocate_pools(PoolSizes(7, 16, 0))
     assert sum(allocation.nbytes for allocation in opened.memory.live) == own + 7 * plan.block
     assert plan.block == opened.engine.block_bytes(16) and sum(opened.engine.memory_use().values()) == plan.fixed
-    # Four buckets of 1, 2, 4 and 5 rows, one width, and a graph for each turn of the pools.
-    assert (plan.graphs, plan.contexts) == (8, 9)
+    # Four buckets of 1, 2, 4 and 5 rows, one width, with and without lists, and a graph for each turn of the pools.
+    assert (plan.graphs, plan.contexts) == (16, 17)
     opened.close()
 
 
@@ -139,12 +139,12 @@ def test_inspect_shows_the_planned_memory(parsed: ParsedEngine) -> None:
     write_engine_record(parsed.files / ENGINE_FILE, parsed.record)
     inspection, console = inspect_engine(parsed.files), Console(file=io.StringIO(), width=120)
     plan = memory_plan(parsed.record)
-    assert inspection.memory == plan and inspection.to_json()["memory"]["graphs"] == 8
+    assert inspection.memory == plan and inspection.to_json()["memory"]["graphs"] == 16
     for table in tables_of(inspection):
         console.print(table)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "memory (rtx-ada)" in shown and "8 at most, for 1, 2, 4, 5 rows" in shown
-    assert f"{bytes_text(plan.activations)}, shared by 9 contexts" in shown
+    assert "memory (rtx-ada)" in shown and "16 at most, for 1, 2, 4, 5 rows" in shown
+    assert f"{bytes_text(plan.activations)}, shared by 17 contexts" in shown
 
 
 def test_too_little_memory_leaves_nothing(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

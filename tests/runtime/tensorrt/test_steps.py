@@ -213,15 +213,15 @@ def test_logits_are_copied_on_request(built_artifacts: BuiltArtifacts, monkeypat
     tokens = np.arange(6)
     first = opened.engine.submit(step_inputs([tokens[:5]], [0]), states)
     assert opened.memory.pending
-    assert relative_error(first.logits()[0], artifact.made.logits(tokens[:5])[-1]) < TOLERANCE
+    assert relative_error(first.read()[0], artifact.made.logits(tokens[:5])[-1]) < TOLERANCE
     assert not opened.memory.pending
     pending = opened.engine.submit(step_inputs([tokens[5:]], [5]), states)
     with pytest.raises(EngineError, match="read them before the next step"):
-        first.logits()
-    assert relative_error(pending.logits()[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
+        first.read()
+    assert relative_error(pending.read()[0], artifact.made.logits(tokens)[-1]) < TOLERANCE
     opened.engine.close()
     with pytest.raises(EngineError, match="they are gone"):
-        pending.logits()
+        pending.read()
 
 
 def test_sequences_join_fork_and_come_back_from_the_host(

@@ -84,20 +84,9 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
     pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS)}
     pointers |= {name: PointerSource(Memory.OUTPUT, index) for index, name in enumerate(OUTPUTS)}
     pointers["arrived"] = PointerSource(Memory.COUNTERS)
-    rows, end = problem.problems, 0
-    sizes = {
-        "scores": 4 * problem.rows * problem.vocab,
-        "peaks": 4 * rows * slices * _THREADS,
-        "totals": 8 * rows * slices,
-        "states": 16 * rows,
-        "slice_best": 8 * rows * slices,
-        "counts": 4 * rows,
-        "candidate_scores": 4 * rows * LIST_TOKENS,
-        "candidate_tokens": 4 * rows * LIST_TOKENS,
-    }
-    for name, nbytes in sizes.items():
-        pointers[name] = PointerSource(Memory.WORKSPACE, offset=end)
-        end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    rows = problem.problems
+    offsets, end = _workspace(problem, slices)
+    pointers |= {name: PointerSource(Memory.WORKSPACE, offset=offset) for name, offset in offsets.items()}
     overlap = device.capability >= _OVERLAP_SINCE
     score, weigh, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
     grid, block = (slices, rows, 1), (_THREADS, 1, 1)
@@ -107,6 +96,11 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
         KernelLaunch(choose, (rows, 1, 1), (_CHOOSE_THREADS, 1, 1), params, pointers, overlap=overlap),
     )
     return CallPlan(launches, end, "sampling", 4 * rows)
+
+
+def most_workspace_bytes(problem: SamplingProblem) -> int:
+    """The most workspace that ``plan`` needs on any device."""
+    return _workspace(problem, _MOST_SLICES)[1]
 
 
 def sources() -> Iterator[KernelSource]:
@@ -123,6 +117,26 @@ def _kernels(vector: int) -> tuple[KernelSource, KernelSource, KernelSource]:
         KernelSource.of(WEIGH, "weigh_slices", sizes),
         KernelSource.of(CHOOSE, "choose_token", {"THREADS": _CHOOSE_THREADS}),
     )
+
+
+def _workspace(problem: SamplingProblem, slices: int) -> tuple[dict[str, int], int]:
+    """The offset of every part of the workspace, and the bytes of all."""
+    rows, end = problem.problems, 0
+    sizes = {
+        "scores": 4 * problem.rows * problem.vocab,
+        "peaks": 4 * rows * slices * _THREADS,
+        "totals": 8 * rows * slices,
+        "states": 16 * rows,
+        "slice_best": 8 * rows * slices,
+        "counts": 4 * rows,
+        "candidate_scores": 4 * rows * LIST_TOKENS,
+        "candidate_tokens": 4 * rows * LIST_TOKENS,
+    }
+    offsets = {}
+    for name, nbytes in sizes.items():
+        offsets[name] = end
+        end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return offsets, end
 
 
 def _slices(problem: SamplingProblem, multiprocessors: int) -> tuple[int, int]:

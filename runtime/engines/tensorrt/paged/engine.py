@@ -22,11 +22,17 @@ from hybridge.runtime.engines.tensorrt.opened_device import open_device
 from hybridge.runtime.engines.tensorrt.paged.advance_engine import AdvanceSteps, advance_profiles
 from hybridge.runtime.engines.tensorrt.paged.draft_rows import DraftRows
 from hybridge.runtime.engines.tensorrt.paged.loaded_engine import LoadedEngine
-from hybridge.runtime.engines.tensorrt.paged.memory_plan import captured_sizes, memory_plan, snapshot_slots
+from hybridge.runtime.engines.tensorrt.paged.memory_plan import (
+    captured_sizes,
+    memory_plan,
+    sampling_workspace,
+    snapshot_slots,
+)
 from hybridge.runtime.engines.tensorrt.paged.paged_steps import PagedSteps
 from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools, pool_bytes
 from hybridge.runtime.engines.tensorrt.paged.result import DeviceResult
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, engine_config, step_bindings
+from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.paged.step_parts import StepPart, step_parts
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
 from hybridge.runtime.engines.tensorrt.plan_check import load_plan
@@ -51,7 +57,7 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
         """
         self.built = built
         self._memory = memory
-        self._pending: PendingStep | None = None
+        self._pending: PendingStep[StepOutput] | None = None
         # Closed in the reverse order: contexts before the engines, the engines before the runtime.
         self._resources = ExitStack()
         self._resources.callback(memory.close)
@@ -83,6 +89,8 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
             tensors = engine_tensors(library.trt, advance)
             profiles = advance_profiles(self.config, self._bindings, record.advance, tensors)
             scratch_bytes = max(scratch_bytes, advance.device_memory_size_v2)
+        # The sampling kernels run after the engine, when its activations are no longer needed.
+        scratch_bytes = max(scratch_bytes, sampling_workspace(self._bindings))
         scratch = memory.allocate(aligned(max(1, scratch_bytes)), "activations")
         owns(scratch.free)
         loaded = LoadedEngine(library, memory, plan, scratch, self._bindings.profiles)
@@ -189,18 +197,13 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
         self._finish_pending()
         self._drafts.forget()
         *first, last = step_parts(inputs, self._bindings.row_tokens, self._bindings.largest.logits)
-        logits = np.empty((len(inputs.logits_indices) if first else 0, self.config.vocab_size), np.float32)
+        before = np.empty((len(inputs.logits_indices) if first else 0, self.config.vocab_size), np.float32)
         for part in first:
-            logits[part.logits] = self._enqueue(part, inputs).logits()
-        self._pending = self._enqueue(last, inputs)
-
-        def chosen(found: np.ndarray) -> np.ndarray:
-            if not first:
-                return found
-            logits[last.logits] = found
-            return logits
-
-        return DeviceResult(self._pending, chosen)
+            before[part.logits] = DeviceResult(self._enqueue(part, inputs), before[:0], part.logits).all_logits()
+        index_in_last = {index: own for own, index in enumerate(last.logits.tolist())}
+        here = {index_in_last[index]: how for index, how in samplings.items() if index in index_in_last}
+        self._pending = self._enqueue(last, inputs, here)
+        return DeviceResult(self._pending, before, last.logits)
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.read(name)
@@ -222,6 +225,7 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
             "engine": plan.engines,
             "activations": plan.activations,
             "inputs and logits of a step": plan.inputs + plan.logits,
+            "sampling": plan.sampling,
             "draft tokens": plan.drafts,
         }
 
@@ -241,15 +245,17 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
                 end()
         self._resources.close()
 
-    def _enqueue(self, part: StepPart, whole: PackedInputs) -> PendingStep:
-        """Enqueue one part of the step ``whole``."""
+    def _enqueue(
+        self, part: StepPart, whole: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING
+    ) -> PendingStep[StepOutput]:
+        """Enqueue one part of the step ``whole``; samplings: by index of the part's logits."""
         pools = self.pools
         inputs, deferred = self._drafts.inputs(part, pools)
-        read, arrays = self._steps.run(inputs, pools)
+        output = self._steps.run(inputs, pools, samplings)
         if deferred is not None:
-            self._drafts.defer(deferred, part, len(whole.seq_lens), arrays, pools)
+            self._drafts.defer(deferred, part, len(whole.seq_lens), output.arrays, pools)
         self._marker.record()
-        return PendingStep(self._marker, read)
+        return PendingStep(self._marker, lambda: output)
 
     def _check_sizes(self, sizes: PoolSizes) -> None:
         blocks, slots = self.pool_limits

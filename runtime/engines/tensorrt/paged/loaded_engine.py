@@ -25,6 +25,11 @@ class LoadedEngine:
         self._library, self.memory, self._engine = library, memory, engine
         self._scratch, self._profiles = (scratch.address, scratch.nbytes), profiles
 
+    @property
+    def scratch_address(self) -> int:
+        """Memory that no context uses between steps."""
+        return self._scratch[0]
+
     def context(self, profile: str, fixed_shapes: bool) -> BoundContext:
         """A new context of ``profile``; ``fixed_shapes``: it will run one shape many times."""
         return BoundContext(

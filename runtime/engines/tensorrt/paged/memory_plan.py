@@ -13,6 +13,12 @@ from hybridge.runtime.engines.tensorrt.paged.captured_steps import CapturedSizes
 from hybridge.runtime.engines.tensorrt.paged.pools import pool_bytes
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import layout
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, recorded_bindings
+from hybridge.runtime.engines.tensorrt.paged.step_sampling import (
+    mapped_bytes,
+    sampled_rows,
+    staged_bytes,
+    workspace_bytes,
+)
 
 # The plugin that reads only the blocks that a row has.
 _ATTENTION = "paged_attention"
@@ -22,9 +28,10 @@ _ATTENTION = "paged_attention"
 class MemoryPlan:
     """Bytes of device memory, and counts.
 
-    engines: the engine files. activations: shared by all contexts. inputs, logits: of one step, and as much pinned host
-    memory. drafts: what a replay stores of a step, or the slots of the states after draft tokens. block: of 16 tokens;
-    slot: the states of a sequence; both in all layers and all buffers. rows: pools for all rows at full length.
+    engines: the engine files. activations: shared by all contexts and the sampling kernels. inputs, logits, sampling:
+    of one step, and as much pinned host memory. sampled: pinned host memory for tokens. drafts: what a replay stores
+    of a step, or the slots of the states after draft tokens. block: of 16 tokens; slot: the states of a sequence; both
+    in all layers and all buffers. rows: pools for all rows at full length.
     largest: the largest pools that the profiles allow. graphs: captured steps, each with a context, and one context
     for other steps; their memory is TensorRT's own and not counted.
     """
@@ -33,6 +40,8 @@ class MemoryPlan:
     activations: int
     inputs: int
     logits: int
+    sampling: int
+    sampled: int
     drafts: int
     block: int
     slot: int
@@ -43,7 +52,7 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """All but the pools."""
-        return self.engines + self.activations + self.inputs + self.logits + self.drafts
+        return self.engines + self.activations + self.inputs + self.logits + self.sampling + self.drafts
 
     @property
     def contexts(self) -> int:
@@ -65,12 +74,16 @@ def _plan(record: EngineRecord, bindings: StepBindings) -> MemoryPlan:
     block, slot = pool_bytes(bindings.pools, NUM_BLOCKS), pool_bytes(bindings.pools, NUM_SLOTS)
     snapshots = snapshot_slots(bindings, record)
     rows = record.max_batch_size
+    scratch = record.scratch_bytes, 0 if advance is None else advance.scratch_bytes, sampling_workspace(bindings)
+    most_sampled = sampled_rows(bindings.buckets, bindings.row_tokens)[-1]
     blocks_of_rows = rows * (bindings.largest.blocks + 1)
     return MemoryPlan(
         engines=record.nbytes + (0 if advance is None else advance.nbytes),
-        activations=aligned(max(1, record.scratch_bytes, 0 if advance is None else advance.scratch_bytes)),
+        activations=aligned(max(1, *scratch)),
         inputs=max(layout(bindings.inputs, size)[1] for size in bindings.largest_sizes),
         logits=bindings.largest.logits * bindings.vocab_size * bindings.logits.dtype.itemsize,
+        sampling=staged_bytes(most_sampled, bindings.vocab_size),
+        sampled=mapped_bytes(most_sampled, bindings.vocab_size),
         drafts=sum(map(bindings.stored_bytes, bindings.stored)) + snapshots * slot,
         block=block,
         slot=slot,
@@ -85,6 +98,11 @@ def captured_sizes(bindings: StepBindings, record: EngineRecord) -> CapturedSize
     return CapturedSizes(bindings, native_attention=_ATTENTION not in record.plugins.ops)
 
 
+def sampling_workspace(bindings: StepBindings) -> int:
+    """Memory that the sampling kernels use behind a step, when the activations of contexts are not needed."""
+    return workspace_bytes(sampled_rows(bindings.buckets, bindings.row_tokens)[-1], bindings.vocab_size)
+
+
 def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
     """Slots of every pool of states for the states after draft tokens."""
     if not bindings.drafts or record.advance is not None:
@@ -93,8 +111,8 @@ def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
 
 
 def _graphs(bindings: StepBindings, sizes: CapturedSizes, replays: bool) -> int:
-    """Captured steps of every size, with and without draft tokens, in each turn of the pools."""
+    """Captured steps of every size, with and without draft tokens and lists, in each turn of the pools."""
     buckets, turns = len(bindings.buckets), 1 + bindings.takes_turns
     drafts = bindings.row_tokens > 1
-    steps = buckets * len(sizes.all_blocks) * (1 + drafts) * turns
+    steps = buckets * len(sizes.all_blocks) * (1 + drafts) * 2 * turns
     return steps + (buckets * len(sizes.all_blocks) if replays else 0)

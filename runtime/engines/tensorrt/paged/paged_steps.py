@@ -20,7 +20,10 @@ from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays, StepArrays
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
+from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
+from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler, StepSampling, sampled_rows
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
+from hybridge.runtime.sampling import TokenSampling
 from hybridge.trt_plugins.build.profiles import DECODE, PREFILL
 
 
@@ -33,13 +36,16 @@ class PagedSteps:
         EngineError when there is too little memory.
         """
         self._loaded, self._bindings, self._sizes, self._snapshots = loaded, bindings, sizes, snapshots
-        self._captured: dict[tuple[StepSize, int], tuple[DecodeStep, ShapedArrays]] = {}
+        self._captured: dict[tuple[StepSize, int, bool], tuple[DecodeStep, ShapedArrays]] = {}
         memory, self._owned = loaded.memory, ExitStack()
         try:
             self._arrays = StepArrays(memory, bindings.inputs, bindings.largest_sizes)
             self._owned.callback(self._arrays.free)
             self._logits = StepLogits(memory, bindings.largest.logits, bindings.vocab_size)
             self._owned.callback(self._logits.free)
+            sizes_of_logits = sampled_rows(bindings.buckets, bindings.row_tokens)
+            self._sampling = StepSampling(memory, bindings.vocab_size, sizes_of_logits, loaded.scratch_address)
+            self._owned.callback(self._sampling.free)
             self.stored: dict[str, Allocation] = {}
             for output in bindings.stored:
                 allocation = memory.allocate(bindings.stored_bytes(output), "the inputs of draft tokens")
@@ -52,32 +58,32 @@ class PagedSteps:
             raise
 
     @property
-    def captured(self) -> Mapping[tuple[StepSize, int], tuple[DecodeStep, ShapedArrays]]:
-        """The captured steps and their inputs, by size and turn of the pools."""
+    def captured(self) -> Mapping[tuple[StepSize, int, bool], tuple[DecodeStep, ShapedArrays]]:
+        """The captured steps and their inputs, by size, turn of the pools, and whether likely tokens are listed."""
         return self._captured
 
-    def run(self, inputs: PackedInputs, pools: DevicePools) -> tuple[Callable[[], np.ndarray], ShapedArrays]:
-        """Enqueue a step that fits a profile; what reads its logits [m, vocab] once it is done, and its inputs.
-
-        The step before must be done.
-        """
+    def run(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> StepOutput:
+        """Enqueue a step that fits a profile; the step before must be done. samplings: as in ``PagedEngine.launch``."""
         size = self._sizes.of(inputs)
         count = len(inputs.logits_indices)
         if size is None:
             size = StepSize(len(inputs.input_ids), len(inputs.seq_lens), blocks_used(inputs), max(1, count))
+            rows = np.arange(count)
+            sampler = self._sampling.of(size.logits, samplings)
             arrays = self._arrays.shaped(size)
             arrays.fill(self._fed(inputs))
             self._bind(self._mixed, arrays, pools)
-            self._around(arrays, self._mixed.enqueue)
+            self._around(arrays, sampler, self._mixed.enqueue)
         else:
-            step, arrays = self._step(size, pools)
-            arrays.fill(self._fed(inputs, every_row=size.tokens == size.rows))
+            # In a step of one token a row, every row has logits.
+            every_row = size.tokens == size.rows
+            rows = inputs.logits_indices.copy() if every_row else np.arange(count)
+            sampler = self._sampling.of(size.logits, {int(rows[index]): how for index, how in samplings.items()})
+            step, arrays = self._step(size, pools, sampler)
+            arrays.fill(self._fed(inputs, every_row))
             step.run()
         pools.advance()
-        logits = self._logits
-        # In a step of one token a row, every row has logits.
-        chosen = inputs.logits_indices.copy() if size.tokens == size.rows else slice(count)
-        return lambda: logits.read(size.logits)[chosen], arrays
+        return StepOutput(arrays, rows, self._logits, sampler)
 
     def forget(self) -> None:
         """Release the captured steps, whose pools are about to be freed; no step may be pending."""
@@ -90,21 +96,22 @@ class PagedSteps:
         self.forget()
         self._owned.close()
 
-    def _step(self, size: StepSize, pools: DevicePools) -> tuple[DecodeStep, ShapedArrays]:
-        key = size, pools.turn
+    def _step(self, size: StepSize, pools: DevicePools, sampler: StepSampler | None) -> tuple[DecodeStep, ShapedArrays]:
+        key = size, pools.turn, sampler is not None and sampler.lists
         if key not in self._captured:
             arrays = self._arrays.shaped(size)
             # TensorRT needs a separate context for each captured graph.
             context = self._loaded.context(DECODE, fixed_shapes=True)
             self._bind(context, arrays, pools)
-            step = DecodeStep(self._loaded.memory, context, lambda enqueue: self._around(arrays, enqueue))
+            step = DecodeStep(self._loaded.memory, context, lambda enqueue: self._around(arrays, sampler, enqueue))
             self._captured[key] = step, arrays
         return self._captured[key]
 
-    def _around(self, arrays: ShapedArrays, enqueue: Callable[[], None]) -> None:
+    def _around(self, arrays: ShapedArrays, sampler: StepSampler | None, enqueue: Callable[[], None]) -> None:
         arrays.upload()
         enqueue()
-        self._logits.download(arrays.size.logits)
+        if sampler is not None:
+            sampler.enqueue(self._logits.address)
 
     def _bind(self, context: BoundContext, arrays: ShapedArrays, pools: DevicePools) -> None:
         addresses = {**arrays.addresses, **pools.addresses(), self._bindings.logits.name: self._logits.address}

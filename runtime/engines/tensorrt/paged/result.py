@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
-from hybridge.runtime.sampling import best_tokens
+from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_tokens
 
 
 class DeviceResult(StepResult):
-    """Logits on their way to the host."""
+    """The last part of a step, which is ``pending``, and the logits of the parts before it."""
 
-    def __init__(self, pending: PendingStep, chosen: Callable[[np.ndarray], np.ndarray]) -> None:
-        """``chosen``: from the logits of the last part, those of the whole step in order."""
-        self._pending, self._chosen = pending, chosen
+    def __init__(self, pending: PendingStep[StepOutput], before: np.ndarray, last: np.ndarray) -> None:
+        """before [m, vocab]: logits of the whole step, those of its last part undefined; no row where there is one part
+        only. last: indices of the last part's logits in the whole step.
+        """
+        self._pending, self._before, self._last = pending, before, last
+        self._index_in_last = {index: own for own, index in enumerate(last.tolist())}
 
     @property
     def is_ready(self) -> bool:
         return self._pending.is_reached
 
     def all_logits(self) -> np.ndarray:
-        """Logits [m, vocab] float32 of all logits_indices, valid until the engine's next step."""
-        return self._chosen(self._pending.logits())
+        """Logits [m, vocab] float32 of all logits_indices."""
+        return self.rows(range(max(len(self._before), len(self._last))))
 
     def best_tokens(self) -> list[int | None]:
-        return best_tokens(self.all_logits())
+        of_last = self._pending.read().best_tokens()
+        if not len(self._before):
+            return of_last
+        found = best_tokens(self._before)
+        for index, token in zip(self._last.tolist(), of_last, strict=True):
+            found[index] = token
+        return found
+
+    def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        own = {self._index_in_last[index]: index for index in samplings if index in self._index_in_last}
+        chosen = self._pending.read().sampled({place: samplings[index] for place, index in own.items()})
+        found: dict[int, SampledToken | DrawError] = {own[place]: token for place, token in chosen.items()}
+        # The host samples the other rows and reports errors.
+        return {**found, **super().sampled({index: how for index, how in samplings.items() if index not in found})}
 
     def logits(self, index: int) -> np.ndarray:
-        row: np.ndarray = self.all_logits()[index]
+        row: np.ndarray = self.rows([index])[0]
         return row
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
-        found = self.all_logits()
-        return found if len(indices) == len(found) else found[list(indices)]
+        output = self._pending.read()
+        if not len(self._before):
+            return output.read(indices)
+        found: np.ndarray = self._before[list(indices)]
+        last = [place for place, index in enumerate(indices) if index in self._index_in_last]
+        found[last] = output.read([self._index_in_last[indices[place]] for place in last])
+        return found

@@ -1,4 +1,4 @@
-"""The logits of one step in device memory and, after a download, in pinned memory."""
+"""The logits of one step in device memory; rows are copied to the host on request."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ class StepLogits:
         """The address to which the engine writes them."""
         return self._staging.address
 
-    def download(self, count: int) -> None:
-        """Enqueue the copy of the first ``count`` rows to the host."""
-        self._memory.copy(self._staging.host, self._staging.address, count * self._row_bytes)
-
-    def read(self, count: int) -> np.ndarray:
-        """The first ``count`` rows on the host, valid until the next download."""
-        rows: np.ndarray = self._staging.array[: count * self._row_bytes].view(np.float32)
-        return rows.reshape(count, self._vocab)
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """The logits of ``rows`` [m], as a new array [m, vocab]. The step must be done."""
+        if not rows.size:
+            return np.empty((0, self._vocab), np.float32)
+        first, count = int(rows.min()), int(rows.max()) + 1 - int(rows.min())
+        nbytes = count * self._row_bytes
+        self._memory.enter()
+        self._memory.copy(self._staging.host, self._staging.address + first * self._row_bytes, nbytes)
+        self._memory.synchronize()
+        found: np.ndarray = self._staging.array[:nbytes].view(np.float32).reshape(count, self._vocab)[rows - first]
+        return found
 
     def free(self) -> None:
         """Give the memory back; calling it twice is allowed."""
