@@ -17,7 +17,7 @@ import numpy as np
 from hybridge.artifact.config import DENSE, RuntimeConfig
 from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.factory import EngineOptions, check_engine, create_dense_engine, portable_unavailable
+from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine, portable_unavailable
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
@@ -39,13 +39,12 @@ class OpenedEngine:
 
 @dataclass(frozen=True)
 class LayoutSteps:
-    """check_engine: raises for an engine that cannot run the layout. portable_unavailable: as in the engines' factory.
+    """portable_unavailable: as in the engines' factory.
 
     opened: the engine of a name over a folder, with a verification's options. cache_bytes: memory of a far
     row's caches, of the bytes that each layer has.
     """
 
-    check_engine: Callable[[str], None]
     portable_unavailable: Callable[[], str | None]
     opened: Callable[[Path, str, VerifyOptions], OpenedEngine]
     cache_bytes: Callable[[Iterable[int]], int]
@@ -80,8 +79,8 @@ def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
 _LAYOUTS: Mapping[str, LayoutSteps] = MappingProxyType(
     {
         # A dense engine holds the caches of all layers, a paged one attends in one layer at a time.
-        DENSE: LayoutSteps(check_engine, portable_unavailable, _dense, sum),
+        DENSE: LayoutSteps(portable_unavailable, _dense, sum),
         # A paged graph has no operator of the newest opset, so any ONNX Runtime runs it under an older number.
-        PAGED: LayoutSteps(check_engine, lambda: None, _paged, max),
+        PAGED: LayoutSteps(lambda: None, _paged, max),
     }
 )

@@ -56,7 +56,6 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
             "measure the difference with `hybridge evaluate`"
         )
     layout = layout_steps(config)
-    layout.check_engine(options.engine)
     options.check(config.max_seq_len)
     rounds = config.quantization is not None and bool(config.quantization.inputs)
     tolerance = options.tolerance or default_tolerance(
