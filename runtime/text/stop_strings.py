@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class StopStrings:
@@ -15,7 +15,6 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], shows_stop: bool = False) -> None:
         """``shows_stop``: the text ends with the stop string, else before it."""
         self._stops, self._shows_stop = tuple(stops), shows_stop
-        self._longest = max(map(len, stops), default=0)
         self._pending = ""
         self.found: str | None = None
 
@@ -39,7 +38,7 @@ class StopStrings:
             end, start, self.found = min(matches)
             self._pending = ""
             return pending[: end if self._shows_stop else start]
-        keep = self._possible_start(pending)
+        keep = possible_start(pending, self._stops)
         self._pending = pending[len(pending) - keep :]
         return pending[: len(pending) - keep]
 
@@ -48,10 +47,11 @@ class StopStrings:
         pending, self._pending = self._pending, ""
         return pending
 
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest suffix of ``text`` that a stop string begins with."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
-        return 0
+
+def possible_start(text: str, words: Collection[str]) -> int:
+    """Length of the longest suffix of ``text`` that is the beginning, but not the whole, of one of ``words``."""
+    for length in range(min(len(text), max(map(len, words), default=0) - 1), 0, -1):
+        tail = text[-length:]
+        if any(len(word) > length and word.startswith(tail) for word in words):
+            return length
+    return 0
