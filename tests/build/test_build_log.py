@@ -11,6 +11,7 @@ WEIGHTS = (
     "[myelinResourceManager.cpp::virtual void* nvinfer1::rt::MyelinHostBuffer::allocate(const string&, "
     "cudaStream_t)::206] Error Code 2: OutOfMemory (Requested size was 291914623 bytes.)"
 )
+MAPPING = "WeightsContextMemoryMap.cpp:140: Failed to map file to memory: weights/model.safetensors"
 WORKSPACE = "[builder.cpp::build::10] Error Code 2: OutOfMemory (Requested size was 4096 bytes.)"
 
 
@@ -19,10 +20,11 @@ WORKSPACE = "[builder.cpp::build::10] Error Code 2: OutOfMemory (Requested size 
     [
         ([WEIGHTS], "a machine with more", "workspace"),
         (["could not build", WEIGHTS], "a machine with more", "workspace"),
+        (["cannot read", MAPPING], "a machine with more", "workspace"),
         ([WORKSPACE], "prefill.max_seq", "a machine with more"),
         (["no kernel"], "no kernel", "memory"),
     ],
-    ids=["weights", "weights later", "workspace", "other"],
+    ids=["weights", "weights later", "file of weights", "workspace", "other"],
 )
 def test_advice_on_memory(errors: list[str], advised: str, not_advised: str) -> None:
     text = explain(errors)

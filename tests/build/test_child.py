@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hybridge.artifact.child_python import child_command
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.progress import NoProgress
 from hybridge.trt_plugins.build import child
@@ -15,7 +18,10 @@ from hybridge.trt_plugins.build.child import run_job
 from hybridge.trt_plugins.build.job import BuildJob, BuildResult
 
 JOB = BuildJob("tensorrt_rtx", "model.onnx", ["8.6"], False, {}, [], None, None, "engine", "cache", None)
-READ = "import json, os, sys; job = json.loads(sys.stdin.buffer.readline()); model = sys.stdin.buffer.read(); "
+READ = (
+    "import json, os, sys; request = json.loads(sys.stdin.buffer.readline()); job = request['job']; "
+    "model = sys.stdin.buffer.read(request['model_bytes']); "
+)
 SAY = READ + "say = lambda **m: print(json.dumps(m), flush=True); "
 
 
@@ -54,7 +60,8 @@ def test_result_and_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             "signal SIGSEGV.*'build': it printed nothing",
         ),
         ("import os; os.kill(os.getpid(), 6)", "signal SIGABRT"),
-        ("import os; os.kill(os.getpid(), 9)", r"signal SIGKILL.*\(memory may have run out"),
+        ("import os; os.kill(os.getpid(), 9)", r"signal SIGKILL.*\(memory may have run out: .* add swap"),
+        (SAY + "sys.stderr.write('terminate: std::bad_alloc'); os.kill(os.getpid(), 6)", "SIGABRT.*add swap"),
         (READ, "exit code 0"),
     ],
 )
@@ -87,3 +94,22 @@ def test_native_prints_go_to_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(EngineError):
         run(monkeypatch, tmp_path, READ + "sys.stderr.write('from C++')")
     assert (tmp_path / "build.log").read_text() == "from C++"
+
+
+def test_a_killed_call_leaves_neither_process_nor_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "model.engine").write_bytes(b"half of it")
+    job = replace(JOB, library="no_such_module", scratch=[str(scratch)])
+    read_end, write_end = os.pipe()
+    with subprocess.Popen(child_command(child._COMMAND), stdin=subprocess.PIPE, stdout=write_end, text=False) as worker:
+        os.close(write_end)
+        os.close(read_end)  # so that its first message has no reader, and it can only wait for the end of its input
+        assert worker.stdin is not None
+        worker.stdin.write(child.request(job, b""))
+        worker.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(timeout=1)
+        worker.stdin.close()
+        assert worker.wait(timeout=60) == 1
+    assert not scratch.exists()

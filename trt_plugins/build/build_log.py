@@ -6,6 +6,12 @@ import re
 from typing import Any, TextIO
 
 MAX_ERRORS = 20
+# Errors of an allocation for the weights, and of the parser that cannot map their file.
+_NO_HOST_MEMORY = ("HostBuffer", "Failed to map file to memory")
+HOST_MEMORY_ADVICE = (
+    "this machine has too little memory for the weights, of which a build holds one copy: end other programs, add "
+    "swap, or build the engine on a machine with more (`target` names the GPU that it is for)"
+)
 _ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+)")
 
 
@@ -41,12 +47,13 @@ def explain(errors: list[str]) -> str:
     """The first error in one line, shortened, with a remedy where one is known."""
     text = " ".join(errors[0].split()) if errors else "no reason given"
     text = text if len(text) <= 600 else text[:597] + "..."
-    out_of_memory = [error for error in errors if "OutOfMemory" in error]
-    if any("HostBuffer" in error for error in out_of_memory):
-        text += (
-            ": this machine has no memory left for the weights, of which a build holds copies: free some, or build the "
-            "engine on a machine with more (`target` names the GPU that it is for)"
-        )
-    elif out_of_memory:
+    if any(sign in error for error in errors for sign in _NO_HOST_MEMORY):
+        text += f": {HOST_MEMORY_ADVICE}"
+    elif out_of_memory(errors):
         text += ": lower the preset's prefill.max_seq or `max_batch_size`, or raise the limit of the workspace"
     return text
+
+
+def out_of_memory(errors: list[str]) -> bool:
+    """Whether TensorRT found too little memory, of the machine or of the device."""
+    return any(sign in error for error in errors for sign in ("OutOfMemory", *_NO_HOST_MEMORY))

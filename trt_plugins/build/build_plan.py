@@ -50,7 +50,7 @@ class BuildPlan:
         return replace(self, profiles=engine_profiles(self.config, self.target.preset, self.limits, drafts, rows))
 
     def job(self, model: ParserModel, folder: Path, previous: Path) -> BuildJob:
-        """The build of ``model`` into ``folder``; ``previous``: the engine's folder of an earlier build."""
+        """The build of ``model`` into the temporary ``folder``; ``previous``: the engine's folder of the last build."""
         preset, level = self.target.preset, self.options.optimization_level
         return BuildJob(
             library=self.target.library,
@@ -68,6 +68,7 @@ class BuildPlan:
             plugins_off=model.plugins.reason,
             alias_states=model.plugins.aliased,
             plugin_version=model.plugins.version,
+            scratch=[str(folder)],
         )
 
 

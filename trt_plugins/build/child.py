@@ -8,14 +8,15 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.child_python import child_command
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.progress import Progress
+from hybridge.trt_plugins.build.build_log import HOST_MEMORY_ADVICE
 from hybridge.trt_plugins.build.job import BuildJob, BuildResult
 from hybridge.trt_plugins.build.rtx_libraries import unversioned_links
 from hybridge.trt_plugins.build.worker import OS_ERROR_KIND
@@ -41,9 +42,15 @@ def run_description(job: BuildJob, model: bytes, log: Path, progress: Progress) 
 
 def _answer(job: BuildJob, model: bytes, log: Path, progress: Progress) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hybridge-") as folder, log.open("wb") as log_file:
+        job = replace(job, scratch=[*job.scratch, folder])
         with _child(child_environment(Path(folder)), log_file) as child:
-            stage, outcome = _follow(child, json.dumps(asdict(job)).encode() + b"\n" + model, progress)
+            stage, outcome = _follow(child, request(job, model), progress)
         return _result(outcome, child.returncode, stage, log)
+
+
+def request(job: BuildJob, model: bytes) -> bytes:
+    """What the child reads."""
+    return json.dumps({"job": asdict(job), "model_bytes": len(model)}).encode() + b"\n" + model
 
 
 @contextmanager
@@ -61,8 +68,9 @@ def _child(environment: dict[str, str], log_file: Any) -> Iterator[subprocess.Po
         child.kill()
         child.wait()
         for pipe in (child.stdin, child.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
+            if pipe is not None:
+                with suppress(BrokenPipeError):  # what the child has not read
+                    pipe.close()
 
 
 def _follow(child: subprocess.Popen[bytes], request: bytes, progress: Progress) -> tuple[str, dict[str, Any]]:
@@ -70,8 +78,9 @@ def _follow(child: subprocess.Popen[bytes], request: bytes, progress: Progress) 
     assert child.stdin is not None and child.stdout is not None
     stage, message = "start", {}
     try:
+        # It stays open: its end tells the child that this process is gone.
         child.stdin.write(request)
-        child.stdin.close()
+        child.stdin.flush()
     except BrokenPipeError:
         pass
     for line in child.stdout:
@@ -95,8 +104,8 @@ def _result(message: dict[str, Any], code: int, stage: str, log: Path) -> dict[s
         raise EngineError(message["error"])
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     text = f"TensorRT's process died ({how}) in stage {stage!r}: {_last_lines(log)}"
-    if code == -signal.SIGKILL:
-        text += " (memory may have run out: lower `max_batch_size` or `max_seq_len`)"
+    if code == -signal.SIGKILL or "std::bad_alloc" in text:
+        text += f" (memory may have run out: {HOST_MEMORY_ADVICE})"
     raise EngineError(text)
 
 

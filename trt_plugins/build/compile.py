@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from hybridge.artifact.errors import EngineError
-from hybridge.trt_plugins.build.build_log import explain, make_logger
+from hybridge.trt_plugins.build.build_log import explain, make_logger, out_of_memory
 from hybridge.trt_plugins.build.build_progress import TOTAL, make_monitor
 from hybridge.trt_plugins.build.job import BuildJob, BuildResult
+from hybridge.trt_plugins.build.mapped_weights import pages_released
 from hybridge.trt_plugins.build.network import check_float32, layer_counts, parse_network, tensor_summaries
 from hybridge.trt_plugins.build.plan_file import PlanFile, build_plan
 from hybridge.trt_plugins.build.plugin_layers import check_plugin_layers, state_aliases
@@ -77,11 +78,11 @@ def compile_engine(job: BuildJob, model: bytes, log: TextIO, listener: BuildList
     layers, tensors = layer_counts(parsed.network), tensor_summaries(parsed.network, aliases)
     listener.stage("build the engine", TOTAL)
     plan = PlanFile(Path(job.engine))
-    with errors.raised(any_thread=True):
+    with errors.raised(any_thread=True), pages_released(Path(job.model_path).parent):
         built = build_plan(library.trt, builder, parsed.network, config, plan)
         plan.close()
         if not built:
-            hint = "; `plugin_states='separate'` may build" if aliased else ""
+            hint = "; `plugin_states='separate'` may build" if aliased and not out_of_memory(logger.errors) else ""
             raise EngineError(
                 f"{library.name} {library.version} cannot build the engine: {explain(logger.errors)}{hint}"
             )

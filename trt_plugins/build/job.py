@@ -16,6 +16,7 @@ class BuildJob:
     plugin_nodes: name to operator of the nodes that have to become plugins; where none does, plugins_off says why.
     alias_states: plugins update states in place where TensorRT can. plugin_version: of their operators' domain.
     constants: build no engine, but describe the network, and write its constants to this file.
+    scratch: folders that are removed if the process dies that waits for the build.
     """
 
     library: str
@@ -34,6 +35,7 @@ class BuildJob:
     alias_states: bool = True
     plugin_version: int = 1
     constants: str | None = None
+    scratch: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

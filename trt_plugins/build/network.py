@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hybridge.artifact.errors import EngineError
-from hybridge.trt_plugins.build.build_log import explain
+from hybridge.trt_plugins.build.build_log import explain, out_of_memory
 from hybridge.trt_plugins.build.job import TensorSummary
 from hybridge.trt_plugins.build.tensorrt_library import TensorRTLibrary
 from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
@@ -24,7 +24,9 @@ def parse_network(library: TensorRTLibrary, builder: Any, logger: Any, model: by
     parser = library.trt.OnnxParser(network, logger)
     if not parser.parse(model, model_path):
         errors = [parser.get_error(index) for index in range(parser.num_errors)]
-        reasons = "; ".join(_described(error) for error in errors[:3]) or explain(logger.errors)
+        reasons = "; ".join(_described(error) for error in errors[:3])
+        if not reasons or out_of_memory(logger.errors):
+            reasons = explain(logger.errors)
         raise EngineError(f"{library.name} {library.version} cannot read the graph: {reasons}")
     # The network's constants point into the parser's memory: it has to live as long as the network.
     return _NetworkAndParser(network, parser)

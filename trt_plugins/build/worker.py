@@ -1,6 +1,7 @@
 """The building process: one job in, messages out.
 
-Standard input holds the job (one line of JSON) and the model (all bytes after it).
+Standard input holds the job (one line of JSON) and the model (``model_bytes`` after it). It stays open until the build
+is done: if it ends before, the reader of the messages was killed, and what the build has written is removed.
 TensorRT runs in its own process, so that a crash of native code, its prints and its memory stay there.
 Messages on standard output: {"stage", "total"}, {"advance"}, {"result"} and {"error", "kind", "errno"}.
 """
@@ -9,13 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
 import warnings
 from dataclasses import asdict
 from typing import Any, TextIO
 
 from hybridge.artifact.errors import HybridgeError
+from hybridge.trt_plugins.build.build_log import HOST_MEMORY_ADVICE
 from hybridge.trt_plugins.build.compile import compile_engine
 from hybridge.trt_plugins.build.describe import describe_network
 from hybridge.trt_plugins.build.job import BuildJob
@@ -35,8 +39,8 @@ class MessageChannel:
             self._stream.write(json.dumps(message) + "\n")
             self._stream.flush()
         except BrokenPipeError:
-            # The parent is gone; unwinding through TensorRT's callbacks is not possible.
-            os._exit(1)
+            # The parent is gone, and ``_end_with_parent`` ends this process; TensorRT's callbacks cannot be unwound.
+            threading.Event().wait()
 
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins."""
@@ -54,7 +58,9 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     channel = MessageChannel(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)
-    job, model = BuildJob(**json.loads(sys.stdin.buffer.readline())), sys.stdin.buffer.read()
+    request = json.loads(sys.stdin.buffer.readline())
+    job, model = BuildJob(**request["job"]), sys.stdin.buffer.read(request["model_bytes"])
+    threading.Thread(target=_end_with_parent, args=(job.scratch,), daemon=True).start()
     try:
         if job.constants is None:
             result = asdict(compile_engine(job, model, sys.stderr, channel))
@@ -62,6 +68,8 @@ def main() -> None:
             result = describe_network(job, model, sys.stderr, channel).as_json()
     except HybridgeError as error:
         channel.send(error=str(error), kind=ERROR_KIND)
+    except MemoryError:
+        channel.send(error=f"memory has run out: {HOST_MEMORY_ADVICE}", kind=ERROR_KIND)
     except OSError as error:
         channel.send(error=str(error), kind=OS_ERROR_KIND, errno=error.errno)
     else:
@@ -69,3 +77,11 @@ def main() -> None:
     sys.stderr.flush()
     # TensorRT's destructors take seconds with large graphs; nothing is left to write.
     os._exit(0)
+
+
+def _end_with_parent(scratch: list[str]) -> None:
+    """Wait for the end of standard input; then remove the folders ``scratch`` and end the process."""
+    os.read(0, 1)
+    for folder in scratch:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
