@@ -33,6 +33,8 @@ def decoder_of(
     absent_padding: int | None = None,
     absent_tied: bool = False,
     final_norm_source: str = "norm",
+    embedding_source: str = "embed_tokens.weight",
+    length_fields: tuple[str, ...] = ("max_position_embeddings",),
     **rest: Any,
 ) -> DecoderConfig:
     """A decoder in Llama's layout. ``norm_eps`` and ``absent_*`` count where the config has no such field."""
@@ -42,10 +44,10 @@ def decoder_of(
         hidden_size=config.positive("hidden_size"),
         layers=tuple(layers),
         norm_eps=config.scalar(norm_eps_field, default=norm_eps, positive=True),
-        embedding_sources=("embed_tokens.weight",),
+        embedding_sources=(embedding_source,),
         final_norm_source=final_norm_source,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=absent_tied),
-        max_position_embeddings=config.positive("max_position_embeddings", default=None),
+        max_position_embeddings=config.positive(*length_fields, default=None),
         **rest,
     )
 

@@ -63,6 +63,55 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a cache of what all heads share.
+
+    kv_b_proj expands a latent of ``rank`` channels to ``key_size`` channels of each head's key and ``value_size`` of
+    its value; ``shared_size`` channels of the key are the same for all heads, and ``rope`` rotates them alone. Queries
+    pass through a latent of ``query_rank`` where that is given. ``bias`` is of the projections from and to the hidden
+    size, except for q_proj. ``head_gate``: the sigmoid of g_proj multiplies each head's output.
+    """
+
+    num_heads: int
+    rank: int
+    key_size: int
+    shared_size: int
+    value_size: int
+    query_rank: int | None = None
+    bias: bool = False
+    head_gate: bool = False
+    rope: RopeConfig | None = None
+    norm_eps: float = 1e-6
+
+    layer_type = ATTENTION
+    # As the cache sees it: queries of all heads, one head of keys, which are the values too.
+    num_kv_heads = 1
+    sliding_window = None
+
+    @property
+    def query_size(self) -> int:
+        """Channels of one head's query before the latent takes the place of its key."""
+        return self.key_size + self.shared_size
+
+    @property
+    def scale(self) -> float:
+        return self.query_size**-0.5
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of the cache: the latent, then the shared part of the keys."""
+        return self.rank + self.shared_size
+
+    @property
+    def kv(self) -> KVLayerConfig:
+        return KVLayerConfig(self.num_kv_heads, self.head_dim)
+
+
+CachedConfig = AttentionConfig | LatentAttentionConfig
+"""Mixers over a KV cache."""
+
+
+@dataclass(frozen=True)
 class MambaConfig:
     """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds).
 
@@ -112,9 +161,13 @@ class GatedDeltaConfig:
     """A gated delta net mixer: a convolution over q, k and v, the gated delta rule, a gated norm of each head.
 
     ``projections`` names the layout in the checkpoint: "fused" (in_proj_qkvz and in_proj_ba, by key head), "split"
-    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a) or "separate" (q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, and
-    one convolution each for q, k and v). ``beta_scale`` multiplies the sigmoid that beta is. ``norm_eps`` None is the
-    model's epsilon. ``conv_parts`` are the channels of the three convolutions where they are not those of q, k and v.
+    (in_proj_qkv, in_proj_z, in_proj_b, in_proj_a), "separate" (q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, and
+    one convolution each for q, k and v) or, with one decay for each key channel (Kimi Delta Attention, arXiv
+    2510.26692), "channels" (f_proj instead of a_proj) and "low_rank" (f_proj and g_proj as two matrices each, of rank
+    value_size). ``decay_bound``: the log of the decay is this times a sigmoid. ``decay_shape`` is that of A_log.
+    ``beta_scale`` multiplies the sigmoid that beta is. ``gate_activation`` is of the output's gate. ``norm_eps`` None
+    is the model's epsilon. ``conv_parts`` are the channels of the three convolutions where they are not those of q, k
+    and v.
     """
 
     num_key_heads: int
@@ -125,10 +178,26 @@ class GatedDeltaConfig:
     projections: str
     activation: str = "silu"
     beta_scale: float = 1.0
+    decay_bound: float | None = None
+    decay_shape: tuple[int, ...] | None = None
+    gate_activation: str = "silu"
     norm_eps: float | None = None
     conv_parts: tuple[int, ...] | None = None
 
     layer_type = GATED_DELTA_NET
+
+    @property
+    def has_channel_decay(self) -> bool:
+        return self.projections in ("channels", "low_rank")
+
+    @property
+    def has_separate_convolutions(self) -> bool:
+        return self.has_channel_decay or self.projections == "separate"
+
+    @property
+    def decay_dim(self) -> int:
+        """Decays of one token: one for each value head, or for each key channel of each value head."""
+        return self.num_value_heads * (self.key_size if self.has_channel_decay else 1)
 
     @property
     def key_dim(self) -> int:
@@ -249,15 +318,15 @@ class ParallelConfig:
         return (self.attention, self.mamba)
 
 
-BodyConfig = AttentionConfig | RecurrentConfig | ParallelConfig | MlpConfig | MoeConfig
+BodyConfig = CachedConfig | RecurrentConfig | ParallelConfig | MlpConfig | MoeConfig
 
 
 @dataclass(frozen=True)
 class BlockConfig:
     """One residual block: the checkpoint's names of its norm and of its body, and the body's configuration.
 
-    ``norm_alias`` is another name that checkpoints use for the norm. ``names``: of parts of the body, ours and the
-    checkpoint's, where they differ. With ``norm_after`` the block is
+    ``norm_alias`` and ``source_alias`` are other names that checkpoints use for the norm and the body. ``names``: of
+    parts of the body, ours and the checkpoint's, where they differ. With ``norm_after`` the block is
     ``x + residual_multiplier * norm(body(x))``.
     """
 
@@ -267,6 +336,7 @@ class BlockConfig:
     norm_alias: str | None = None
     norm_after: bool = False
     names: tuple[tuple[str, str], ...] = ()
+    source_alias: str | None = None
 
     @property
     def bodies(self) -> tuple[BodyConfig, ...]:
@@ -296,7 +366,7 @@ class LayerConfig:
 
     @property
     def has_attention(self) -> bool:
-        return any(isinstance(body, AttentionConfig) for body in self.bodies)
+        return any(isinstance(body, CachedConfig) for body in self.bodies)
 
     @property
     def bodies(self) -> tuple[BodyConfig, ...]:
@@ -338,9 +408,9 @@ class DecoderConfig:
         return tuple(layer.layer_type for layer in self.layers)
 
     @property
-    def attention_bodies(self) -> tuple[AttentionConfig, ...]:
+    def attention_bodies(self) -> tuple[CachedConfig, ...]:
         """The attention layers in order; the position is the local layer index."""
-        return tuple(body for layer in self.layers for body in layer.bodies if isinstance(body, AttentionConfig))
+        return tuple(body for layer in self.layers for body in layer.bodies if isinstance(body, CachedConfig))
 
     @property
     def recurrent_bodies(self) -> tuple[RecurrentConfig, ...]:

@@ -112,6 +112,22 @@ _FALCON_H1: Table = {
     "attention_in_multiplier ssm_in_multiplier ssm_out_multiplier",
     "[float]?": "mlp_multipliers ssm_multipliers",
 }
+_LATENT: Table = {
+    "int": "intermediate_size moe_intermediate_size n_shared_experts kv_lora_rank qk_rope_head_dim qk_nope_head_dim "
+    "n_group num_local_experts",
+    "int?": "num_key_value_heads pretraining_tp",
+    "float": "routed_scaling_factor",
+    "bool": "output_router_logits norm_topk_prob",
+    "[str]?": "mlp_layer_types layer_types",
+}
+_KIMI: Table = {
+    "int": "num_hidden_layers num_attention_heads max_position_embeddings linear_head_dim linear_num_heads "
+    "linear_conv_kernel_dim",
+    "int?": "q_lora_rank v_head_dim topk_group num_experts_per_tok",
+    "float": "rms_norm_eps",
+    "str": "hidden_act",
+    "number?": "attention_dropout",
+}
 _GRANITE: Table = {
     "int": "shared_intermediate_size",
     "int?": "num_local_experts num_experts_per_tok",
@@ -165,10 +181,15 @@ _QWEN3_MOE: Table = {
 }
 # Fields that transformers reads without declaring them: other spellings, and what its models look for by name.
 _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
+_LATENT_SPELLINGS: Table = {
+    "int": "num_experts num_expert_group num_experts_per_token num_shared_experts model_max_length",
+    "bool": "moe_renormalize",
+}
 _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "falcon_h1": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
+    "kimi_linear": {**_LATENT_SPELLINGS, "object?": "rope_parameters rope_scaling"},
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
@@ -198,6 +219,7 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
+    "kimi_linear": _kinds(_BIAS, _LATENT, _KIMI),
     "lfm2": _kinds(_SHORT_CONV, _LFM2),
     "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),

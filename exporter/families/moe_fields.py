@@ -8,12 +8,27 @@ from hybridge.exporter.families.hf_config import HfConfig
 ROUTER_TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef")
 
 
-def top_k_of(config: HfConfig, experts: int, default: int, count_field: str) -> int:
-    """``num_experts_per_tok``; CheckpointError where a token has not that many ``experts`` to choose from.
+def expert_groups(config: HfConfig, experts: int, count_field: str, *names: str) -> tuple[int, int]:
+    """The number of groups of experts, a field called one of ``names``, and of those that a token may choose from."""
+    groups, top_groups = config.positive(*names, default=1), config.positive("topk_group", default=1)
+    # A group is judged by two of its experts.
+    if experts % groups or experts // groups < 2:
+        raise config.fail(
+            config.name_of(*names), f"a divisor of {count_field} {experts} that leaves two experts a group"
+        )
+    if top_groups > groups:
+        raise config.fail("topk_group", f"at most {config.name_of(*names)} {groups}")
+    return groups, top_groups
+
+
+def top_k_of(
+    config: HfConfig, experts: int, default: int, count_field: str, names: tuple[str, ...] = ("num_experts_per_tok",)
+) -> int:
+    """The field called one of ``names``; CheckpointError where a token has not that many ``experts`` to choose from.
 
     ``count_field`` is the field that gives their number.
     """
-    top_k: int = config.positive("num_experts_per_tok", default=default)
+    top_k: int = config.positive(*names, default=default)
     if top_k > experts:
-        raise config.fail("num_experts_per_tok", f"at most {count_field}, the {experts} that a token can choose from")
+        raise config.fail(config.name_of(*names), f"at most {count_field}, the {experts} that a token can choose from")
     return top_k

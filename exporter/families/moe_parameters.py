@@ -7,7 +7,7 @@ checkpoints, and what transformers writes for some families); the graph joins th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
@@ -65,7 +65,16 @@ LFM2 = MoeNames(
     each_down=("experts.{}.w2.weight",),
     correction_bias="expert_bias",
 )
-MOE_NAMES: Mapping[str, MoeNames] = {"qwen": QWEN, "granite": GRANITE, "nemotron_h": NEMOTRON_H, "lfm2": LFM2}
+KIMI = replace(LFM2, correction_bias="gate.e_score_correction_bias", shared="shared_experts")
+LING = replace(QWEN, correction_bias="gate.expert_bias", shared="shared_experts", shared_gate="")
+MOE_NAMES: Mapping[str, MoeNames] = {
+    "qwen": QWEN,
+    "granite": GRANITE,
+    "nemotron_h": NEMOTRON_H,
+    "lfm2": LFM2,
+    "kimi": KIMI,
+    "ling": LING,
+}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hybridge.exporter.families.decoder_config import (
     MoeConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
 from hybridge.exporter.families.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -135,12 +135,7 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
 
 def _moe(config: HfConfig) -> MoeConfig:
     experts = config.positive("n_routed_experts", "num_local_experts", default=ABSENT_EXPERTS)
-    groups, top_groups = config.positive("n_group", default=1), config.positive("topk_group", default=1)
-    # A group is judged by two of its experts.
-    if experts % groups or experts // groups < 2:
-        raise config.fail("n_group", f"a divisor of n_routed_experts {experts} that leaves two experts a group")
-    if top_groups > groups:
-        raise config.fail("topk_group", f"at most n_group {groups}")
+    groups, top_groups = expert_groups(config, experts, "n_routed_experts", "n_group")
     activation, bias = activation_of(config, "mlp_hidden_act", "relu2"), config.flag("mlp_bias", default=False)
     shared_size = config.positive("moe_shared_expert_intermediate_size", default=ABSENT_EXPERT_SIZE)
     return MoeConfig(

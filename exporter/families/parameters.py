@@ -19,12 +19,14 @@ from hybridge.exporter.families.decoder_config import (
     BodyConfig,
     DecoderConfig,
     GatedDeltaConfig,
+    LatentAttentionConfig,
     MambaConfig,
     MlpConfig,
     MoeConfig,
     ParallelConfig,
     ShortConvConfig,
 )
+from hybridge.exporter.families.latent_parameters import latent_attention_shapes
 from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
 # The second is that of the text model in a vision-language model.
@@ -188,6 +190,8 @@ def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter
 def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     if isinstance(body, AttentionConfig):
         yield from _attention_shapes(body, hidden)
+    elif isinstance(body, LatentAttentionConfig):
+        yield from latent_attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):
@@ -237,23 +241,30 @@ def _gated_delta_shapes(g: GatedDeltaConfig, hidden: int) -> Iterator[tuple[str,
     if g.projections == "fused":
         yield "in_proj_qkvz.weight", (g.conv_dim + g.value_dim, hidden)
         yield "in_proj_ba.weight", (2 * g.num_value_heads, hidden)
-    elif g.projections == "separate":
-        for name, rows in zip("qkvg", (g.key_dim, g.key_dim, g.value_dim, g.value_dim), strict=True):
-            yield f"{name}_proj.weight", (rows, hidden)
-        for name in "ba":
-            yield f"{name}_proj.weight", (g.num_value_heads, hidden)
+    elif g.has_separate_convolutions:
+        decay = "f" if g.has_channel_decay else "a"
+        rows = {"q": g.key_dim, "k": g.key_dim, "v": g.value_dim, "b": g.num_value_heads}
+        outputs = {"g": g.value_dim, decay: g.decay_dim}
+        if g.projections == "low_rank":
+            for name, count in outputs.items():
+                yield f"{name}_a_proj.weight", (g.value_size, hidden)
+                yield f"{name}_b_proj.weight", (count, g.value_size)
+        else:
+            rows |= outputs
+        for name, count in rows.items():
+            yield f"{name}_proj.weight", (count, hidden)
     else:
         yield "in_proj_qkv.weight", (g.conv_dim, hidden)
         yield "in_proj_z.weight", (g.value_dim, hidden)
         yield "in_proj_b.weight", (g.num_value_heads, hidden)
         yield "in_proj_a.weight", (g.num_value_heads, hidden)
-    if g.projections == "separate":
+    if g.has_separate_convolutions:
         for name, channels in zip("qkv", g.conv_parts or (g.key_dim, g.key_dim, g.value_dim), strict=True):
             yield f"{name}_conv1d.weight", (channels, 1, g.conv_kernel)
     else:
         yield "conv1d.weight", (g.conv_dim, 1, g.conv_kernel)
-    for name in ("A", "dt_bias"):
-        yield name, (g.num_value_heads,)
+    yield "A", g.decay_shape or (g.num_value_heads,)
+    yield "dt_bias", (g.decay_dim,)
     yield "norm.weight", (g.value_size,)
     yield "out_proj.weight", (hidden, g.value_dim)
 

@@ -11,6 +11,7 @@ from hybridge.exporter.families import (
     bamba,
     falcon_h1,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     lfm2_moe,
     llama,
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "bamba": bamba.parse,
     "falcon_h1": falcon_h1.parse,
     "granitemoehybrid": granitemoehybrid.parse,
+    "kimi_linear": kimi_linear.parse,
     "lfm2": lfm2.parse,
     "lfm2_moe": lfm2_moe.parse,
     "llama": llama.parse,
@@ -56,7 +58,6 @@ TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwe
 # Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "jamba": "Mamba1 layers",
-    "kimi_linear": "Kimi delta attention and latent attention",
     "lfm3": "attention layers with several rotary embeddings and a gate for each head",
     "mamba": "Mamba1 layers",
     "zamba2": "attention blocks that layers share",

@@ -9,28 +9,33 @@ from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, GatedDeltaConfig
 from hybridge.exporter.families.parameters import LM_HEAD, tensor_root
 
+# A tensor of experts, and one of an MLP.
+_FEED_FORWARD_TENSORS = ("gate.weight", "gate_proj.weight")
+
 
 def as_stored(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> DecoderConfig:
     """``config`` with the sizes at which this checkpoint cuts what the graph joins again.
 
     A gated delta net with separate projections has three convolutions. transformers joins them, and cuts the result
     into three equal parts when it saves the model, whatever sizes q, k and v have. It also stores, and uses, a head of
-    its own for families that it never ties, whatever their config says.
+    its own for families that it never ties, whatever their config says. Blocks may have one of two names.
     """
     root = tensor_root(config, tensors)
     layers = []
     for index, layer in enumerate(config.layers):
-        blocks = tuple(_block(block, f"{root}layers.{index}.{block.source}", tensors) for block in layer.blocks)
+        blocks = tuple(_block(block, f"{root}layers.{index}.", tensors) for block in layer.blocks)
         layers.append(replace(layer, blocks=blocks))
     tied = config.tie_word_embeddings and not (config.own_head_wins and LM_HEAD in tensors)
     return replace(config, layers=tuple(layers), tie_word_embeddings=tied)
 
 
-def _block(block: BlockConfig, source: str, tensors: Mapping[str, TensorSlot]) -> BlockConfig:
-    body = block.body
-    if not isinstance(body, GatedDeltaConfig) or body.projections != "separate":
+def _block(block: BlockConfig, layer: str, tensors: Mapping[str, TensorSlot]) -> BlockConfig:
+    body, alias = block.body, block.source_alias
+    if alias is not None and any(f"{layer}{alias}.{name}" in tensors for name in _FEED_FORWARD_TENSORS):
+        block = replace(block, source=alias)
+    if not isinstance(body, GatedDeltaConfig) or not body.has_separate_convolutions:
         return block
-    found = [tensors.get(f"{source}.{name}_conv1d.weight") for name in "qkv"]
+    found = [tensors.get(f"{layer}{block.source}.{name}_conv1d.weight") for name in "qkv"]
     channels = tuple(slot.shape[0] for slot in found if slot is not None and slot.shape)
     if len(channels) != 3 or sum(channels) != body.conv_dim:
         return block

@@ -11,8 +11,10 @@ from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
     BodyConfig,
+    CachedConfig,
     DecoderConfig,
     GatedDeltaConfig,
+    LatentAttentionConfig,
     LayerConfig,
     MambaConfig,
     MoeConfig,
@@ -23,6 +25,7 @@ from hybridge.exporter.families.decoder_config import (
 )
 from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
+from hybridge.exporter.layers.latent_attention import LatentAttention
 from hybridge.exporter.layers.mamba2 import Mamba2Mixer
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
@@ -56,7 +59,7 @@ class Block(nn.Module):
         narrow = x.to(step.dtype)
         normed = narrow if self.norm_after else self.norm(narrow)
         new_states: list[torch.Tensor] = []
-        if isinstance(self.config, AttentionConfig):
+        if isinstance(self.config, CachedConfig):
             y, *new_states = self.body(normed, step, inv_freq, *states)
         elif isinstance(self.config, RecurrentConfig):
             y, *new_states = self.body(normed, step, *states)
@@ -183,6 +186,8 @@ def rope_of(config: DecoderConfig) -> RopeConfig | None:
 def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
     if isinstance(body, AttentionConfig):
         return Attention(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, LatentAttentionConfig):
+        return LatentAttention(body, config.hidden_size)
     if isinstance(body, ParallelConfig):
         return Parallel(body, _body(body.attention.body, config), _body(body.mamba.body, config))
     if isinstance(body, MambaConfig):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -46,15 +48,19 @@ class GatedRmsNorm(nn.Module):
         return grouped_rms_norm(wide * silu, self.groups, self.eps).to(x.dtype) * self.weight
 
 
-class GatedHeadNorm(nn.Module):
-    """RMS norm of every head, then times SiLU of the gate (gated delta net)."""
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": nn.functional.silu, "sigmoid": torch.sigmoid}
+"""Activations of the gate of a gated delta net."""
 
-    def __init__(self, size: int, eps: float) -> None:
+
+class GatedHeadNorm(nn.Module):
+    """RMS norm of every head, then times SiLU or the sigmoid of the gate (gated delta net)."""
+
+    def __init__(self, size: int, eps: float, activation: str = "silu") -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.gate = eps, GATES[activation]
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """x, gate [b, t, heads, size] -> the same; the gate in float32."""
         normed = rms_norm(x, self.weight, self.eps)
-        return (normed.float() * nn.functional.silu(gate.float())).to(x.dtype)
+        return (normed.float() * self.gate(gate.float())).to(x.dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hybridge.exporter.families.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import CachedConfig, RopeConfig
 from hybridge.exporter.ops.packed_rotary_tables import packed_rotary_tables
 
 
@@ -41,7 +41,7 @@ class PackedStep:
         return x
 
     def attend(
-        self, config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
+        self, config: CachedConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Attention over new tokens [tokens, heads, head_dim] and ``caches``: a pool, or one of e4m3 and its scales.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hybridge.exporter.families.decoder_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import CachedConfig, RopeConfig
 from hybridge.exporter.ops.rotary_tables import rotary_tables
 
 
@@ -34,7 +34,7 @@ class Step:
         return x.transpose(1, 2)
 
     def attend(
-        self, config: AttentionConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
+        self, config: CachedConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches."""
         ops = torch.ops.trt_edgellm

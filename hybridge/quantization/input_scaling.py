@@ -19,6 +19,7 @@ from hybridge.exporter.families.decoder_config import (
     BodyConfig,
     DecoderConfig,
     GatedDeltaConfig,
+    LatentAttentionConfig,
     MambaConfig,
     MlpConfig,
     MoeConfig,
@@ -27,7 +28,13 @@ from hybridge.exporter.families.decoder_config import (
 )
 from hybridge.exporter.families.parameters import Parameter
 
-_NOT_INPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "output_linear.weight", "latent_out.weight")
+_NOT_INPUTS = tuple(
+    f"{name}.weight"
+    for name in (
+        *("o_proj", "out_proj", "down_proj", "output_linear", "latent_out"),
+        *("q_b_proj", "kv_b_proj", "f_b_proj", "g_b_proj"),
+    )
+)
 # Activations of plain MLPs that carry a scale through: f(s x) = s^n f(x) for s > 0.
 _POWERS = {"relu": 1, "relu2": 2}
 
@@ -113,6 +120,11 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
         heads = np.arange(body.num_heads) // (body.num_heads // body.num_kv_heads)
         positions = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
         yield of("v_proj.weight", "o_proj.weight", positions)
+    elif isinstance(body, LatentAttentionConfig):
+        if body.query_rank is not None:
+            yield of("q_a_layernorm.weight", "q_b_proj.weight", np.arange(body.query_rank))
+        rows = (body.key_size + body.value_size) * np.arange(body.num_heads)[:, None] + body.key_size
+        yield of("kv_b_proj.weight", "o_proj.weight", (rows + np.arange(body.value_size)).reshape(-1))
     elif isinstance(body, MambaConfig):
         if body.has_norm:
             yield of("norm.weight", "out_proj.weight", np.arange(body.intermediate_size))

@@ -14,7 +14,7 @@ from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.far_windows import FilledCaches
-from hybridge.verification.reference_caches import fill_layer
+from hybridge.verification.reference_caches import fill_layer, joined_latents, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies
 from hybridge.verification.transformers_model import TransformersModel
 
@@ -105,28 +105,21 @@ class Reference(TransformersModel):
             if filled is not None:
                 fill_layer(layer, filled, k)
             if self._config.has_kv_scales:
-                layer.update = partial(_update_rounded, layer.update)
+                layer.update = partial(update_rounded, layer.update, self._config.kv_layers[k].head_dim)
         return {"past_key_values": cache}
 
     def _states(self, cache: Any) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
-            states[names.past_key(k)] = layer.keys[0].numpy()
-            states[names.past_value(k)] = layer.values[0].numpy()
+            keys, values = joined_latents(layer.keys, layer.values, self._config.kv_layers[k].head_dim)
+            states[names.past_key(k)], states[names.past_value(k)] = keys[0].numpy(), values[0].numpy()
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = cache.layers[index]
             both = layer.conv_states, layer.recurrent_states
             for name, stored in zip(self._config.recurrent_layers[r].state_names(r), both, strict=False):
                 states[name] = stored[0][0].numpy()
         return states
-
-
-def _update_rounded(update: Any, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
-    """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, head_dim] rounded to e4m3."""
-    from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
-
-    return update(*(exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in (keys, values)), *rest, **more)
 
 
 def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:

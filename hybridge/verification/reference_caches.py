@@ -1,4 +1,4 @@
-"""Caches of transformers filled with given keys and values."""
+"""Caches of transformers: filled with given keys and values, rounded like the artifact's, read in its form."""
 
 from __future__ import annotations
 
@@ -44,3 +44,27 @@ def _update_after(
     new = keys.shape[2]
     layer.keys, layer.values = (tensor[:, :, -new:].clone() for tensor in found)
     return found
+
+
+def joined_latents(keys: Any, values: Any, head_dim: int) -> tuple[Any, Any]:
+    """``keys`` and ``values`` [batch, kv_heads, tokens, size] as an artifact with ``head_dim`` caches them.
+
+    Those of latent attention are a latent and the shared part of the keys: both are then the two joined.
+    """
+    import torch
+
+    if keys.shape[-1] == values.shape[-1] == head_dim:
+        return keys, values
+    joined = torch.cat([keys, values], -1)
+    return joined, joined
+
+
+def update_rounded(update: Any, head_dim: int, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
+    """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, size] rounded to e4m3."""
+    from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
+
+    sizes = keys.shape[-1], values.shape[-1]
+    keys, values = (exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in joined_latents(keys, values, head_dim))
+    if sum(sizes) == head_dim:
+        keys, values = keys.split(sizes, -1)
+    return update(keys, values, *rest, **more)

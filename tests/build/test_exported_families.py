@@ -31,6 +31,7 @@ SMALL = {
     "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "mamba2": {"num_hidden_layers": 1},
+    "kimi_linear": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "llama": {"num_hidden_layers": 1},
@@ -46,14 +47,15 @@ SMALL = {
     "smollm3": {"num_hidden_layers": 1},
 }
 # Loops behind attention: gated delta rule and experts.
-WRITTEN_OUT = ("lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
-EXPERT_LAYERS = {"lfm2_moe": 1, "nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
+WRITTEN_OUT = ("kimi_linear", "lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
+EXPERT_LAYERS = {"kimi_linear": 1, "lfm2_moe": 1, "nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
 CASES = {
     "nemotron_h": DType.FLOAT16,
     "bamba": DType.BFLOAT16,
     "falcon_h1": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
+    "kimi_linear": DType.BFLOAT16,
     "lfm2": DType.FLOAT16,
     "lfm2_moe": DType.BFLOAT16,
     "llama": DType.FLOAT16,

@@ -66,6 +66,14 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
             "linear_key_head_dim": 32,
             "linear_value_head_dim": 32,
         },
+        # A latent and a shared part of 64 channels together, which the kernels of paged attention take.
+        "kimi_linear": {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_head_dim": 32,
+            "kv_lora_rank": 48,
+            "qk_rope_head_dim": 16,
+        },
     }[family]
     return artifacts.get(family, "bfloat16", sizes, layout="paged", **options)
 
@@ -79,6 +87,7 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
         pytest.param("nemotron_h", 3, "joined", {"causal_conv1d", "update_ssm_state"}, marks=pytest.mark.slow),
         pytest.param("qwen3_next", 0, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
         ("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}),
+        pytest.param("kimi_linear", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
     ],
 )
 def test_hybrids_are_one_plugin_layer_an_operator(

@@ -8,7 +8,15 @@ from typing import Any
 
 from tests.support.tiny_models import EXPERTS
 
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "granitemoehybrid", "nemotron_h")
+FAMILIES = (
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "olmo_hybrid",
+    "granitemoehybrid",
+    "nemotron_h",
+    "kimi_linear",
+)
 # Sizes that the CUDA kernels run, so that a plain export takes them.
 STATE_SIZES = (8, 16, 24, 40, 64)
 
@@ -33,7 +41,8 @@ def random_model(family: str, seed: int) -> RandomModel:
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": random.random() < 0.5,
     }
-    own = {"granitemoehybrid": _granite, "nemotron_h": _nemotron}.get(family, _delta)(random, family)
+    kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi}
+    own = kinds.get(family, _delta)(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
         own |= _granite_mixer(random, common["hidden_size"])
@@ -113,6 +122,36 @@ def _nemotron(random: Random, _family: str) -> dict[str, Any]:
         "num_experts_per_tok": random.randint(1, experts // 2),
         "norm_topk_prob": random.random() < 0.5,
         "routed_scaling_factor": random.choice((1.0, 2.5)),
+    }
+
+
+def _kimi(random: Random, _family: str) -> dict[str, Any]:
+    layers, heads, groups = random.randint(1, 4), random.choice((1, 2, 3, 5)), random.choice((1, 2))
+    experts, top_groups = groups * random.choice((2, 3, 5)), random.randint(1, groups)
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": _layer_types(random, layers, "linear_attention", "full_attention"),
+        "mlp_layer_types": random.choices(("dense", "sparse"), k=layers),
+        "linear_num_heads": random.choice((1, 2, 3, 5)),
+        "linear_head_dim": random.choice(STATE_SIZES),
+        "linear_conv_kernel_dim": random.randint(2, 8),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": random.choice((None, 5, 24)),
+        "kv_lora_rank": random.choice((7, 16, 40)),
+        "qk_nope_head_dim": random.choice((3, 8, 24)),
+        "qk_rope_head_dim": random.choice((5, 8, 16)),
+        "v_head_dim": random.choice((3, 8, 40)),
+        "attention_bias": random.random() < 0.5,
+        "intermediate_size": random.choice((20, 52)),
+        "num_experts": experts,
+        "num_expert_group": groups,
+        "topk_group": top_groups,
+        "num_experts_per_token": random.randint(1, top_groups * experts // groups),
+        "num_shared_experts": random.randint(1, 2),
+        "moe_intermediate_size": random.choice((12, 28)),
+        "moe_renormalize": random.random() < 0.5,
+        "routed_scaling_factor": random.choice((1.0, 2.446)),
     }
 
 

@@ -18,6 +18,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "bamba": {**TWO, **WIDE, "attn_layer_indices": [1]},
     "falcon_h1": {**TWO, **HEADS},
     "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},
+    "kimi_linear": {**BOTH, "kv_lora_rank": 48, "qk_rope_head_dim": 16},
     "lfm2": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "mamba2": TWO,

@@ -74,7 +74,7 @@ def test_every_family_of_odd_sizes(family: str, artifacts: ArtifactCache) -> Non
 
 @needs_opset_24
 @pytest.mark.parametrize("mode", [REPLAY, SNAPSHOT])
-@pytest.mark.parametrize("family", sample(("nemotron_h", "qwen3_next", "qwen3"), ()))
+@pytest.mark.parametrize("family", sample(("nemotron_h", "kimi_linear", "qwen3_next", "qwen3"), ()))
 def test_keys_and_values_of_8_bits(family: str, mode: str, artifacts: ArtifactCache) -> None:
     """In float32: sums rounded to 16 bits would move many numbers to the next one of e4m3."""
     made = exported(artifacts, family, "float16", layout="paged", kv_dtype="fp8_e4m3")

@@ -394,6 +394,47 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"num_hidden_layers": 2, "layer_types": None},
         {"num_hidden_layers": 5, "layer_types": None},
     ],
+    "kimi_linear": [
+        *together(
+            [
+                {"linear_num_heads": 1},
+                {"linear_head_dim": 7},
+                {"linear_conv_kernel_dim": 2},
+                {"linear_conv_kernel_dim": 5},
+                {"linear_num_heads": 5, "linear_head_dim": 3},
+            ],
+            [
+                {"num_attention_heads": 1, "num_key_value_heads": 1},
+                {"q_lora_rank": 13},
+                {"q_lora_rank": 48, "kv_lora_rank": 48},
+                {"attention_bias": True, "q_lora_rank": 7},
+                {"kv_lora_rank": 7, "qk_rope_head_dim": 7, "qk_nope_head_dim": 3, "v_head_dim": 17},
+            ],
+            [
+                {"num_experts": 8, "num_expert_group": 4, "topk_group": 2},
+                {"moe_renormalize": False},
+                {"num_shared_experts": 3},
+                {"routed_scaling_factor": 0.7},
+                {"num_experts": 2, "num_experts_per_token": 2},
+            ],
+            [TIED, EPSILON],
+        ),
+        {"layer_types": None, "num_hidden_layers": 5},
+        {"layer_types": ["linear_attention"] * 3},
+        {"layer_types": ["full_attention"] * 3},
+        {"mlp_layer_types": ["sparse", "dense", "dense"]},
+        {"first_k_dense_replace": 3},
+        {
+            "layer_types": None,
+            "linear_attn_config": {
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+                "head_dim": 8,
+                "num_heads": 5,
+                "short_conv_kernel_size": 3,
+            },
+        },
+    ],
     "qwen3_next": [
         *GATED_DELTA,
         {"layer_types": None, "full_attention_interval": 2},

@@ -153,6 +153,7 @@ SIZES = {
 }
 NOT_READ = {
     "nemotron_h": {"num_hidden_layers", "expand", "num_experts_per_tok", "moe_intermediate_size"},
+    "kimi_linear": {"head_dim"},
     "granitemoehybrid": {"intermediate_size", "num_experts_per_tok"},
     "qwen3_next": {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"},
 }

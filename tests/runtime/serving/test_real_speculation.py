@@ -34,7 +34,13 @@ ATTENTION_ALONE = ("llama", "qwen3")
 @pytest.mark.parametrize(
     ("family", "name"),
     sample(
-        [*((family, "onnxruntime") for family in ("nemotron_h", "qwen3_next", "mamba2", "lfm2", "llama")), *ON_TORCH],
+        [
+            *(
+                (family, "onnxruntime")
+                for family in ("nemotron_h", "qwen3_next", "kimi_linear", "mamba2", "lfm2", "llama")
+            ),
+            *ON_TORCH,
+        ],
         on_push=[("mamba2", "onnxruntime"), ON_TORCH[0]],
     ),
 )

@@ -1,0 +1,82 @@
+"""Config fields of models with latent attention, and of the experts beside it (kimi_linear, bailing_hybrid)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hybridge.exporter.families.decoder_config import LatentAttentionConfig, MlpConfig, MoeConfig
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
+
+EXPERTS = ("num_experts", "num_local_experts")
+LENGTH_FIELDS = ("model_max_length", "max_position_embeddings")
+CHOSEN = ("num_experts_per_token", "num_experts_per_tok")
+SHARED = ("num_shared_experts", "n_shared_experts")
+NORMALIZED = ("moe_renormalize", "norm_topk_prob")
+GROUPS = ("num_expert_group", "n_group")
+ABSENT_KV_HEADS = 32
+# Fields of experts in a config without any.
+EXPERT_FIELDS = (
+    *ROUTER_TRAINING_FIELDS,
+    *EXPERTS,
+    *CHOSEN,
+    *SHARED,
+    *NORMALIZED,
+    *GROUPS,
+    "moe_intermediate_size",
+    "routed_scaling_factor",
+    "topk_group",
+)
+
+
+def latent_attention_of(config: HfConfig, **rest: Any) -> LatentAttentionConfig:
+    """Latent attention by the field names of DeepSeek-V2; absent ones have the values of transformers' classes."""
+    heads = config.positive("num_attention_heads")
+    if config.positive("num_key_value_heads", default=ABSENT_KV_HEADS, null=heads) != heads:
+        # Every head expands keys of its own; transformers would repeat them.
+        raise config.fail("num_key_value_heads", f"num_attention_heads {heads}")
+    return LatentAttentionConfig(
+        num_heads=heads,
+        rank=config.positive("kv_lora_rank", default=512),
+        key_size=config.positive("qk_nope_head_dim", default=128),
+        shared_size=config.positive("qk_rope_head_dim", default=64),
+        value_size=config.positive("v_head_dim", default=128),
+        bias=config.flag("attention_bias", default=False),
+        **rest,
+    )
+
+
+def sigmoid_experts_of(
+    config: HfConfig, layout: str, absent_experts: int, absent_scaling: float, absent_groups: int
+) -> MoeConfig:
+    """Experts chosen by sigmoids in groups, and shared ones of the same size."""
+    experts = config.positive(*EXPERTS, default=absent_experts)
+    count_field = config.name_of(*EXPERTS)
+    groups, top_groups = expert_groups(config, experts, count_field, *GROUPS)
+    size = config.positive("moe_intermediate_size", default=1024)
+    shared = config.positive(*SHARED, default=1)
+    choice = f"{count_field} / {config.name_of(*GROUPS)} x topk_group"
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k_of(config, top_groups * experts // groups, 8, choice, CHOSEN),
+        intermediate_size=size,
+        activation="silu",
+        layout=layout,
+        router="sigmoid",
+        normalized=config.flag(*NORMALIZED, default=True),
+        scaling=config.scalar("routed_scaling_factor", default=absent_scaling),
+        groups=groups,
+        top_groups=top_groups,
+        shared=MlpConfig(shared * size, "silu"),
+    )
+
+
+def mlp_kinds(config: HfConfig, count: int, absent_dense: int) -> list[str]:
+    """ "dense" or "sparse" for each layer: ``mlp_layer_types``, or the first ``first_k_dense_replace`` are dense."""
+    dense = config.integer("first_k_dense_replace", absent_dense)
+    kinds = config.array("mlp_layer_types", None)
+    if kinds is None:
+        return ["dense" if index < dense else "sparse" for index in range(count)]
+    if len(kinds) != count or any(kind not in ("dense", "sparse") for kind in kinds):
+        raise config.fail("mlp_layer_types", f"dense or sparse for each of num_hidden_layers {count} layers")
+    return list(kinds)
