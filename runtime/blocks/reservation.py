@@ -98,6 +98,11 @@ class Reservation:
             return False
         return all([end < memory.writable and end + 1 < memory.stop for memory, end in self._ends.items()])
 
+    def needing_more(self) -> list[SequenceMemory]:
+        """After a commit, the memories for which ``extend_again`` fails: what a token more of them would be written to
+        is missing or shared, or the prefix cache takes a checkpoint."""
+        return [m for m in self._ends if m.length + 1 > m.writable or m.length + 1 >= m.stop]
+
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]

@@ -156,12 +156,17 @@ class Scheduler:
         """Plan ``plan``, of ``next_plan``, right after the commit of the step before it; returns what is planned.
 
         Its rows have tokens that their sequences get only now. It leaves out the sequences ``ended``, whose memory its
-        launch does not touch.
+        launch does not touch, and sequences whose memory the commit has shared with others, which its launch has
+        written to behind their tokens: these compute their states again.
         """
         assert self._builder is None and self._last is not None
         self._builder, self._last = self._last, None
         self._step += 1
-        return self._builder.follow(plan, ended)
+        planned, lost = self._builder.follow(plan, ended)
+        for sequence in lost:
+            self.manager.set_exact(sequence.memory, False)
+            self._queues.wait_again(sequence)
+        return planned
 
     def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
         """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""

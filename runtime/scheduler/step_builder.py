@@ -86,14 +86,22 @@ class StepBuilder:
         rows = RepeatedPlan(number, self._first, self._repeats + 1).rows
         return StepPlan(number, rows)
 
-    def follow(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
-        """After the commit: this is the step ``plan``, of ``next_plan``, without the sequences ``ended``."""
-        self._first, self._repeats = (None if ended else plan), 0
-        for sequence in [each for each in self.rows if each.id in ended]:
+    def follow(self, plan: StepPlan, ended: Collection[int]) -> tuple[StepPlan, list[ScheduledSequence]]:
+        """After the commit: this is the step ``plan``, of ``next_plan``, without the sequences ``ended``, and without
+        those, also returned, whose memory the commit has shared with others."""
+        left_out = [each for each in self.rows if each.id in ended]
+        for sequence in left_out:
             self.drop(sequence)
-        fits = self.reservation.extend_again()
-        assert fits, "next_plan has looked at the memory"
-        return StepPlan(plan.number, tuple([row for row in plan.rows if row.sequence not in ended])) if ended else plan
+        shared = set(self.reservation.needing_more())
+        lost = [each for each in self.rows if each.memory in shared]
+        for sequence in lost:
+            self.drop(sequence)
+        self.reservation.extend_again()
+        self._first, self._repeats = (None if left_out or lost else plan), 0
+        if self._first is not None:
+            return plan, lost
+        remaining = {sequence.id for sequence in self.rows}
+        return StepPlan(plan.number, tuple([row for row in plan.rows if row.sequence in remaining])), lost
 
     def finish(
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]

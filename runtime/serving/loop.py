@@ -270,7 +270,12 @@ class ServingLoop:
 def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
     """The sequences without draft tokens, which get one token each, with the index of their logits."""
     if plan.is_plain:
-        return zip(sampling, count(), strict=False)
+        pairs = zip(sampling, count(), strict=False)
+        if len(plan.rows) == len(sampling):
+            return pairs
+        # A chained step has been launched with more rows than ``Scheduler.follow`` has planned.
+        planned = {row.sequence for row in plan.rows}
+        return [(sequence, index) for sequence, index in pairs if sequence.id in planned]
     starts = zip(plan.rows, plan.logits_starts(), strict=True)
     rows = zip(sampling, [place for place in starts if place[0].samples], strict=True)
     return [(sequence, begin + row.prompt_logits) for sequence, (row, begin) in rows if not row.draft_tokens]

@@ -99,3 +99,28 @@ def test_an_arrival_waits_for_one_step_at_most() -> None:
     outputs += loop.step(lambda: arrived.append(loop.add(make_request([5], 4))) if not arrived else None)
     assert loop.scheduler.running == 2
     assert list(answers(outputs + run_all(loop))[arrived[0], 0]) == toy_greedy(engine.config, [5], 4)
+
+
+@pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION], ids=str)
+def test_a_row_whose_block_is_shared_during_a_chained_step_is_computed_again(
+    layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, engine = ahead_loop(layers=layers, block_size=16)
+    ids = [loop.add(make_request([row, 2], 30)) for row in range(2)]
+    manager, launch_next, forked = loop.scheduler.manager, engine.launch_next, []
+
+    def sharing(result, inputs, feeding):
+        found = launch_next(result, inputs, feeding)
+        if engine.chained == 3:
+            (sequence, *_) = loop.scheduler.sequences.values()
+            forked.append(manager.fork(sequence.memory, list(sequence.tokens)))
+        return found
+
+    monkeypatch.setattr(engine, "launch_next", sharing)
+    outputs = []
+    while not forked:
+        outputs += loop.step()
+    manager.release(forked[0])
+    assert (loop.scheduler.running, len(loop.scheduler.sequences)) == (1, 2)
+    found = answers(outputs + run_all(loop))
+    assert [list(found[id_, 0]) for id_ in ids] == [toy_greedy(engine.config, [row, 2], 30) for row in range(2)]
