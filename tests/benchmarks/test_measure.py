@@ -28,7 +28,7 @@ def test_contestants_take_turns_and_warm_up_uncounted() -> None:
 
 
 def test_a_child_process_is_accounted_for_by_itself() -> None:
-    size = 300 * 2**20
+    size = 80 * 2**20
     mine = bytearray(b"1") * size
     small = run_measured(("-c", "print('small')"))
     large = run_measured(("-c", f"data = bytearray({size}); data[::4096] = b'1' * len(data[::4096])"))

@@ -46,6 +46,7 @@ def test_a_chart_is_drawn(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_wrong_answers_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     step = CostEngine.step
     monkeypatch.setattr(CostEngine, "step", lambda self, inputs: np.roll(step(self, inputs), self.tokens % 7, axis=1))

@@ -48,6 +48,7 @@ def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_cpu_decode() -> None:
     settings = cpu_decode.DecodeSettings(
         new_tokens={cpu_decode.DEMO: 5, cpu_decode.DELTA: 5, cpu_decode.RANDOM: 4},

@@ -274,6 +274,7 @@ def test_rows_that_are_not_aligned_load_element_by_element():
         assert [variant(launch)["ALIGNED"] for launch in launches] == [aligned] * 2
 
 
+@pytest.mark.slow
 def test_variants_compile_without_local_memory():
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
     chosen = {source.file: source for source in sources() if source.hot}

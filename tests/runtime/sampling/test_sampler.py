@@ -33,7 +33,7 @@ def test_greedy_applies_the_repetition_penalty_to_prompt_and_output() -> None:
     [
         pytest.param(11, SamplingParams(temperature=1.3), marks=pytest.mark.slow),
         (11, SamplingParams(temperature=1.0, top_k=4)),
-        (300, SamplingParams(temperature=0.7, top_p=0.8, min_p=0.02)),
+        pytest.param(300, SamplingParams(temperature=0.7, top_p=0.8, min_p=0.02), marks=pytest.mark.slow),
         # Large enough that a draw chooses a block first; most of the mass lies in few tokens of different blocks.
         (5000, SamplingParams(temperature=0.5)),
     ],

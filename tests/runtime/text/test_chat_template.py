@@ -243,7 +243,11 @@ def test_a_template_that_is_not_jinja_names_the_line() -> None:
         (["hello"], "objects with a role and a content, found 'hello'"),
         ([{"content": "x"}], "objects with a role"),
         ([{"role": "user", "content": object()}], "found object"),
-        ([{"role": "user", "content": [0] * (CONVERSATION_BYTES // 8)}], "at most 32 MiB with tools and variables"),
+        pytest.param(
+            [{"role": "user", "content": [0] * (CONVERSATION_BYTES // 8)}],
+            "at most 32 MiB with tools and variables",
+            marks=pytest.mark.slow,
+        ),
         ([{"role": "user"}] * (CONVERSATION_MESSAGES + 1), "messages: expected at most 65536 messages, found 65537"),
         ([{"role": "user", "content": nested(JSON_DEPTH)}], "at most 64 levels of lists and objects, found more"),
     ],
