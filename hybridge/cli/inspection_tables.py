@@ -12,6 +12,7 @@ from hybridge.cli.flag_names import in_flags
 from hybridge.cli.text import bytes_text, count_text
 from hybridge.inspection import ArtifactInspection, CheckpointInspection, EngineInspection, Inspection
 from hybridge.inspection.summaries import LayerSummary
+from hybridge.runtime.engines.tensorrt.dense_memory_plan import DenseMemoryPlan
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import MemoryPlan
 
 # What a person reads of a hostile file, which may list millions; --json gives all of it.
@@ -93,27 +94,34 @@ def _engine(e: EngineInspection) -> list[Any]:
         ("profile", "input", "min", "opt", "max"),
         ((p.name, name, *map(_shape, shapes)) for p in r.profiles for name, shapes in p.shapes.items()),
     )
-    memory = [] if e.memory is None else [_memory(e.memory, r)]
-    return [_facts(f"engine {e.path}", facts), *memory, bindings, profiles]
+    memory = _facts(f"memory ({r.preset})", memory_facts(e.memory, r))
+    return [_facts(f"engine {e.path}", facts), memory, bindings, profiles]
 
 
-def _memory(plan: MemoryPlan, record: EngineRecord) -> Any:
-    """The memory of a paged engine on the device."""
-    facts = {
+def memory_facts(plan: MemoryPlan | DenseMemoryPlan, record: EngineRecord) -> dict[str, str]:
+    """What an engine needs of the device's memory, for a person."""
+    first = {
         "engine": bytes_text(plan.engines),
         "activations": f"{bytes_text(plan.activations)}, shared by {plan.contexts} contexts",
         "inputs of a step": f"{bytes_text(plan.inputs)}, and as much pinned host memory",
         "logits of a step": f"{bytes_text(plan.logits)}, and as much pinned host memory",
+    }
+    last = {"all, with full rows": f"{bytes_text(plan.fixed + plan.rows)}, without what TensorRT takes for contexts"}
+    rows = f"{record.max_batch_size} full rows"
+    if isinstance(plan, DenseMemoryPlan):
+        states = {"the states of a row": bytes_text(plan.row), f"states of {rows}": bytes_text(plan.rows)}
+        return first | states | last | {"graphs": f"{plan.graphs} for each batch size in use"}
+    pools = {
         "sampling": f"{bytes_text(plan.sampling)}, and {bytes_text(plan.sampling + plan.sampled)} pinned host memory",
         "draft tokens": bytes_text(plan.drafts),
         "a block of 16 tokens": bytes_text(plan.block),
         "the states of a row": bytes_text(plan.slot),
-        f"pools of {record.max_batch_size} full rows": bytes_text(plan.rows),
+        f"pools of {rows}": bytes_text(plan.rows),
         "largest pools": bytes_text(plan.largest),
-        "all, with full rows": f"{bytes_text(plan.fixed + plan.rows)}, without what TensorRT takes for contexts",
-        "graphs": f"{plan.graphs} at most, for {', '.join(map(str, record.row_buckets))} rows",
     }
-    return _facts(f"memory ({record.preset})", facts)
+    return (
+        first | pools | last | {"graphs": f"{plan.graphs} at most, for {', '.join(map(str, record.row_buckets))} rows"}
+    )
 
 
 def _quantization(record: Mapping[str, Any] | None) -> str:

@@ -14,6 +14,7 @@ from hybridge.artifact.manifest import sha256_of
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.artifact.untrusted_file import has_file, open_inside, read_inside, size_of
 from hybridge.inspection.engine_inspector import inspector_view
+from hybridge.runtime.engines.tensorrt.dense_memory_plan import DenseMemoryPlan, dense_memory_plan
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import MemoryPlan, memory_plan
 
 _REMEDY = "build it again"
@@ -23,14 +24,14 @@ _REMEDY = "build it again"
 class EngineInspection:
     """An engine. ``matches_model``: built from the artifact around it as it is now (None: there is none around it).
 
-    memory: what a paged engine needs; None for another. ``inspector`` is what TensorRT's engine inspector tells;
+    memory: what it needs of the device. ``inspector`` is what TensorRT's engine inspector tells;
     without a usable GPU it is None and ``inspector_reason`` says why.
     """
 
     path: str
     record: EngineRecord
     matches_model: bool | None
-    memory: MemoryPlan | None
+    memory: MemoryPlan | DenseMemoryPlan
     inspector: dict[str, Any] | None
     inspector_reason: str | None
 
@@ -53,7 +54,7 @@ def inspect_engine(folder: Path, check: bool = False) -> EngineInspection:
     engine = folder / record.engine
     view = inspector_view(engine, record.library)
     inspector, reason = (None, view) if isinstance(view, str) else (view, None)
-    memory = memory_plan(record) if record.row_buckets else None
+    memory = memory_plan(record) if record.row_buckets else dense_memory_plan(record)
     return EngineInspection(str(folder), record, _matches_model(folder, record), memory, inspector, reason)
 
 

@@ -18,6 +18,7 @@ from hybridge.artifact.manifest import FileRecord, Manifest, check_files, damage
 from hybridge.cli.inspection_tables import tables_of
 from hybridge.inspection import EngineInspection
 from hybridge.inspection.summaries import state_summaries
+from hybridge.runtime.engines.tensorrt.dense_memory_plan import dense_memory_plan
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import memory_plan
 from tests.artifact.samples import sample_config
 from tests.artifact.test_engine_record import ADVANCE, RECORD
@@ -76,7 +77,7 @@ def test_engine_record(folder: Path, random: RandomInput) -> None:
         assert (folder / record.engine).parent == folder
         if random.chance(0.9):
             return
-        plan = memory_plan(record) if record.row_buckets else None
+        plan = memory_plan(record) if record.row_buckets else dense_memory_plan(record)
         console = Console(file=io.StringIO(), width=80)
         for table in tables_of(EngineInspection("engine", record, None, plan, None, "no GPU")):
             console.print(table)

@@ -138,6 +138,9 @@ def test_check_compares_hashes(capfd: Capture, artifact: Path, checkpoint: Path,
     assert "found a checkpoint" in hybridge(capfd, "inspect", checkpoint, "--check").error
 
 
+KEYS = {"dtype": "float16", "shape": ["batch", 2, 256, 64]}
+
+
 @pytest.fixture
 def engine(artifact: Path, tmp_path: Path) -> Path:
     """An artifact with an engine folder as the builder writes it (the engine itself is not TensorRT's)."""
@@ -157,8 +160,16 @@ def engine(artifact: Path, tmp_path: Path) -> Path:
         plugins=PluginsRecord("trt_edgellm", "1", {"update_ssm_state": 3}, True, ""),
         max_batch_size=2,
         max_seq_len=256,
-        profiles=[ProfileRecord("decode", {"input_ids": [[1, 1], [1, 1], [2, 1]]})],
-        bindings=[{"name": "input_ids", "mode": "input", "dtype": "int64", "shape": ["batch", "seq"]}],
+        profiles=[
+            ProfileRecord("prefill", {"input_ids": [[1, 1], [1, 8], [2, 8]]}),
+            ProfileRecord("decode", {"input_ids": [[1, 1], [1, 1], [2, 1]]}),
+        ],
+        bindings=[
+            {"name": "input_ids", "mode": "input", "dtype": "int64", "shape": ["batch", "seq"]},
+            {**KEYS, "name": "past_key_0", "mode": "input", "replaced_by": "present_key_0"},
+            {"name": "logits", "mode": "output", "dtype": "float32", "shape": ["batch", 1000]},
+            {**KEYS, "name": "present_key_0", "mode": "output", "aliases": "past_key_0"},
+        ],
         layers={"CAST": 4, "MATRIX_MULTIPLY": 9},
         model_sha256=record_file(out, "model.onnx").sha256,
         build_seconds=1.5,
@@ -177,6 +188,9 @@ def test_engine(capfd: Capture, engine: Path, monkeypatch: pytest.MonkeyPatch) -
     table = hybridge(capfd, "inspect", engine)
     assert "rtx-ada" in table.out and "[2, 1]" in table.out and "9 MATRIX_MULTIPLY" in table.out
     assert "3 update_ssm_state of trt_edgellm 1, states updated in place" in table.out
+    memory = found["memory"]
+    assert (memory["inputs"], memory["logits"], memory["row"], memory["rows"]) == (256, 8000, 1 << 16, 1 << 17)
+    assert "states of 2 full rows" in table.out and "64.0 KiB" in table.out
     model = engine.parent.parent / "model.onnx"
     model.write_bytes(model.read_bytes() + b"\x00\x00")
     assert hybridge(capfd, "inspect", engine, "--json").document["matches_model"] is False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hybridge.artifact.bindings import Binding
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.engine_tensors import DYNAMIC, EngineTensor
@@ -21,6 +23,11 @@ class StateBinding:
     spec: Binding
     output: str
     aliased: bool
+
+
+def recorded_binding(entry: Mapping[str, Any]) -> Binding:
+    """A binding of engine.json; KeyError, TypeError or ValueError where it is incomplete."""
+    return Binding(entry["name"], DType(entry["dtype"]), tuple(entry["shape"]), entry.get("replaced_by"))
 
 
 def check_bindings(

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.engine_record import EngineRecord
-from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import CONTEXT_LENGTHS, HIDDEN_STATES, INPUT_IDS, LOGITS, PAST_LENGTHS
 from hybridge.runtime.engines.tensorrt.binding_check import (
+    AGAIN,
     StateBinding,
     check_bindings,
     check_names,
     checked_profiles,
+    recorded_binding,
     state_binding,
 )
 from hybridge.runtime.engines.tensorrt.engine_tensors import EngineTensor
@@ -37,6 +40,11 @@ class BindingPlan:
     max_batch_size: int
     max_seq_len: int
     max_step_tokens: int
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether every token of a step has logits."""
+        return SEQ in self.logits.shape
 
     @property
     def takes_turns(self) -> bool:
@@ -79,6 +87,27 @@ def binding_plan(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[s
         max_seq_len=record.max_seq_len,
         max_step_tokens=longest,
     )
+
+
+def recorded_plan(record: EngineRecord) -> BindingPlan:
+    """The plan of a dense engine as engine.json has it, unchecked; EngineError where something is missing."""
+    try:
+        bindings = [recorded_binding(entry) for entry in record.bindings]
+        aliased = {entry["name"] for entry in record.bindings if "aliases" in entry}
+        inputs = [b for b, entry in zip(bindings, record.bindings, strict=True) if entry["mode"] == "input"]
+        return BindingPlan(
+            inputs=tuple(b for b in inputs if not b.is_state),
+            states=tuple(
+                StateBinding(b, str(b.replaced_by), str(b.replaced_by) in aliased) for b in inputs if b.is_state
+            ),
+            logits=next(b for b in bindings if b.name in (LOGITS, HIDDEN_STATES)),
+            profiles={profile.name: index for index, profile in enumerate(record.profiles)},
+            max_batch_size=record.max_batch_size,
+            max_seq_len=record.max_seq_len,
+            max_step_tokens=_longest_prefill(record),
+        )
+    except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
+        raise EngineError(f"engine.json: expected what a dense engine binds, found it incomplete: {AGAIN}") from error
 
 
 def _longest_prefill(record: EngineRecord) -> int:

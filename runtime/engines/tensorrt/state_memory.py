@@ -11,12 +11,39 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from hybridge.runtime.engines.tensorrt.binding_check import StateBinding
 from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Where the states of a number of rows are. offsets: by name, in turn 0 and in turn 1.
+
+    first_turn: bytes of everything that turn 0 uses. nbytes: of all.
+    """
+
+    offsets: Mapping[str, tuple[int, int]]
+    first_turn: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, plan: BindingPlan, batch: int) -> StateLayout:
+        """The layout for ``batch`` rows."""
+        others = [state for state in plan.states if not state.aliased]
+        offsets: dict[str, tuple[int, int]] = {}
+        end = 0
+        for state in (*(state for state in plan.states if state.aliased), *others):
+            offsets[state.spec.name] = (end, end)
+            end += aligned(plan.nbytes(state.spec, batch))
+        first_turn = end
+        for state in others:
+            offsets[state.spec.name] = (offsets[state.spec.name][0], end)
+            end += aligned(plan.nbytes(state.spec, batch))
+        return cls(offsets, first_turn, end)
 
 
 class StateMemory:
@@ -26,23 +53,10 @@ class StateMemory:
         """Allocate for ``batch`` rows; OutOfDeviceMemory when there is too little. The content is undefined."""
         self.batch, self.turn = batch, 0
         self._memory, self._plan = memory, plan
-        self._offsets: dict[str, tuple[int, int]] = {}
-        aliased = [state for state in plan.states if state.aliased]
-        others = [state for state in plan.states if not state.aliased]
-        end = self._place(aliased, 0, (0, 1))
-        self._others_start = end
-        self._others_end = end = self._place(others, end, (0,))
-        end = self._place(others, end, (1,))
+        self._layout = StateLayout.of(plan, batch)
         self._allocation: Allocation | None = None
-        if end:
-            self._allocation = memory.allocate(end, f"the states of {batch} rows")
-
-    def _place(self, states: list[StateBinding], offset: int, turns: tuple[int, ...]) -> int:
-        for state in states:
-            before = self._offsets.get(state.spec.name, (0, 0))
-            self._offsets[state.spec.name] = (offset if 0 in turns else before[0], offset if 1 in turns else before[1])
-            offset += aligned(self._plan.nbytes(state.spec, self.batch))
-        return offset
+        if self._layout.nbytes:
+            self._allocation = memory.allocate(self._layout.nbytes, f"the states of {batch} rows")
 
     @property
     def base(self) -> int:
@@ -51,13 +65,13 @@ class StateMemory:
 
     def address(self, name: str) -> int:
         """The current address of the state ``name``."""
-        return self.base + self._offsets[name][self.turn]
+        return self.base + self._layout.offsets[name][self.turn]
 
     def addresses(self) -> dict[str, int]:
         """The address of every state's input and output tensor in the step of this turn."""
         found = {}
         for state in self._plan.states:
-            offsets = self._offsets[state.spec.name]
+            offsets = self._layout.offsets[state.spec.name]
             found[state.spec.name] = self.base + offsets[self.turn]
             found[state.output] = self.base + offsets[1 - self.turn]
         return found
@@ -70,8 +84,8 @@ class StateMemory:
     def clear(self) -> None:
         """Zero every state and begin with turn 0."""
         self.turn = 0
-        if self._others_end:
-            self._memory.zero(self.base, self._others_end)
+        if self._layout.first_turn:
+            self._memory.zero(self.base, self._layout.first_turn)
 
     def free(self) -> None:
         """Give the memory back; calling it twice is allowed."""

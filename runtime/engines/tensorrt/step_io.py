@@ -56,12 +56,17 @@ class TokenStage:
     def _layout(self, batch: int, tokens: int) -> tuple[Mapping[str, int], int]:
         """Offset of every input, and the bytes of all."""
         if (batch, tokens) not in self._layouts:
-            offsets, end = {}, 0
-            for binding in self._plan.inputs:
-                offsets[binding.name] = end
-                end += aligned(self._plan.nbytes(binding, batch, tokens))
-            self._layouts[batch, tokens] = offsets, end
+            self._layouts[batch, tokens] = token_layout(self._plan, batch, tokens)
         return self._layouts[batch, tokens]
+
+
+def token_layout(plan: BindingPlan, batch: int, tokens: int) -> tuple[Mapping[str, int], int]:
+    """The offset of every input in a step of that shape, and the bytes of all."""
+    offsets, end = {}, 0
+    for binding in plan.inputs:
+        offsets[binding.name] = end
+        end += aligned(plan.nbytes(binding, batch, tokens))
+    return offsets, end
 
 
 class LogitsStage:

@@ -14,11 +14,14 @@ from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
+from hybridge.runtime.engines.tensorrt.dense_memory_plan import dense_memory_plan
+from hybridge.runtime.engines.tensorrt.memory import aligned
 from hybridge.runtime.engines.tensorrt.states import DeviceState
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
 from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
+from tests.runtime.tensorrt.stand_in import SCRATCH_BYTES
 from tests.support.effort import sample
 
 # Tokens that each of three rows takes per step: ragged prefill, a later chunk, decode of all rows and of some, a
@@ -352,3 +355,34 @@ def test_a_decode_step_is_closed_twice(built_artifacts: BuiltArtifacts, monkeypa
     for step in steps:
         assert not step.is_replayed
         step.close()
+
+
+@pytest.mark.parametrize("plan", [SMALL, PLANS["all_logits"]], ids=["base", "all_logits"])
+def test_the_planned_memory_is_what_the_engine_takes(
+    plan: Plan, built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = built_artifacts.get(plan)
+    opened, planned = open_engine(artifact, monkeypatch), dense_memory_plan(artifact.record)
+    engine, memory = opened.engine, opened.memory
+
+    def taken() -> int:
+        return sum(allocation.nbytes for allocation in memory.live)
+
+    # The stand-in needs less scratch memory than TensorRT said.
+    own = aligned(SCRATCH_BYTES) + 2 * planned.inputs
+    assert planned.activations == aligned(artifact.record.scratch_bytes) > aligned(SCRATCH_BYTES)
+    row = engine.allocate_states(1, 16)
+    before = taken()
+    states = engine.allocate_states(3, 16)
+    assert taken() - before == planned.rows
+    del row
+    most = engine.max_step_tokens
+    engine.step(step_inputs([np.arange(most) % VOCAB] * 3, [0, 0, 0]), states)
+    assert taken() == own + 2 * planned.logits + planned.row + planned.rows
+    for _ in range(4):
+        engine.step(step_inputs([np.array([1])] * 3, [0, 0, 0]), states)
+    assert len(memory.graphs) == planned.graphs and planned.contexts == planned.graphs + 1
+    assert planned.fixed + planned.rows == sum(
+        (artifact.record.nbytes, planned.activations, planned.inputs, planned.logits, planned.rows)
+    )
+    opened.close()

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hybridge.artifact import names
 from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding, GraphBindings
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import EngineRecord, ProfileRecord
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.binding_check import (
@@ -18,6 +16,7 @@ from hybridge.runtime.engines.tensorrt.binding_check import (
     StateBinding,
     check_bindings,
     checked_profiles,
+    recorded_binding,
     state_binding,
 )
 from hybridge.runtime.engines.tensorrt.engine_tensors import EngineTensor
@@ -106,8 +105,8 @@ def recorded_bindings(record: EngineRecord) -> StepBindings:
     """The bindings of a paged engine as engine.json has them, unchecked; EngineError where something is missing."""
     aliases = {entry["name"] for entry in record.bindings if "aliases" in entry}
     try:
-        inputs = tuple(_binding(entry) for entry in record.bindings if entry["mode"] == "input")
-        outputs = tuple(_binding(entry) for entry in record.bindings if entry["mode"] == "output")
+        inputs = tuple(recorded_binding(entry) for entry in record.bindings if entry["mode"] == "input")
+        outputs = tuple(recorded_binding(entry) for entry in record.bindings if entry["mode"] == "output")
         states = tuple(binding for binding in inputs if binding.is_state)
         logits = next(binding for binding in outputs if binding.name == names.LOGITS)
         prefill = next(profile for profile in record.profiles if profile.name == PREFILL)
@@ -137,10 +136,6 @@ def engine_config(config: RuntimeConfig, record: EngineRecord) -> RuntimeConfig:
             f"artifact has, found {rows} of {positions}: {AGAIN}"
         )
     return replace(config, max_batch_size=rows, max_seq_len=positions)
-
-
-def _binding(entry: Mapping[str, Any]) -> Binding:
-    return Binding(entry["name"], DType(entry["dtype"]), tuple(entry["shape"]), entry.get("replaced_by"))
 
 
 def _largest(prefill: ProfileRecord) -> StepSize:
