@@ -25,9 +25,16 @@ from hybridge.trt_plugins.network.description import CONSTANT, LOOP_KINDS, PLUGI
 class NetworkInterpreter:
     """A network, ready to run. ``widen``: compute 16-bit floats in float32."""
 
-    def __init__(self, description: NetworkDescription, constants: Mapping[str, Tensor], widen: bool = False) -> None:
-        """``constants``: by tensor name. EngineError for an unsupported kind of layer."""
-        self.description, self._widen = description, widen
+    def __init__(
+        self,
+        description: NetworkDescription,
+        constants: Mapping[str, Tensor],
+        widen: bool = False,
+        plugins: Kind = PLUGIN_KIND,
+    ) -> None:
+        """``constants``: by tensor name. plugins: what computes plugins. EngineError for an unsupported kind of
+        layer."""
+        self.description, self._widen, self._plugins = description, widen, plugins
         computed = [layer for layer in description.layers if layer.kind != CONSTANT]
         for layer in computed:
             if layer.kind not in LOOP_KINDS:
@@ -72,7 +79,7 @@ class NetworkInterpreter:
         values.update(zip(step.outputs, outputs, strict=True))
 
     def _outputs(self, layer: NetworkLayer, values: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        kind = kind_of(layer)
+        kind = self._plugins if layer.kind == PLUGIN else kind_of(layer)
         inputs = [None if name is None else values[name] for name in layer.inputs]
         if any(value is not None and value.is_meta for value in inputs):
             inputs = _on_meta(layer, kind, inputs)

@@ -16,7 +16,9 @@ from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.artifact.progress import NoProgress
 from hybridge.runtime.engines.tensorrt_network.aliases import find_hazards
 from hybridge.runtime.engines.tensorrt_network.constants import load_constants
+from hybridge.runtime.engines.tensorrt_network.enqueued import plugin_kind
 from hybridge.runtime.engines.tensorrt_network.interpreter import NetworkInterpreter
+from hybridge.runtime.engines.tensorrt_network.plugins import PLUGIN_KIND
 from hybridge.runtime.engines.tensorrt_network.profile_shapes import check_profile_shapes
 from hybridge.trt_plugins.build.advance_engine import ADVANCE, advance_bindings, advance_job, advance_profile
 from hybridge.trt_plugins.build.build_plan import BuildPlan, plan_build
@@ -108,7 +110,8 @@ def _interpreter(
     hazards = find_hazards(description)
     if hazards:
         raise EngineError(f"expected every read of a state before or after its update, found that {hazards[0]}")
-    network = NetworkInterpreter(description, load_constants(description, constants, widen), widen)
+    plugins = PLUGIN_KIND if widen else plugin_kind(job)
+    network = NetworkInterpreter(description, load_constants(description, constants, widen), widen, plugins)
     engine_bindings(declared, plan.limits, tensor_summaries(description, network.aliases.shared))
     return network
 
