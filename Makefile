@@ -6,7 +6,7 @@ STAMP := $(VENV)/installed
 CONSTRAINTS := requirements/constraints.txt
 # The Python part of full TensorRT, whose libraries are elsewhere: tests compare the code with its classes.
 BINDINGS := 10=tensorrt-cu12-bindings==10.16.1.11 11=tensorrt-cu13-bindings==11.4.0.106
-EXTRAS ?= export,cpu,rtx,cuda,plot,dev
+EXTRAS ?= export,cpu,rtx,cuda,plot,serve,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
 FUZZ_SCALE ?= 100

@@ -46,6 +46,10 @@ class RequestError(SettingError):
     """A generation request that cannot be served: a bad prompt, length or sampling parameter."""
 
 
+class PromptLengthError(RequestError):
+    """A prompt of more tokens than a sequence may have."""
+
+
 def described(error: BaseException) -> str:
     """One line about an error of any code, of which ``__str__`` may raise: type and at most 300 characters of message.
 

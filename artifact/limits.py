@@ -44,7 +44,9 @@ SESSION_HEADER_BYTES: Final = 128 * MIB
 SESSION_BYTES: Final = 64 * GIB
 # A compiled kernel or tactic in a cache folder: the largest has 0.4 MB.
 CACHE_ENTRY_BYTES: Final = 64 * MIB
-# A build preset has ten lines.
+# The API keys of a server: 10,000 keys with names.
+API_KEYS_BYTES: Final = 1 * MIB
+# A build preset has ten lines; a server's configuration has ten for each model.
 PRESET_BYTES: Final = 64 * KIB
 # Processor seconds and memory of one rendering of a chat template, in its own process: 1,000 messages take
 # 0.1 s; the interpreter with Jinja takes 50 MiB of addresses, a conversation some 6 times its text.

@@ -17,6 +17,11 @@ EXTRAS = {
     "tensorrt": "tensorrt",
     "matplotlib": "plot",
     "huggingface_hub": "hub",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "sse_starlette": "serve",
+    "prometheus_client": "serve",
+    "llguidance": "serve",
 }
 
 

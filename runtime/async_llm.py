@@ -132,9 +132,9 @@ class AsyncLLM(LoadedArtifact):
     async def score(self, prompt: Prompt, continuation: str | Sequence[int] | None = None) -> Score:
         """Like ``LLM.score`` for one prompt."""
         given = prompt_of(prompt)
-        scored = await self._prepared(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
+        scored = await self.prepare(lambda: ScoreRequest.of(self._text, given, continuation, self.max_seq_len))
         found = await self._computed(scored.request, "")
-        return await self._prepared(lambda: scored.score(found))
+        return await self.prepare(lambda: scored.score(found))
 
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
@@ -144,7 +144,7 @@ class AsyncLLM(LoadedArtifact):
         Like ``LLM.cache_prefix``, with the same errors.
         """
         checked_namespace(namespace)
-        request = await self._prepared(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
+        request = await self.prepare(lambda: self._text.prefix_request(prompt, self.max_seq_len, name))
         ids, tries = request.prompt_ids, 0
         while True:
             for part in self._cache.parts(request):
@@ -158,7 +158,7 @@ class AsyncLLM(LoadedArtifact):
 
     async def cache_prefixes(self, path: str | Path, namespace: str = "") -> list[PinnedPrefix]:
         """``cache_prefix`` for all of a JSON file {"prefixes": {name: text, token ids or messages}}."""
-        prefixes = await self._prepared(lambda: read_prefixes(checked_path("path", path)))
+        prefixes = await self.prepare(lambda: read_prefixes(checked_path("path", path)))
         return [await self.cache_prefix(prompt, name, namespace) for name, prompt in prefixes]
 
     async def drop_prefix(self, name: str) -> None:
@@ -173,19 +173,23 @@ class AsyncLLM(LoadedArtifact):
         self, path: str | Path, conversation: Generation | Sequence[int], namespace: str = ""
     ) -> Session:
         """Like ``LLM.save_session``."""
-        tokens = await self._prepared(lambda: conversation_tokens(conversation))
+        tokens = await self.prepare(lambda: conversation_tokens(conversation))
         return await self._between_steps(lambda: self._cache.save(checked_path("path", path), tokens, namespace))
 
     async def load_session(self, path: str | Path) -> Session:
         """Like ``LLM.load_session``; the session keeps its namespace."""
         return await self._between_steps(lambda: self._cache.load(checked_path("path", path)))
 
+    async def seconds_until_free_row(self) -> float:
+        """An upper bound of the time until a request added now would start: none of those before it ends early."""
+        return await self._between_steps(lambda: self.loop.seconds_until_free_row)
+
     async def prefix_cache_report(self) -> CacheReport:
         """Like ``LLM.prefix_cache_report``."""
         return await self._between_steps(self._cache.report)
 
-    async def _prepared(self, work: Callable[[], T]) -> T:
-        """The result of text ``work``, done off the event loop."""
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """The result of text ``work``, such as a call of ``tokenizer``, done off the event loop."""
         self._worker.check_open()
         return await asyncio.wrap_future(self._texts.submit(work))
 

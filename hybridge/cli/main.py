@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": "Compare the predictions of two versions of a model.",
     "build-engine": "Build a TensorRT engine from an artifact.",
     "run": "Generate text from an artifact, or chat with it.",
+    "serve": "Serve artifacts over HTTP.",
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",
     "bench": "Measure the speed of an artifact.",
 }

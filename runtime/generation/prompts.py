@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import PromptLengthError, RequestError
 
 
 class TokenArray(Protocol):
@@ -85,7 +85,7 @@ def is_one_prompt(prompt: object) -> bool:
 def check_length(found: int, most: int, name: str) -> None:
     """RequestError, which calls the prompt ``name``, for more than ``most`` tokens."""
     if found > most:
-        raise RequestError(
+        raise PromptLengthError(
             f"{name}: expected at most {most} tokens (max_seq_len), found {found}: shorten it, or export with a larger "
             "`max_seq_len`"
         )

@@ -58,6 +58,10 @@ class TokenizerLibrary:
         """The ids of special tokens."""
         return [i for i, token in self._backend.get_added_tokens_decoder().items() if token.special]
 
+    def added_tokens(self) -> list[tuple[str, bool]]:
+        """The texts that are one token wherever they are written, each with whether it is a special token."""
+        return [(token.content, bool(token.special)) for token in self._backend.get_added_tokens_decoder().values()]
+
     def longest_token(self) -> int:
         """Characters of the longest token."""
         return max(map(len, self._backend.get_vocab()), default=0)

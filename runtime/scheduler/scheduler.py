@@ -15,6 +15,7 @@ from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
 from hybridge.runtime.scheduler.settings import SchedulerSettings
 from hybridge.runtime.scheduler.step_builder import StepBuilder
 from hybridge.runtime.scheduler.step_planner import StepPlanner
+from hybridge.runtime.scheduler.wait_estimate import steps_left, steps_until_free_row
 
 _NO_DRAFT_TOKENS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 NONE_ACCEPTED: Mapping[int, int] = MappingProxyType({})
@@ -57,6 +58,13 @@ class Scheduler:
     def running(self) -> int:
         """Sequences with device memory."""
         return len(self._queues.running)
+
+    def steps_until_free_row(self) -> int:
+        """Steps until a request that arrives now gets a row, if all before it take as many tokens as they may."""
+        most, queues = self.settings.max_tokens, self._queues
+        running = [steps_left(sequence, most) for sequence in queues.running]
+        waiting = [steps_left(sequence, most) for sequence in queues.waiting]
+        return steps_until_free_row(running, waiting, self.settings.max_rows)
 
     @property
     def host_bytes(self) -> int:

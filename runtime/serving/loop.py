@@ -27,6 +27,8 @@ from hybridge.runtime.text import Tokenizer
 if TYPE_CHECKING:
     from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 
+# Weight of the latest step in the mean time of a step.
+_NEWEST_STEP = 0.1
 _Continuation = tuple[StepInFlight, StepPlan, Feeding]
 
 
@@ -66,6 +68,7 @@ class ServingLoop:
         self._vocab = engine.config.vocab_size
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
+        self._step_seconds = 0.0
 
     @property
     def prefix_cache(self) -> RadixCache | None:
@@ -81,6 +84,11 @@ class ServingLoop:
     def last_times(self) -> StepTimes:
         """What the last step took; zeros before the first."""
         return StepTimes(0.0, 0.0) if self._ended is None else self._ended.times
+
+    @property
+    def seconds_until_free_row(self) -> float:
+        """An upper bound of the time until a request that arrives now gets a row, from the latest steps."""
+        return self.scheduler.steps_until_free_row() * self._step_seconds
 
     @property
     def busy(self) -> bool:
@@ -169,9 +177,10 @@ class ServingLoop:
             self._end_committed(plan, error, next_step is not None)
         in_flight.end()
         self._ended = in_flight
+        seconds = in_flight.times.host + in_flight.times.device
+        self._step_seconds += _NEWEST_STEP * (seconds - self._step_seconds)
         if self._speculator is not None:
-            times = in_flight.times
-            self._speculator.record_time(plan, times.host + times.device)
+            self._speculator.record_time(plan, seconds)
 
     def _continuation(self) -> _Continuation | None:
         """The step after the one in progress, if that has the same rows whatever tokens these get now."""

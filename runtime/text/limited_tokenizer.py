@@ -37,6 +37,9 @@ class LimitedTokenizer:
     def special_ids(self) -> list[int]:
         return self._special
 
+    def added_tokens(self) -> list[tuple[str, bool]]:
+        return [(text, special) for text, special in self._call("added_tokens")]
+
     def longest_token(self) -> int:
         return self._call("longest_token")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import PromptLengthError
 from hybridge.runtime.text.tokenizer import Tokenizer
 
 # A text of fewer characters for each token that fits is tokenized at once: English has about 4.
@@ -23,7 +23,7 @@ def tokens_within(tokenizer: Tokenizer, text: str, limit: int, name: str, add_sp
     everything (megabytes of spaces for a vocabulary of words) is refused too.
     """
     if len(text) > _ORDINARY * limit and not _may_fit(tokenizer, text, limit):
-        raise RequestError(
+        raise PromptLengthError(
             f"{name}: expected at most {limit} tokens (max_seq_len), found more in a text of {len(text)} "
             "characters: shorten it, or export with a larger `max_seq_len`"
         )

@@ -74,6 +74,11 @@ class Tokenizer:
         return self._named_id("eos_token")
 
     @cached_property
+    def added_tokens(self) -> Mapping[str, bool]:
+        """The texts that are one token wherever a text has them, each with whether it is a special token."""
+        return MappingProxyType(dict(self._backend.added_tokens()))
+
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token, at least 1."""
         return max(1, self._backend.longest_token())
@@ -94,6 +99,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``; ids outside the vocabulary have none."""
         return self._backend.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that ``token`` stands for, which may be a part of a character; none outside the vocabulary."""
+        if self._byte_level:
+            return self._token_bytes[False](token)
+        return self.decode([token], skip_special_tokens=False).encode()
 
     def detokenizer(self, context: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A streaming decoder for the tokens that follow ``context``."""

@@ -1,0 +1,1 @@
+"""``hybridge serve``: artifacts behind an HTTP API in the formats of OpenAI."""

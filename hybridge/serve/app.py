@@ -1,0 +1,55 @@
+"""The application: routes, errors and what every request passes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.version import __version__
+from hybridge.serve.call import ClientLeftError
+from hybridge.serve.errors import api_error, error_response, validation_error
+from hybridge.serve.gate import Gate
+from hybridge.serve.routes import chat, completions, health, models
+from hybridge.serve.schemas.base import ErrorBody
+from hybridge.serve.service import Service
+
+_ROUTES = (completions, chat, models, health)
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application of a server; models are loaded by its owner."""
+    app = FastAPI(
+        title="Hybridge", version=__version__, docs_url=None, redoc_url=None, responses={422: {"model": ErrorBody}}
+    )
+    app.state.service = service
+    for module in _ROUTES:
+        app.include_router(module.router, responses={status: {"model": ErrorBody} for status in _ERRORS})
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for kind in (HTTPException, HybridgeError):
+        app.add_exception_handler(kind, _failed)
+    app.add_exception_handler(ClientLeftError, _left)
+    return Gate(app, service)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(request.url.path, validation_error(list(error.errors())))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    found = api_error(error)
+    if found.status_code == 500:
+        service: Service = request.app.state.service
+        service.log.error("failed", error, request=request.state.request_id)
+    return error_response(request.url.path, found)
+
+
+async def _left(request: Request, error: Exception) -> Response:
+    """Not sent: the client has left."""
+    return Response(status_code=499)

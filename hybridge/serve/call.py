@@ -1,0 +1,247 @@
+"""One request to a model: its lease, its streams, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.generation import Generation, Piece
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.runtime.serving.request_stream import RequestStream
+from hybridge.serve.api_keys import Client
+from hybridge.serve.errors import OVERLOADED, TIMEOUT, ApiError
+from hybridge.serve.event_stream import EventStream
+from hybridge.serve.model_store import Lease
+from hybridge.serve.served_model import ServedModel
+from hybridge.serve.service import Service
+
+T = TypeVar("T")
+# A stream begins after so many seconds without a piece; until then, an error has its own HTTP status.
+_FIRST_PIECE_SECONDS = 5.0
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before the response began."""
+
+
+class Call:
+    """Used in ``async with``; a stream of events (``stream``) continues after that, until it ends or the client leaves.
+
+    ``pieces`` and ``results`` end all streams when the time is over, with ApiError.
+    """
+
+    def __init__(self, service: Service, request: Request, lease: Lease, timeout: float | None) -> None:
+        self.service, self.request, self._lease = service, request, lease
+        self.client: Client = request.state.client
+        self._streams: list[RequestStream] = []
+        self._ends: list[Callable[[], None]] = []
+        self._expired = self._streaming = False
+        limit = float(service.settings.request_timeout)
+        self._timeout = min(limit, timeout or limit)
+        self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
+        self._first: asyncio.Task[Any] | None = None
+
+    @classmethod
+    async def open(cls, request: Request, model: str, timeout: float | None = None) -> Call:
+        """ApiError when the model is unknown or cannot be loaded."""
+        service: Service = request.app.state.service
+        return cls(service, request, await service.store.lease(model), timeout)
+
+    async def __aenter__(self) -> Call:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._streaming:
+            await self.aclose()
+
+    @property
+    def model(self) -> ServedModel:
+        """The model, loaded."""
+        return self._lease.model
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """The result of text ``work``, done off the event loop."""
+        return await self.model.llm.prepare(work)
+
+    async def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        priority: int | None,
+        namespace: str,
+    ) -> None:
+        """Add a request for each prompt; ApiError 429 when too many wait."""
+        sequences = sum(each.n for each in params)
+        self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
+        llm = self.model.llm
+        for ids, each in zip(prompts, params, strict=True):
+            self._streams.append(llm.add(ids, each, priority=priority or 0, namespace=namespace))  # type: ignore[arg-type]
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces of all prompts, with the index of their prompt."""
+        answers: dict[int, list[Generation]] = {}
+        try:
+            async for index, piece in _merged(self._streams):
+                if piece.generation is not None:
+                    answers.setdefault(index, []).append(piece.generation)
+                yield piece if not index else piece._replace(index=index)
+        except EngineError:
+            self.model.failed = True
+            raise
+        if self._expired:
+            raise ApiError(
+                504, f"expected an answer within {self._timeout:g} s, found none: ask for fewer tokens", TIMEOUT
+            )
+        if any(stream.cancelled for stream in self._streams):
+            raise ApiError(503, "the request was cancelled: try again", OVERLOADED, retry_after=1)
+        self._count(list(answers.values()))
+
+    async def results(self) -> list[list[Generation]]:
+        """All answers to each prompt; ClientLeftError when the client does not wait for them."""
+        answers: list[dict[int, Generation]] = [{} for _ in self._streams]
+
+        async def collect() -> None:
+            async for piece in self.pieces():
+                if piece.generation is not None:
+                    answers[piece.index][piece.choice] = piece.generation
+
+        await self.unless_left(collect())
+        return [[each[choice] for choice in sorted(each)] for each in answers]
+
+    async def unless_left(self, work: Any) -> Any:
+        """The result of the coroutine ``work``; ClientLeftError, and ``work`` is cancelled, when the client leaves."""
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(self.request))
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientLeftError
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+
+    async def stream(self, events: Callable[[AsyncIterator[Piece]], AsyncIterator[bytes]]) -> EventStream:
+        """The response with the ``events`` made of the pieces.
+
+        It begins with the first piece, or after some seconds, so that an error before that has its own HTTP status.
+        """
+        pieces = self.pieces()
+        first = self._first = asyncio.ensure_future(anext(pieces))  # type: ignore[arg-type]
+        leaving = asyncio.ensure_future(_left(self.request))
+        try:
+            await asyncio.wait({first, leaving}, timeout=_FIRST_PIECE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done() and not first.done():
+                raise ClientLeftError
+        finally:
+            leaving.cancel()
+        if first.done():
+            first.result()
+        self._streaming = True
+
+        async def all_pieces() -> AsyncIterator[Piece]:
+            yield await first
+            async for piece in pieces:
+                yield piece
+
+        return _CallStream(self, events(all_pieces()))
+
+    def log(self, **fields: Any) -> None:
+        """Add to the request's line in the log."""
+        self.request.scope["state"].setdefault("log", {}).update(fields)
+
+    async def aclose(self) -> None:
+        """End what is left, and let the model be unloaded; calling it twice is allowed."""
+        self._timer.cancel()
+        if self._first is not None:
+            self._first.cancel()
+        for stream in self._streams:
+            await stream.aclose()
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        self._lease.release()
+
+    def _expire(self) -> None:
+        self._expired = True
+        for stream in self._streams:
+            stream.cancel()
+
+    def _count(self, answers: Sequence[Sequence[Generation]]) -> None:
+        prompt = sum(len(each[0].prompt_token_ids) for each in answers)
+        cached = sum(each[0].cached_tokens for each in answers)
+        new = sum(len(answer.token_ids) for each in answers for answer in each)
+        for each in answers:
+            self.service.metrics.answered(self.model.name, each)
+        self.service.rate_limits.use_tokens(self.client.name, prompt + new)
+        self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
+        if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:
+            decode = self.model.llm.tokenizer.decode
+            self.log(
+                prompts=[decode(each[0].prompt_token_ids, skip_special_tokens=False) for each in answers],
+                answers=[[answer.text for answer in each] for each in answers],
+            )
+
+
+class _CallStream(EventStream):
+    """Ends its call when it ends, also when it never begins."""
+
+    def __init__(self, call: Call, events: AsyncIterator[bytes]) -> None:
+        super().__init__(call.request, events, call.service)
+        self._call = call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await asyncio.shield(self._call.aclose())
+
+
+def new_id(kind: str) -> str:
+    """An id of a response or of one of its parts."""
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, Piece]]:
+    """The pieces of all ``streams`` as they arrive, each with the stream's index; the first error ends all."""
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield 0, piece
+        return
+    arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+
+    async def read(index: int, stream: RequestStream) -> None:
+        try:
+            async for piece in stream:
+                arrived.put_nowait((index, piece))
+            arrived.put_nowait((index, None))
+        except Exception as error:
+            arrived.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(read(index, stream)) for index, stream in enumerate(streams)]
+    left = len(streams)
+    try:
+        while left:
+            index, found = await arrived.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                left -= 1
+            else:
+                yield index, found
+    finally:
+        for task in tasks:
+            task.cancel()

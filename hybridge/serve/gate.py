@@ -1,0 +1,145 @@
+"""What every request passes: request id, API key, limits, log and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hybridge.serve.api_keys import ANONYMOUS, Client
+from hybridge.serve.errors import AUTHENTICATION, OVERLOADED, TIMEOUT, ApiError, api_error, error_response
+
+if TYPE_CHECKING:
+    from hybridge.serve.service import Service
+
+# Paths that need no key: a load balancer and Prometheus have none.
+_OPEN = re.compile(r"/(health(/.*)?|metrics|openapi\.json)?")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Gate:
+    """ASGI middleware. ``scope["state"]`` of a request gets its ``request_id`` and ``client``."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        passing = _Passing(self._service, scope, send)
+        try:
+            await self._app(scope, await passing.admitted(receive), passing.send)
+        except ApiError as error:
+            await error_response(scope["path"], error)(scope, receive, passing.send)
+        except Exception as error:
+            self._service.log.error("failed", error, request=passing.request_id)
+            if not passing.status:
+                await error_response(scope["path"], api_error(error))(scope, receive, passing.send)
+        finally:
+            passing.ended()
+
+
+class _Passing:
+    """One request on its way. ``status`` is 0 until the response begins."""
+
+    def __init__(self, service: Service, scope: Scope, send: Send) -> None:
+        self._service, self._scope, self._send = service, scope, send
+        self._headers = Headers(scope=scope)
+        self._began = time.perf_counter()
+        self._client: Client | None = None
+        given = self._headers.get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.status = 0
+        scope.setdefault("state", {})["request_id"] = self.request_id
+
+    async def admitted(self, receive: Receive) -> Receive:
+        """Check the request and read its body; ApiError when it is refused."""
+        service = self._service
+        if not _OPEN.fullmatch(self._scope["path"]):
+            self._client = self._scope["state"]["client"] = self._known_client()
+            if service.draining:
+                raise ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
+            service.rate_limits.take_request(self._client.name)
+        body = await _body(receive, self._headers, service.settings.max_body_bytes, service.settings.receive_timeout)
+        return _replayed(body, receive)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        await self._send(message)
+
+    def ended(self) -> None:
+        seconds, scope = time.perf_counter() - self._began, self._scope
+        route = getattr(scope.get("route"), "path", "other")
+        # 499, as nginx has it: the client left before there was a response.
+        status = self.status or 499
+        self._service.metrics.request_ended(route, status, seconds)
+        if route not in ("/health", "/health/live", "/health/ready", "/metrics"):
+            self._service.log.write(
+                "request",
+                request=self.request_id,
+                client=None if self._client is None else self._client.name,
+                method=scope["method"],
+                path=route,
+                status=status,
+                seconds=round(seconds, 4),
+                **scope["state"].get("log", {}),
+            )
+
+    def _known_client(self) -> Client:
+        keys = self._service.keys
+        if keys is None:
+            return ANONYMOUS
+        kind, _, value = self._headers.get("authorization", "").partition(" ")
+        key = value.strip() if kind.lower() == "bearer" else self._headers.get("x-api-key", "")
+        client = keys.client(key)
+        if client is None:
+            raise ApiError(
+                401, "expected a valid API key as bearer token, found none", AUTHENTICATION, "invalid_api_key"
+            )
+        return client
+
+
+async def _body(receive: Receive, headers: Headers, most: int, seconds: float) -> bytes:
+    """The body of a request; ApiError when it is too large, or does not arrive in time."""
+    too_large = ApiError(413, f"body: expected at most {most} bytes, found more: shorten the request")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise too_large
+    try:
+        return b"".join(await asyncio.wait_for(_chunks(receive, most, too_large), seconds))
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"expected the whole request within {seconds} s, found less", TIMEOUT) from None
+
+
+async def _chunks(receive: Receive, most: int, too_large: ApiError) -> Iterable[bytes]:
+    chunks, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break
+        chunks.append(message.get("body", b""))
+        size, more = size + len(chunks[-1]), message.get("more_body", False)
+        if size > most:
+            raise too_large
+    return chunks
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """``receive`` that gives ``body`` first, and then what follows: that the client left."""
+    left = [body]
+
+    async def replayed() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return replayed

@@ -1,0 +1,30 @@
+"""One JSON line on standard error for each event. Prompts and answers are written only where the operator says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+from hybridge.artifact.errors import HybridgeError
+
+
+class RequestLog:
+    """Writes to ``stream``, by default standard error."""
+
+    def __init__(self, writes_prompts: bool, stream: TextIO | None = None) -> None:
+        self.writes_prompts = writes_prompts
+        self._stream = stream
+
+    def write(self, event: str, **fields: Any) -> None:
+        """A line with the time (seconds since 1970), the event and its fields; those that are None are left out."""
+        line = {"time": round(time.time(), 3), "event": event}
+        line.update({name: value for name, value in fields.items() if value is not None})
+        print(json.dumps(line), file=self._stream or sys.stderr, flush=True)
+
+    def error(self, event: str, error: BaseException, **fields: Any) -> None:
+        """``error`` in one sentence; with its traceback where it is a bug."""
+        trace = None if isinstance(error, HybridgeError) else "".join(traceback.format_exception(error))
+        self.write(event, error=f"{type(error).__name__}: {error}", traceback=trace, **fields)

@@ -1,0 +1,140 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from hybridge.artifact.errors import RequestError
+from hybridge.artifact.limits import REQUEST_ANSWERS
+from hybridge.runtime.generation import Generation, Piece
+from hybridge.runtime.generation.prompts import checked_ids
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.serve.call import Call, new_id
+from hybridge.serve.errors import ApiError
+from hybridge.serve.event_stream import DONE, event
+from hybridge.serve.logprobs import LogprobTexts
+from hybridge.serve.prompts import text_tokens
+from hybridge.serve.sampling import sampling_params
+from hybridge.serve.schemas.completions import Completion, CompletionRequest
+from hybridge.serve.usage import usage
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", response_model=Completion)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a text, token ids, or several of either."""
+    async with await Call.open(request, body.model, body.timeout) as call:
+        params = _params(body, call)
+        prompts = await call.prepare(lambda: _prompts(body, call))
+        if len(prompts) * params.n > REQUEST_ANSWERS:
+            raise ApiError(
+                400, f"n: expected at most {REQUEST_ANSWERS} answers to all prompts, found more: lower it", param="n"
+            )
+        namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
+        await call.start(prompts, [params] * len(prompts), body.priority, namespace)
+        answer = _Answer(body, call, params)
+        if body.stream:
+            return await call.stream(answer.events)
+        return JSONResponse(answer.whole(await call.results()))
+
+
+def _params(body: CompletionRequest, call: Call) -> SamplingParams:
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, f"best_of: expected n ({body.n or 1}), found {body.best_of}: leave it out", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: expected at least 1 without echo, found 0", param="max_tokens")
+    longest = call.model.llm.max_seq_len if body.max_tokens is None else max(1, body.max_tokens)
+    most = call.service.settings.max_new_tokens
+    more: dict[str, Any] = {"max_new_tokens": longest if most is None else min(longest, most)}
+    if body.logprobs is not None:
+        more["logprobs"] = body.logprobs
+        more["prompt_logprobs"] = body.logprobs if body.echo else None
+    return sampling_params(body, call.model.llm.recommended_sampling, **more)
+
+
+def _prompts(body: CompletionRequest, call: Call) -> list[list[int]]:
+    llm, most = call.model.llm, call.service.settings.max_prompt_tokens
+    given: Sequence[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if isinstance(given[0], int):
+        given = [given]
+    limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
+    return [
+        text_tokens(llm, each, most=most)
+        if isinstance(each, str)
+        else list(checked_ids(each, "prompt", llm.config.vocab_size, limit))
+        for each in given
+    ]
+
+
+class _Answer:
+    """The response to one request, whole or in events."""
+
+    def __init__(self, body: CompletionRequest, call: Call, params: SamplingParams) -> None:
+        self._body, self._params = body, params
+        self._tokenizer = call.model.llm.tokenizer
+        self._texts = LogprobTexts(self._tokenizer)
+        self._head = {
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model,
+        }
+
+    def whole(self, answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
+        choices = []
+        for index, each in enumerate(answers):
+            for number, answer in enumerate(each):
+                choices.append(self._choice(index * self._params.n + number, answer))
+        counted = usage(answers)
+        if self._body.max_tokens == 0:
+            generated = counted["completion_tokens"]
+            counted |= {"completion_tokens": 0, "total_tokens": counted["total_tokens"] - generated}
+        return {**self._head, "choices": choices, "usage": counted}
+
+    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        options = self._body.stream_options
+        begun: dict[int, int] = {}  # characters of each choice so far
+        ended: dict[int, list[Generation]] = {}
+        async for piece in pieces:
+            index = piece.index * self._params.n + piece.choice
+            text, lists = piece.text, None
+            if self._params.logprobs is not None:
+                tokens = list(zip(piece.token_ids, piece.logprobs or (), strict=False))
+                lists = self._texts.completion(tokens, self._params.logprobs, begun.get(index, 0))
+            begun[index] = begun.get(index, 0) + len(text)
+            if piece.generation is not None:
+                ended.setdefault(piece.index, []).append(piece.generation)
+            choice = {"index": index, "text": text, "logprobs": lists, "finish_reason": piece.finish_reason}
+            yield event({**self._head, "choices": [choice]})
+        if options is not None and options.include_usage:
+            yield event({**self._head, "choices": [], "usage": usage(list(ended.values()))})
+        yield DONE
+
+    def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
+        prompt = self._prompt_text(answer) if self._body.echo else ""
+        only_prompt = self._body.max_tokens == 0
+        lists, top = None, self._params.logprobs
+        if top is not None:
+            tokens: list[Any] = [] if only_prompt else list(zip(answer.token_ids, answer.logprobs or (), strict=True))
+            if self._body.echo and answer.prompt_logprobs is not None:
+                tokens = [*zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True), *tokens]
+            lists = self._texts.completion(tokens, top, 0)
+        return {
+            "index": index,
+            "text": prompt if only_prompt else prompt + answer.text,
+            "logprobs": lists,
+            "finish_reason": "length" if only_prompt else answer.finish_reason,
+        }
+
+    def _prompt_text(self, answer: Generation) -> str:
+        if isinstance(self._body.prompt, str):
+            return self._body.prompt
+        if self._tokenizer is None:
+            raise RequestError("echo: expected a model with a tokenizer, found none: leave it out")
+        return self._tokenizer.decode(answer.prompt_token_ids, skip_special_tokens=self._params.skip_special_tokens)

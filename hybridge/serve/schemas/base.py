@@ -1,0 +1,100 @@
+"""What the bodies of several endpoints share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# JSON integers may have any size; the engine's limits are checked by SamplingParams.
+Int64 = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
+PositiveInt = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class RequestBody(BaseModel):
+    """A request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ResponseBody(BaseModel):
+    """A response."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(ResponseBody):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(ResponseBody):
+    """An error in OpenAI's shape."""
+
+    error: ErrorDetail
+
+
+class StreamOptions(RequestBody):
+    """include_usage: a last chunk has the usage. continuous_usage_stats: every chunk has it."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(RequestBody):
+    """Parameters of ``SamplingParams`` as OpenAI and vLLM name them; those left out are the checkpoint's."""
+
+    model: str
+    temperature: Annotated[Finite, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_k: Int64 | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Finite | None = None
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int64] | None = None
+    ignore_eos: bool | None = None
+    n: PositiveInt | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
+    logit_bias: dict[str, Finite] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[Int64] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: Int64 | None = Field(None, description="Lower values run first.")
+    prompt_cache_key: str | None = Field(None, description="Computed prefixes are shared within one key only.")
+    cache_salt: str | None = Field(None, description="As prompt_cache_key; both together name what is shared.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    timeout: Annotated[Finite, Field(gt=0)] | None = Field(None, description="Seconds, at most the server's own limit.")
+    # Accepted, and without effect here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class PromptDetails(ResponseBody):
+    cached_tokens: int
+
+
+class CompletionDetails(ResponseBody):
+    reasoning_tokens: int
+
+
+class Usage(ResponseBody):
+    """cached_tokens: prompt tokens that were not computed, because the prefix cache had them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails

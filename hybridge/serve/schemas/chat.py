@@ -1,0 +1,79 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hybridge.artifact import limits
+from hybridge.serve.schemas.base import PositiveInt, RequestBody, ResponseBody, SamplingFields, Usage
+
+Logprobs = Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)]
+
+
+class TextPart(RequestBody):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(RequestBody):
+    """reasoning_content: of an assistant's message, for templates that show it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingFields):
+    """chat_template_kwargs: variables of the chat template, such as enable_thinking."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    reasoning_effort: str | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class TopLogprob(ResponseBody):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(ResponseBody):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class AnswerMessage(ResponseBody):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(ResponseBody):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class ChatCompletion(ResponseBody):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

@@ -1,0 +1,156 @@
+"""The server: from its socket to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+
+from hybridge.artifact.errors import OutputError, SettingError
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.runtime.engines.factory import check_engine
+from hybridge.serve.api_keys import ApiKeys
+from hybridge.serve.app import create_app
+from hybridge.serve.model_store import ModelStore
+from hybridge.serve.protocol import TimedProtocol
+from hybridge.serve.rate_limits import RateLimits
+from hybridge.serve.request_log import RequestLog
+from hybridge.serve.service import Service
+from hybridge.serve.settings import ModelSettings, ServeSettings
+
+# Connections that wait to be accepted.
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class HttpServer:
+    """Listens from its creation on, and serves in ``run``."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        models: Sequence[ModelSettings],
+        keys: ApiKeys | None = None,
+        log: RequestLog | None = None,
+    ) -> None:
+        """HybridgeError for wrong settings, or a folder that is no artifact."""
+        for model in models:
+            check_engine(model.engine)
+            require_artifact(model.path)
+        log = log or RequestLog(settings.log_prompts)
+        store = ModelStore(
+            models,
+            settings.models_memory_bytes,
+            settings.idle_timeout,
+            lambda name, error: log.error("not loaded", error, model=name),
+        )
+        rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
+        self.service = Service(settings, store, keys, log, rates)
+        self._server = _Server(_config(self.service), self.service)
+        self._listener = _listener(settings.host, settings.port)
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def run(self) -> None:
+        """Serve until SIGTERM, SIGINT or ``stop``, then let running requests end (``drain_timeout``).
+
+        Readiness follows when the models to preload can compute a token. HybridgeError when one cannot be loaded.
+        """
+        with self._listener:
+            asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        """End ``run`` as SIGTERM does; from any thread."""
+        if self._event_loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._event_loop.call_soon_threadsafe(self._server.drain)
+
+    async def _serve(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        store, log = self.service.store, self.service.log
+        log.write("listening", url=self.url, models=store.names)
+        serving = asyncio.ensure_future(self._server.serve([self._listener]))
+        loading = asyncio.ensure_future(store.preload())
+        try:
+            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done() and loading.exception() is not None:
+                self._server.should_exit = self._server.force_exit = True
+            elif loading.done():
+                log.write("ready")
+            await serving
+            if loading.done():
+                loading.result()
+        finally:
+            loading.cancel()
+            await store.close()
+            log.write("stopped")
+
+
+def _config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(service),
+        http=lambda *args, **names: TimedProtocol(service.settings.receive_timeout, *args, **names),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=service.settings.drain_timeout,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Ends without an error after a signal, and refuses new requests from then on. A second signal ends at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        event_loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                event_loop.add_signal_handler(number, self.drain)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                    event_loop.remove_signal_handler(number)
+
+    def drain(self) -> None:
+        """Refuse new requests, and end when the running ones have ended."""
+        if self._service.draining:
+            self.force_exit = True
+            return
+        self._service.draining = self.should_exit = True
+        self._service.log.write("draining")
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens; SettingError for an unknown host, OutputError for a port that is taken."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise SettingError(f"host: expected an address of this machine, found {host!r} ({error})") from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OutputError(
+            f"port: expected a free one at {host}, found {port} ({error.strerror}): give another"
+        ) from error
+    return listener

@@ -1,0 +1,93 @@
+"""Settings of the server and of each model that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridge.artifact.errors import SettingError
+from hybridge.artifact.limits import CONVERSATION_BYTES
+from hybridge.artifact.settings import check_settings, setting
+from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES
+
+_LIMITS, _OPERATION = "Limits", "Operation"
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """How the server listens, what it refuses, and what it writes. Times are in seconds.
+
+    All but the address may also be given in a TOML file (``serve_config``).
+    """
+
+    host: str = setting("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", metavar="N", least=0, most=65535)
+    max_waiting: int = setting(
+        128, "Requests of a model that may wait for a free row; others get status 429.", metavar="N", least=0,
+        group=_LIMITS,
+    )  # fmt: skip
+    max_body_bytes: int = setting(
+        CONVERSATION_BYTES, "Largest request body.", metavar="BYTES", least=1, group=_LIMITS
+    )  # fmt: skip
+    max_prompt_tokens: int | None = setting(
+        None, "Longest prompt.", metavar="N", least=1, shown_default="the model's", group=_LIMITS
+    )  # fmt: skip
+    max_new_tokens: int | None = setting(
+        None, "Longest answer; requests for more get this many.", metavar="N", least=1, shown_default="the model's",
+        group=_LIMITS,
+    )  # fmt: skip
+    requests_per_minute: int | None = setting(
+        None, "Requests of one API key.", metavar="N", least=1, shown_default="unlimited", group=_LIMITS
+    )  # fmt: skip
+    tokens_per_minute: int | None = setting(
+        None, "Prompt and answer tokens of one API key.", metavar="N", least=1, shown_default="unlimited",
+        group=_LIMITS,
+    )  # fmt: skip
+    receive_timeout: int = setting(
+        30, "Seconds in which a client has to send its request.", metavar="S", least=1, group=_LIMITS
+    )  # fmt: skip
+    request_timeout: int = setting(600, "Seconds after which a request ends.", metavar="S", least=1, group=_LIMITS)
+    send_timeout: int = setting(
+        30, "Seconds that a client may stop reading its stream.", metavar="S", least=1, group=_LIMITS
+    )  # fmt: skip
+    drain_timeout: int = setting(
+        30, "Seconds that running requests may take after SIGTERM.", metavar="S", least=0, group=_OPERATION
+    )  # fmt: skip
+    idle_timeout: int = setting(
+        600, "Seconds after which an unused model that was loaded on demand is unloaded.", metavar="S", least=1,
+        group=_OPERATION,
+    )  # fmt: skip
+    models_memory_bytes: int | None = setting(
+        None, "Memory of all loaded models.", metavar="BYTES", least=1, shown_default="unlimited", group=_OPERATION
+    )  # fmt: skip
+    log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
+    control_tokens: bool = setting(
+        False, "Let special tokens in the text of messages act as such.", group=_OPERATION
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """One artifact by name. ``preload``: it is loaded at the start and stays loaded.
+
+    memory_bytes: size of its pools (``ServingSettings``). The other settings are those of ``LLM``.
+    """
+
+    name: str
+    path: Path
+    preload: bool = False
+    engine: str = setting(AUTO, choices=ENGINE_NAMES)
+    threads: int | None = setting(None, least=1)
+    engine_folder: str | None = setting(None)
+    max_batch_size: int | None = setting(None, least=1)
+    max_seq_len: int | None = setting(None, least=1)
+    memory_bytes: int | None = setting(None, least=1)
+    host_bytes: int = setting(0, least=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if not self.name or len(self.name) > 256 or not self.name.isprintable():
+            raise SettingError(f"model: expected a name of 1 to 256 printable characters, found {self.name!r}")

@@ -1,0 +1,83 @@
+"""Bad requests get the right status and OpenAI's error, and disturb no other request."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import MOST_TOKENS
+from tests.serve.running import Running
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param"),
+    [
+        (COMPLETIONS, {"prompt": "a", "model": "none"}, 404, "model"),
+        (COMPLETIONS, {"prompt": "a", "model": 5}, 400, "model"),
+        (COMPLETIONS, {}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": []}, 400, None),
+        (COMPLETIONS, {"prompt": [-1]}, 400, None),
+        (COMPLETIONS, {"prompt": [1 << 20]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * (MOST_TOKENS + 1)}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": "a " * 4000}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": "7"}, 400, "max_tokens"),
+        (COMPLETIONS, {"prompt": "a", "n": 10**9}, 400, "n"),
+        (COMPLETIONS, {"prompt": ["a"] * 100, "n": 2}, 400, "n"),
+        (COMPLETIONS, {"prompt": "a", "best_of": 2}, 400, "best_of"),
+        (COMPLETIONS, {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        (COMPLETIONS, {"prompt": "a", "temperature": -1}, 400, "temperature"),
+        (COMPLETIONS, {"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"9999": 1}}, 400, "logit_bias"),
+        (COMPLETIONS, {"prompt": "a", "stop": ["x"] * 200}, 400, "stop"),
+        (COMPLETIONS, {"prompt": "a", "logprobs": 65}, 400, "logprobs"),
+        (COMPLETIONS, {"prompt": "a", "nonsense": 1}, 400, "nonsense"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": USER, "top_logprobs": 2}, 400, "top_logprobs"),
+        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, None),
+        (CHAT, {"messages": [{"role": "king", "content": "x"}]}, 400, "messages.0.role"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "messages"),
+        (CHAT, {"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ("/tokenize", {"prompt": "a", "messages": USER}, 400, "prompt"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "tokens.0"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named(served: Running, path: str, fields: dict[str, Any], status: int, param: str) -> None:
+    error = served.refusal(path, status, **fields)
+    if param is not None:
+        assert error["param"] == param
+    assert error["message"] and "Traceback" not in error["message"]
+
+
+def test_a_long_prompt_has_its_own_code(served: Running) -> None:
+    assert served.refusal(COMPLETIONS, 400, prompt="a " * 4000)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[1", b"", b"\xff\xfe", b"[" * 100_000, b'{"model":"demo","prompt":"\\ud800"}', b"null", b'{"a":NaN}'],
+    ids=lambda body: str(len(body)),
+)
+def test_bytes_that_are_no_request(served: Running, body: bytes) -> None:
+    response = served.client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_paths_and_methods(served: Running) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", COMPLETIONS, 405), ("GET", "/v1/models/x", 404)):
+        response = served.client.request(method, path)
+        assert response.status_code == status and response.json()["error"]["message"]
+
+
+def test_headers_without_end_are_refused(served: Running) -> None:
+    host, port = served.server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 200_000)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")

@@ -1,0 +1,202 @@
+"""The server around the API: keys, limits, clients that leave, and its end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from hybridge.artifact.errors import ArtifactError, OutputError, SettingError
+from hybridge.serve.api_keys import ApiKeys
+from hybridge.serve.server import HttpServer
+from hybridge.serve.settings import ModelSettings, ServeSettings
+from tests.serve.running import Running, running, until
+
+PATH = "/v1/completions"
+
+
+class Gate:
+    """Lets the steps of a loop run one by one."""
+
+    def __init__(self, served: Running, patch: pytest.MonkeyPatch) -> None:
+        self._loop = served.model().llm.loop
+        self._step, self._allowed = self._loop.step, threading.Semaphore(0)
+        patch.setattr(self._loop, "step", self._gated)
+        self.free = False
+
+    def _gated(self, *arguments: object) -> object:
+        while not self.free and not self._allowed.acquire(timeout=0.01):
+            pass
+        return self._step(*arguments)
+
+    def allow(self, steps: int) -> None:
+        self._allowed.release(steps)
+
+    @property
+    def steps(self) -> int:
+        return self._loop.steps
+
+
+@pytest.fixture
+def gate(served: Running, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    until(lambda: not served.model().llm.loop.busy)
+    return Gate(served, monkeypatch)
+
+
+def leave(served: Running, body: dict, reads: int) -> None:
+    """Send a request, read until the response has ``reads`` lines of data, and close the connection."""
+    host, port = served.server.url.removeprefix("http://").split(":")
+    text = json.dumps({"model": "demo", **body}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(head.encode() + text)
+        found = b""
+        while found.count(b"data: ") < reads:
+            found += connection.recv(1 << 16)
+        until(lambda: served.model().running == 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_computing_stops_within_a_step_when_the_client_leaves(served: Running, gate: Gate, stream: bool) -> None:
+    gate.allow(3)
+    leave(served, {"prompt": "The sea", "max_tokens": 400, "stream": stream}, 2 if stream else 0)
+    until(lambda: served.model().running == 0)  # the server has noticed
+    steps = gate.steps
+    gate.free = True
+    until(lambda: not served.model().llm.loop.busy)
+    assert gate.steps <= steps + 2  # the step in progress, and one that had been planned
+    assert served.post(PATH, prompt="The sea", max_tokens=2)["choices"]
+
+
+def test_a_full_queue_refuses_with_the_time_until_a_row_is_free(
+    demo: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running([demo], max_waiting=0) as served:
+        gate = Gate(served, monkeypatch)
+        rows = served.model().llm.max_batch_size
+        threads = [
+            threading.Thread(target=served.post, args=(PATH,), kwargs={"prompt": f"a{i}", "max_tokens": 20})
+            for i in range(rows)
+        ]
+        for thread in threads:
+            thread.start()
+        until(lambda: served.model().running == rows)
+        gate.free = True
+        gate.allow(1)
+        response = served.client.post(PATH, json={"model": "demo", "prompt": "b", "max_tokens": 1})
+        for thread in threads:
+            thread.join()
+        if response.status_code == 200:  # all had ended
+            pytest.fail("expected a full queue")
+        assert response.status_code == 429 and response.json()["error"]["code"] == "queue_full"
+        assert int(response.headers["retry-after"]) >= 1
+
+
+def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# clients\nann key-of-ann\nkey-of-bob\n")
+    with running([demo], ApiKeys.from_file(file), requests_per_minute=3) as served:
+        body = {"model": "demo", "prompt": "Long enough a prompt to be found again, or not.", "max_tokens": 1}
+
+        def post(**headers: str) -> tuple[int, object]:
+            response = served.client.post(PATH, json=body, headers=headers)
+            found = response.json()
+            return response.status_code, found.get("usage", found)
+
+        for headers in ({}, {"authorization": "Bearer nonsense"}, {"authorization": "Basic key-of-ann"}):
+            status, error = post(**headers)
+            assert status == 401 and error["error"]["code"] == "invalid_api_key"
+        ann, bob = {"authorization": "Bearer key-of-ann"}, {"x-api-key": "key-of-bob"}
+        cached = [post(**each)[1]["prompt_tokens_details"]["cached_tokens"] for each in (ann, ann, bob)]
+        assert cached[0] == cached[2] == 0 < cached[1]
+        assert post(**ann)[0] == 200
+        response = served.client.post(PATH, json=body, headers=ann)
+        assert response.status_code == 429 and int(response.headers["retry-after"]) in range(1, 61)
+        assert post(**bob)[0] == 200
+        assert served.client.get("/health").status_code == served.client.get("/metrics").status_code == 200
+        names = [line.get("client", "") for line in served.lines("request")]
+        assert names.count("ann") == 4 and names.count("") == 3
+        assert sum(name.startswith("key-") for name in names) == 2
+        assert "prompt to be found" not in served.log.getvalue() and "key-of" not in served.log.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "a b c-long-enough", "ann key-of-ann\nann key-of-bob", "key-of-ann\nkey-of-ann"]
+)
+def test_bad_files_of_keys(tmp_path: Path, text: str) -> None:
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(SettingError, match="expected"):
+        ApiKeys.from_file(tmp_path / "keys")
+
+
+def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
+    with running([demo], max_body_bytes=1000, receive_timeout=1, request_timeout=1) as served:
+        assert served.refusal(PATH, 413, prompt="a" * 2000)["message"].startswith("body: ")
+        response = served.client.post(PATH, content=iter([b"{" + b" " * 600, b" " * 600]))
+        assert response.status_code == 413
+        host, port = served.server.url.removeprefix("http://").split(":")
+        for start, status in (
+            (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"408"),
+            (b"GET /he", b""),
+        ):
+            with socket.create_connection((host, int(port)), timeout=60) as connection:
+                connection.sendall(start)
+                assert connection.recv(1 << 16)[9:12] == status
+        with pytest.MonkeyPatch.context() as patch:
+            gate = Gate(served, patch)
+            error = served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=0.2)
+            assert error["type"] == "timeout_error"
+            gate.free = True
+
+
+def test_running_requests_end_after_the_server_was_stopped(
+    demo: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running([demo]) as served:
+        gate = Gate(served, monkeypatch)
+        found: list = []
+        thread = threading.Thread(
+            target=lambda: found.append(served.events(PATH, prompt="The sea", max_tokens=30, stop_token_ids=[]))
+        )
+        gate.allow(2)
+        thread.start()
+        until(lambda: served.model().running == 1)
+        served.server.stop()
+        until(lambda: served.server.service.draining)
+        gate.free = True
+        thread.join()
+        assert len(found) == 1 and found[0][-1]["choices"][0]["finish_reason"] == "length"
+        served.thread.join(60)
+        assert not served.thread.is_alive() and not served.errors
+        assert [line["event"] for line in map(json.loads, served.log.getvalue().splitlines())][-1] == "stopped"
+
+
+def test_health_follows_the_engine(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served.model()
+    monkeypatch.setattr(model, "failed", True)
+    assert served.client.get("/health/ready").status_code == 200 and not model.failed  # it can compute a token
+    until(lambda: not model.llm.loop.busy)
+    monkeypatch.setattr(model.llm.engine, "launch", lambda *a, **k: 1 / 0)
+    error = served.refusal(PATH, 500, prompt="The sea")
+    assert error["type"] == "server_error" and model.failed
+    assert served.client.get("/health").status_code == 503
+    assert served.client.get("/health/live").status_code == 200
+    monkeypatch.undo()
+    assert served.client.get("/health").status_code == 200
+
+
+def test_what_cannot_be_served(tmp_path: Path, demo: ModelSettings) -> None:
+    with pytest.raises(ArtifactError):
+        HttpServer(ServeSettings(port=0), [ModelSettings("x", tmp_path)])
+    with pytest.raises(SettingError, match="once"):
+        HttpServer(ServeSettings(port=0), [demo, demo])
+    with pytest.raises(SettingError, match="host"):
+        HttpServer(ServeSettings(host="256.1.1.1"), [demo])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OutputError, match="free"):
+            HttpServer(ServeSettings(port=taken.getsockname()[1]), [demo])
