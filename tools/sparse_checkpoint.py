@@ -36,7 +36,7 @@ from tools.published_configs import PUBLISHED
 SHARD_BYTES = 5_000_000_000
 ROOTS = {"nemotron_h": "backbone.", "mamba2": "backbone."}
 # Families whose checkpoints hold one tensor for each matrix of each expert.
-EXPERT_BY_EXPERT = ("kimi_linear", "lfm2_moe", "qwen3_moe", "qwen3_next", "nemotron_h")
+EXPERT_BY_EXPERT = ("bailing_hybrid", "kimi_linear", "lfm2_moe", "qwen3_moe", "qwen3_next", "nemotron_h")
 FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias", "expert_bias")
 
 Tensors = dict[str, tuple[DType, tuple[int, ...]]]

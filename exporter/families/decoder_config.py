@@ -77,6 +77,7 @@ class LatentAttentionConfig:
     key_size: int
     shared_size: int
     value_size: int
+    scale: float
     query_rank: int | None = None
     bias: bool = False
     head_gate: bool = False
@@ -92,10 +93,6 @@ class LatentAttentionConfig:
     def query_size(self) -> int:
         """Channels of one head's query before the latent takes the place of its key."""
         return self.key_size + self.shared_size
-
-    @property
-    def scale(self) -> float:
-        return self.query_size**-0.5
 
     @property
     def head_dim(self) -> int:

@@ -128,6 +128,15 @@ _KIMI: Table = {
     "str": "hidden_act",
     "number?": "attention_dropout",
 }
+_LING: Table = {
+    "int": "num_hidden_layers num_attention_heads max_position_embeddings head_dim v_head_dim topk_group "
+    "num_experts_per_tok first_k_dense_replace num_mtp_layers short_conv_kernel_size layer_group_size",
+    "float": "rms_norm_eps attention_dropout kda_lower_bound",
+    "bool": "kda_safe_gate",
+    "str": "hidden_act",
+    "number": "rope_theta mtp_loss_scaling_factor",
+    "object?": "rope_parameters",
+}
 _GRANITE: Table = {
     "int": "shared_intermediate_size",
     "int?": "num_local_experts num_experts_per_tok",
@@ -186,6 +195,12 @@ _LATENT_SPELLINGS: Table = {
     "bool": "moe_renormalize",
 }
 _UNDECLARED: Mapping[str, Table] = {
+    "bailing_hybrid": {
+        **_UNDECLARED_ROPE,
+        **_LATENT_SPELLINGS,
+        "int": f"{_LATENT_SPELLINGS['int']} num_nextn_predict_layers linear_head_dim linear_num_heads "
+        "linear_conv_kernel_dim",
+    },
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "falcon_h1": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
@@ -216,6 +231,7 @@ def _kinds(*tables: Table) -> Mapping[str, str]:
 
 # model_type -> field -> kind, as transformers declares them.
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
+    "bailing_hybrid": _kinds(_BIAS, _LATENT, _LING),
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),

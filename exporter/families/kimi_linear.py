@@ -20,13 +20,15 @@ from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.latent_fields import (
     EXPERT_FIELDS,
     LENGTH_FIELDS,
+    ExpertDefaults,
     latent_attention_of,
     mlp_kinds,
     sigmoid_experts_of,
 )
 from hybridge.exporter.families.rope import ROPE_FIELDS
 
-ABSENT_PADDING, ABSENT_EXPERTS, ABSENT_SCALING = 163839, 256, 2.446
+ABSENT_PADDING = 163839
+EXPERTS = ExpertDefaults(count=256, size=1024, scaling=2.446)
 NESTED = "linear_attn_config"
 MIXER_NAMES = (("norm", "o_norm"), ("out_proj", "o_proj"))
 # Names that follow from others, and fields of a rotary embedding that the family does not have.
@@ -59,7 +61,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     parts: dict[str, MlpConfig | MoeConfig] = {"dense": MlpConfig(config.positive("intermediate_size"), "silu")}
     feed_forward = mlp_kinds(config, len(kinds), absent_dense=1)
     if "sparse" in feed_forward:
-        parts["sparse"] = sigmoid_experts_of(config, "kimi", ABSENT_EXPERTS, ABSENT_SCALING, absent_groups=1)
+        parts["sparse"] = sigmoid_experts_of(config, "kimi", EXPERTS)
     config.ignore(*EXPERT_FIELDS)
     layers = [_layer(mixers[kind], parts[part]) for kind, part in zip(kinds, feed_forward, strict=True)]
     return decoder_of(

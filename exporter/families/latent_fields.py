@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from hybridge.exporter.families.decoder_config import LatentAttentionConfig, MlpConfig, MoeConfig
+from hybridge.exporter.families.decoder_config import LatentAttentionConfig, MlpConfig, MoeConfig, RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
+from hybridge.exporter.families.rope import yarn_score_factor
 
 EXPERTS = ("num_experts", "num_local_experts")
 LENGTH_FIELDS = ("model_max_length", "max_position_embeddings")
@@ -29,31 +31,44 @@ EXPERT_FIELDS = (
 )
 
 
-def latent_attention_of(config: HfConfig, **rest: Any) -> LatentAttentionConfig:
+@dataclass(frozen=True)
+class ExpertDefaults:
+    """What transformers takes where the config does not say."""
+
+    count: int
+    size: int
+    scaling: float
+    groups: int = 1
+    top_groups: int = 1
+
+
+def latent_attention_of(config: HfConfig, rope: RopeConfig | None = None, **rest: Any) -> LatentAttentionConfig:
     """Latent attention by the field names of DeepSeek-V2; absent ones have the values of transformers' classes."""
     heads = config.positive("num_attention_heads")
     if config.positive("num_key_value_heads", default=ABSENT_KV_HEADS, null=heads) != heads:
         # Every head expands keys of its own; transformers would repeat them.
         raise config.fail("num_key_value_heads", f"num_attention_heads {heads}")
+    key_size = config.positive("qk_nope_head_dim", default=128)
+    shared_size = config.positive("qk_rope_head_dim", default=64)
     return LatentAttentionConfig(
         num_heads=heads,
         rank=config.positive("kv_lora_rank", default=512),
-        key_size=config.positive("qk_nope_head_dim", default=128),
-        shared_size=config.positive("qk_rope_head_dim", default=64),
+        key_size=key_size,
+        shared_size=shared_size,
         value_size=config.positive("v_head_dim", default=128),
+        scale=(key_size + shared_size) ** -0.5 * (1.0 if rope is None else yarn_score_factor(config)),
+        rope=rope,
         bias=config.flag("attention_bias", default=False),
         **rest,
     )
 
 
-def sigmoid_experts_of(
-    config: HfConfig, layout: str, absent_experts: int, absent_scaling: float, absent_groups: int
-) -> MoeConfig:
+def sigmoid_experts_of(config: HfConfig, layout: str, defaults: ExpertDefaults) -> MoeConfig:
     """Experts chosen by sigmoids in groups, and shared ones of the same size."""
-    experts = config.positive(*EXPERTS, default=absent_experts)
+    experts = config.positive(*EXPERTS, default=defaults.count)
     count_field = config.name_of(*EXPERTS)
-    groups, top_groups = expert_groups(config, experts, count_field, *GROUPS)
-    size = config.positive("moe_intermediate_size", default=1024)
+    groups, top_groups = expert_groups(config, experts, count_field, GROUPS, defaults.groups, defaults.top_groups)
+    size = config.positive("moe_intermediate_size", default=defaults.size)
     shared = config.positive(*SHARED, default=1)
     choice = f"{count_field} / {config.name_of(*GROUPS)} x topk_group"
     return MoeConfig(
@@ -64,7 +79,7 @@ def sigmoid_experts_of(
         layout=layout,
         router="sigmoid",
         normalized=config.flag(*NORMALIZED, default=True),
-        scaling=config.scalar("routed_scaling_factor", default=absent_scaling),
+        scaling=config.scalar("routed_scaling_factor", default=defaults.scaling),
         groups=groups,
         top_groups=top_groups,
         shared=MlpConfig(shared * size, "silu"),

@@ -8,9 +8,11 @@ from hybridge.exporter.families.hf_config import HfConfig
 ROUTER_TRAINING_FIELDS = ("output_router_logits", "router_aux_loss_coef")
 
 
-def expert_groups(config: HfConfig, experts: int, count_field: str, *names: str) -> tuple[int, int]:
+def expert_groups(
+    config: HfConfig, experts: int, count_field: str, names: tuple[str, ...], absent: int = 1, absent_top: int = 1
+) -> tuple[int, int]:
     """The number of groups of experts, a field called one of ``names``, and of those that a token may choose from."""
-    groups, top_groups = config.positive(*names, default=1), config.positive("topk_group", default=1)
+    groups, top_groups = config.positive(*names, default=absent), config.positive("topk_group", default=absent_top)
     # A group is judged by two of its experts.
     if experts % groups or experts // groups < 2:
         raise config.fail(

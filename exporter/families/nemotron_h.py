@@ -135,7 +135,7 @@ def _types_of(config: HfConfig, name: str) -> list[str]:
 
 def _moe(config: HfConfig) -> MoeConfig:
     experts = config.positive("n_routed_experts", "num_local_experts", default=ABSENT_EXPERTS)
-    groups, top_groups = expert_groups(config, experts, "n_routed_experts", "n_group")
+    groups, top_groups = expert_groups(config, experts, "n_routed_experts", ("n_group",))
     activation, bias = activation_of(config, "mlp_hidden_act", "relu2"), config.flag("mlp_bias", default=False)
     shared_size = config.positive("moe_shared_expert_intermediate_size", default=ABSENT_EXPERT_SIZE)
     return MoeConfig(

@@ -8,6 +8,7 @@ from typing import Any
 
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.exporter.families import (
+    bailing_hybrid,
     bamba,
     falcon_h1,
     granitemoehybrid,
@@ -31,6 +32,7 @@ from hybridge.exporter.families.field_kinds import check_kinds
 from hybridge.exporter.families.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
+    "bailing_hybrid": bailing_hybrid.parse,
     "bamba": bamba.parse,
     "falcon_h1": falcon_h1.parse,
     "granitemoehybrid": granitemoehybrid.parse,

@@ -169,6 +169,17 @@ def _yarn(
     return frequencies, _yarn_attention_scaling(fields, factor)
 
 
+def yarn_score_factor(config: HfConfig) -> float:
+    """By what DeepSeek's code multiplies the scores of a stretched rotary embedding: the square of its mscale_all_dim's
+    scale. Call it after ``rope_from_config``."""
+    given = (config.raw(name, None) for name in ("rope_parameters", "rope_scaling"))
+    fields = next((value for value in given if isinstance(value, dict)), {})
+    weight, factor = fields.get("mscale_all_dim") or 0, fields.get("factor") or 1
+    if not weight or factor <= 1 or fields.get("rope_type", fields.get("type", "default")) == "default":
+        return 1.0
+    return float((0.1 * weight * math.log(factor) + 1.0) ** 2)
+
+
 def _yarn_attention_scaling(fields: Fields, factor: float) -> float:
     explicit = _number_or_null(fields, "attention_factor")
     # A weight of 0 counts as none.

@@ -170,7 +170,7 @@ class GatedDeltaNet(nn.Module):
             return (self.A * nn.functional.softplus(a.float() + self.dt_bias)).unsqueeze(-1)
         gate, rate = (a.float() + self.dt_bias).unflatten(-1, (c.num_value_heads, c.key_size)), self.A.view(-1, 1)
         if c.decay_bound is not None:
-            return c.decay_bound * torch.sigmoid(-rate * gate)
+            return c.decay_bound * torch.sigmoid((rate * -1.0) * gate)
         return rate * nn.functional.softplus(gate)
 
     def _conv_weight(self) -> torch.Tensor:

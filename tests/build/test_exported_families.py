@@ -27,6 +27,7 @@ OPTIONS = BuildOptions(target="rtx-blackwell", library="tensorrt_rtx", max_batch
 # As few layers as hold every kind of the family: each recurrent layer takes TensorRT a second or two.
 SMALL = {
     "nemotron_h": {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "M-*E"},
+    "bailing_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
@@ -47,10 +48,26 @@ SMALL = {
     "smollm3": {"num_hidden_layers": 1},
 }
 # Loops behind attention: gated delta rule and experts.
-WRITTEN_OUT = ("kimi_linear", "lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
-EXPERT_LAYERS = {"kimi_linear": 1, "lfm2_moe": 1, "nemotron_h": 1, "qwen3_5_moe_text": 2, "qwen3_moe": 1}
+WRITTEN_OUT = (
+    "bailing_hybrid",
+    "kimi_linear",
+    "lfm2_moe",
+    "nemotron_h",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+)
+EXPERT_LAYERS = {
+    "bailing_hybrid": 1,
+    "kimi_linear": 1,
+    "lfm2_moe": 1,
+    "nemotron_h": 1,
+    "qwen3_5_moe_text": 2,
+    "qwen3_moe": 1,
+}
 CASES = {
     "nemotron_h": DType.FLOAT16,
+    "bailing_hybrid": DType.FLOAT16,
     "bamba": DType.BFLOAT16,
     "falcon_h1": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,

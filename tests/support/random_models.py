@@ -16,6 +16,7 @@ FAMILIES = (
     "granitemoehybrid",
     "nemotron_h",
     "kimi_linear",
+    "bailing_hybrid",
 )
 # Sizes that the CUDA kernels run, so that a plain export takes them.
 STATE_SIZES = (8, 16, 24, 40, 64)
@@ -41,7 +42,7 @@ def random_model(family: str, seed: int) -> RandomModel:
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": random.random() < 0.5,
     }
-    kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi}
+    kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi, "bailing_hybrid": _ling}
     own = kinds.get(family, _delta)(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
@@ -126,21 +127,38 @@ def _nemotron(random: Random, _family: str) -> dict[str, Any]:
 
 
 def _kimi(random: Random, _family: str) -> dict[str, Any]:
+    return {
+        **_latent(random),
+        "q_lora_rank": random.choice((None, 5, 24)),
+        "linear_num_heads": random.choice((1, 2, 3, 5)),
+        "linear_head_dim": random.choice(STATE_SIZES),
+        "linear_conv_kernel_dim": random.randint(2, 8),
+    }
+
+
+def _ling(random: Random, _family: str) -> dict[str, Any]:
+    return {
+        **_latent(random),
+        "head_dim": random.choice(STATE_SIZES),
+        "short_conv_kernel_size": random.randint(2, 8),
+        "kda_safe_gate": random.random() < 0.5,
+        "kda_lower_bound": random.choice((-5.0, -0.3)),
+        "rope_theta": random.choice((1e4, 6e6)),
+    }
+
+
+def _latent(random: Random) -> dict[str, Any]:
     layers, heads, groups = random.randint(1, 4), random.choice((1, 2, 3, 5)), random.choice((1, 2))
     experts, top_groups = groups * random.choice((2, 3, 5)), random.randint(1, groups)
     return {
         "num_hidden_layers": layers,
         "layer_types": _layer_types(random, layers, "linear_attention", "full_attention"),
         "mlp_layer_types": random.choices(("dense", "sparse"), k=layers),
-        "linear_num_heads": random.choice((1, 2, 3, 5)),
-        "linear_head_dim": random.choice(STATE_SIZES),
-        "linear_conv_kernel_dim": random.randint(2, 8),
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "q_lora_rank": random.choice((None, 5, 24)),
         "kv_lora_rank": random.choice((7, 16, 40)),
         "qk_nope_head_dim": random.choice((3, 8, 24)),
-        "qk_rope_head_dim": random.choice((5, 8, 16)),
+        "qk_rope_head_dim": random.choice((4, 8, 16)),
         "v_head_dim": random.choice((3, 8, 40)),
         "attention_bias": random.random() < 0.5,
         "intermediate_size": random.choice((20, 52)),

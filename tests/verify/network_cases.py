@@ -15,6 +15,7 @@ TWO = {"num_hidden_layers": 2}
 BOTH = {**TWO, "layer_types": ["linear_attention", "full_attention"]}
 SIZES: dict[str, dict[str, Any]] = {
     "nemotron_h": {**EXPERTS["nemotron_h"], **HEADS, "hybrid_override_pattern": "M*E-M"},
+    "bailing_hybrid": {**BOTH, "kv_lora_rank": 48, "qk_rope_head_dim": 16},
     "bamba": {**TWO, **WIDE, "attn_layer_indices": [1]},
     "falcon_h1": {**TWO, **HEADS},
     "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},

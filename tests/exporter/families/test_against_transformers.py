@@ -394,6 +394,28 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"num_hidden_layers": 2, "layer_types": None},
         {"num_hidden_layers": 5, "layer_types": None},
     ],
+    "bailing_hybrid": [
+        *together(
+            [
+                {"head_dim": 7},
+                {"short_conv_kernel_size": 2},
+                {"kda_safe_gate": False},
+                {"kda_lower_bound": -0.5},
+                {"head_dim": 3, "short_conv_kernel_size": 5},
+            ],
+            [
+                {"num_attention_heads": 1, "num_key_value_heads": 1},
+                {"attention_bias": True},
+                {"rope_theta": 77.0},
+                {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+                {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 3, "v_head_dim": 17},
+            ],
+            [{"moe_renormalize": False}, {"num_shared_experts": 2}, {"num_expert_group": 1}, {"topk_group": 2}],
+            [TIED, EPSILON],
+        ),
+        {"layer_types": None, "layer_group_size": 2},
+        {"first_k_dense_replace": 0},
+    ],
     "kimi_linear": [
         *together(
             [
