@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": "Serve artifacts over HTTP.",
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",
     "bench": "Measure the speed of an artifact.",
+    "conformance": "Compare a server's answers under load with those to lone requests.",
 }
 
 
@@ -55,7 +56,7 @@ def _print_completion(ctx: click.Context, option: click.Parameter, shell: str | 
 app = Commands(
     COMMANDS,
     help="Export, verify, build and run hybrid language models at the edge.",
-    epilog="Exit codes: 0 success, 1 a failed check (verify), 2 bad input or usage, 3 a bug in Hybridge, "
+    epilog="Exit codes: 0 success, 1 a failed check (verify, conformance), 2 bad input or usage, 3 a bug in Hybridge, "
     "130 interrupted by Ctrl-C.",
     params=[
         click.Option(

@@ -57,8 +57,8 @@ INTEGERS = Value(lambda text: tuple(int(part) for part in text.split(",")), "int
 class Argument(click.Argument):
     """A positional argument with a line of help."""
 
-    def __init__(self, name: str, help: str, metavar: str | None = None) -> None:
-        super().__init__([name], type=PATH, metavar=metavar or name.upper())
+    def __init__(self, name: str, help: str, metavar: str | None = None, type: Value = PATH) -> None:
+        super().__init__([name], type=type, metavar=metavar or name.upper())
         self._summary = help  # click prints an attribute "help" in its own section
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
