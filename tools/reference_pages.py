@@ -22,8 +22,8 @@ _CLI_HEAD = """# Command line
 Written by `make docs` from the code. Every command also takes `--help`; `hybridge` itself takes `--version` (`-V`) and
 `--completion SHELL`, which prints a script for bash, zsh or fish: `eval "$(hybridge --completion bash)"`.
 
-Exit codes: 0 success, 1 a failed check (`verify`, `conformance`), 2 bad input or usage, 3 a bug in Hybridge, 130 interrupted
-(Ctrl-C).
+Exit codes: 0 success, 1 a failed check (`verify`, `conformance`), 2 bad input or usage, 3 a bug in Hybridge, 130
+interrupted (Ctrl-C).
 """
 
 
