@@ -74,10 +74,10 @@ class Scenarios:
         self, name: str, prompts: Sequence[str], together: int | None = None, answers: int = 1
     ) -> list[Finding]:
         """Send all prompts, ``together`` at a time, and compare."""
-        asked = self._together(lambda prompt: self._client.complete(prompt, answers), prompts, together)
+        replies = self._together(lambda prompt: self._client.complete(prompt, answers), prompts, together)
         return [
             finding
-            for prompt, found in zip(prompts, asked, strict=True)
+            for prompt, found in zip(prompts, replies, strict=True)
             for finding in self._compare(name, prompt, found, answers)
         ]
 
@@ -95,14 +95,14 @@ class Scenarios:
     def _together(
         self, ask: Callable[[str], list[Answer]], prompts: Sequence[str], together: int | None = None
     ) -> list[list[Answer] | ServerError]:
-        def asked(prompt: str) -> list[Answer] | ServerError:
+        def reply(prompt: str) -> list[Answer] | ServerError:
             try:
                 return ask(prompt)
             except ServerError as error:
                 return error
 
         with ThreadPoolExecutor(together or self._options.batch) as pool:
-            return list(pool.map(asked, prompts))
+            return list(pool.map(reply, prompts))
 
     def _sharing(self, prompts: Sequence[str]) -> list[str]:
         """Prompts that leave the known ones within their words, at other places each."""
@@ -128,7 +128,7 @@ class Scenarios:
 
         leaving = set(leavers)
         mixed = [each for pair in zip(leavers, prompts, strict=True) for each in pair]
-        asked = dict(zip(mixed, self._together(ask, mixed), strict=True))
+        replies = dict(zip(mixed, self._together(ask, mixed), strict=True))
         name = "beside leavers"
-        failed = [Finding(name, FAILED, each, found=str(asked[each])) for each in leavers if asked[each]]
-        return failed + [finding for prompt in prompts for finding in self._compare(name, prompt, asked[prompt], 1)]
+        failed = [Finding(name, FAILED, each, found=str(replies[each])) for each in leavers if replies[each]]
+        return failed + [finding for prompt in prompts for finding in self._compare(name, prompt, replies[prompt], 1)]
