@@ -132,5 +132,7 @@ def test_the_example_of_transformers_is_short() -> None:
 
 
 def test_the_pages_stay_short() -> None:
-    words = sum(len((ROOT / page).read_text(encoding="utf-8").split()) for page in PAGES)
-    assert words <= 22_000, "shorten the pages"
+    """Those that people write: the reference of the command line is generated and grows with the commands."""
+    written = [page for page in PAGES if page != "docs/reference/cli.md"]
+    words = sum(len((ROOT / page).read_text(encoding="utf-8").split()) for page in written)
+    assert words <= 21_000, "shorten the pages"
