@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
 from hybridge.verification.far_windows import FarRow
+from hybridge.verification.observation import Observation
 from hybridge.verification.options import VerifyOptions
-from hybridge.verification.scenarios import Observation
 
 Prompts = list[np.ndarray]
 
@@ -33,7 +34,7 @@ class OpenedEngine:
     """An engine, which the caller closes, and the scenarios on it."""
 
     engine: DenseEngine | PagedEngine
-    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow]], Iterator[Observation]]
+    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow], bool], Iterator[Observation]]
     untouched: Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
 
 
@@ -67,12 +68,11 @@ def _dense(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
 
 def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
     engine = create_paged_engine(artifact, name, _engine_options(options))
-    observations = partial(
-        paged_scenarios.observations,
-        engine,
-        draft_tokens=options.speculative_tokens,
-        rollback=options.draft_states,
-    )
+
+    def observations(prompts: Prompts, sequences: Prompts, steps: int, far: Sequence[FarRow], traced: bool) -> Any:
+        drafts, mode = options.speculative_tokens, options.draft_states
+        return paged_scenarios.observations(engine, prompts, sequences, steps, far, drafts, mode, traced)
+
     return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
 
 

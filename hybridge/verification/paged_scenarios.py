@@ -11,11 +11,13 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.verification.far_windows import FILLED, FarRow
 from hybridge.verification.lengths import parts_of
+from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, Observation, inner_values
 from hybridge.verification.paged_sequences import PagedSequences
-from hybridge.verification.scenarios import PAST_WINDOW, WINDOW_EDGE, Observation
 
 # Small and odd, so that rows end inside a block and window edges cross blocks.
 BLOCK_SIZE = 5
+
+Values = tuple[str, ...]
 
 
 def observations(
@@ -26,49 +28,53 @@ def observations(
     far: Sequence[FarRow],
     draft_tokens: int = 0,
     rollback: str = AUTO,
+    traced: bool = False,
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
 
     ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back;
-    ``rollback``: the mode.
+    ``rollback``: the mode. traced: show the inner values of all tokens in every scenario, not only of prompts alone.
 
     Blocks and slots are in random order, and free ones hold NaN.
     """
     yield from _alone(engine, prompts)
-    yield from _chunked(engine, prompts)
+    values = _values(engine) if traced else ()
+    yield from _chunked(engine, prompts, values)
     at_once = max(1, engine.limits.max_rows)
     for start in range(0, len(prompts), at_once):
-        mixed = _mixed(engine, sequences[start : start + at_once], steps)
+        mixed = _mixed(engine, sequences[start : start + at_once], steps, values)
         yield from _renumbered(mixed, start)
         if 0 < draft_tokens < engine.max_rollback_tokens:
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
-            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, rollback)
+            engine.prepare_rollback(len(heads), 1 + draft_tokens, rollback)
+            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, values)
             yield from _renumbered(checked, start)
     for index, row in enumerate(far):
-        yield from far_window(engine, index, row)
+        yield from far_window(engine, index, row, traced)
 
 
-def far_window(engine: PagedEngine, index: int, row: FarRow) -> Iterator[Observation]:
+def _values(engine: PagedEngine) -> Values:
+    return inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
+
+
+def far_window(engine: PagedEngine, index: int, row: FarRow, traced: bool = False) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
     States are those of the new tokens only.
     """
     # Blocks of the first tokens, one of zeros, and those of the new tokens.
     size = engine.block_size(BLOCK_SIZE)
-    pools = PagedSequences(engine, 1, FILLED + len(row.tokens) + 3 * size, size, seed=index)
+    tokens = FILLED + len(row.tokens) + 3 * size
+    pools = PagedSequences(engine, 1, tokens, size, seed=index, values=_values(engine))
     handle, past = pools.add_filled(row.caches), row.caches.length
-    for tokens in row.parts:
-        at_once = past == row.caches.length
-        hidden: Sequence[np.ndarray] = ()
-        embeddings = None
-        if at_once and engine.shows_values and len(tokens) <= engine.limits.max_tokens:
-            logits, embeddings, *hidden = pools.inner_values(handle, tokens)
-        else:
-            logits = _feed(engine, pools, {handle: tokens})[handle]
-        past += len(tokens)
+    for part in row.parts:
+        scenario = WINDOW_EDGE if past == row.caches.length else PAST_WINDOW
+        logits = _feed(engine, pools, {handle: part})[handle]
+        past += len(part)
         row_states = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
-        scenario = WINDOW_EDGE if at_once else PAST_WINDOW
-        yield Observation(scenario, index, past, logits[-1], row_states, tuple(hidden), embeddings)
+        yield pools.observed(scenario, index, handle, logits[-1], row_states)
+        if not traced:
+            pools.show_no_more()
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
@@ -85,36 +91,32 @@ def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
 
 def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
-        pools = PagedSequences(engine, 1, len(prompt), engine.block_size(BLOCK_SIZE), seed=index)
+        size = engine.block_size(BLOCK_SIZE)
+        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, values=_values(engine))
         handle = pools.add()
-        hidden: Sequence[np.ndarray] = ()
-        embeddings = None
-        if engine.shows_values and len(prompt) <= engine.limits.max_tokens:
-            logits, embeddings, *hidden = pools.inner_values(handle, prompt)
-        else:
-            logits = _feed(engine, pools, {handle: prompt})[handle]
-        row_states = pools.states(handle)
-        yield Observation("one-shot prefill", index, len(prompt), logits[-1], row_states, tuple(hidden), embeddings)
+        logits = _feed(engine, pools, {handle: prompt})[handle]
+        yield pools.observed("one-shot prefill", index, handle, logits[-1])
 
 
-def _chunked(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def _chunked(engine: PagedEngine, prompts: list[np.ndarray], values: Values) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
-        pools = PagedSequences(engine, 1, len(prompt), engine.block_size(BLOCK_SIZE), seed=index)
+        size = engine.block_size(BLOCK_SIZE)
+        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, values=values)
         handle = pools.add()
         for part in np.split(prompt, np.cumsum(parts_of(len(prompt)))[:-1]):
             logits = _feed(engine, pools, {handle: part})[handle]
-        yield Observation("chunked prefill", index, len(prompt), logits[-1], pools.states(handle))
+        yield pools.observed("chunked prefill", index, handle, logits[-1])
 
 
-def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iterator[Observation]:
+def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int, values: Values) -> Iterator[Observation]:
     """All prompts in one ragged step; then single tokens for every sequence.
 
     The first sequence starts late: its prompt shares a step with the first single tokens of the others.
     """
     total = sum(len(tokens) for tokens in sequences)
-    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE))
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), values=values)
     handles = [pools.add() for _ in sequences]
     heads = [len(tokens) - steps for tokens in sequences]
     late = {handles[0]: sequences[0][: heads[0]]} if len(handles) > 1 else {}
@@ -122,7 +124,7 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
     logits = _feed(engine, pools, early)
     for row, handle in enumerate(handles):
         if handle in early:
-            yield Observation("ragged batch", row, heads[row], logits[handle][-1], pools.states(handle))
+            yield pools.observed("ragged batch", row, handle, logits[handle][-1])
     for step in range(steps + bool(late)):
         fed = {h: step - bool(late and h in late) for h in handles}
         work = {
@@ -134,12 +136,12 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int) -> Iter
         for row, handle in enumerate(handles):
             if handle in work:
                 name = "decode" if fed[handle] >= 0 else "prefill beside decode"
-                states = pools.states(handle) if fed[handle] in (-1, steps - 1) else {}
-                yield Observation(name, row, heads[row] + fed[handle] + 1, logits[handle][-1], states)
+                states = None if fed[handle] in (-1, steps - 1) else NO_STATES
+                yield pools.observed(name, row, handle, logits[handle][-1], states)
 
 
 def _draft_tokens(
-    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int, rollback: str
+    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int, values: Values
 ) -> Iterator[Observation]:
     """All prompts in one step; then steps of up to ``most`` tokens, the first of which are right, for every sequence.
 
@@ -147,8 +149,7 @@ def _draft_tokens(
     """
     rng = np.random.default_rng(0)
     total = sum(len(tokens) + most for tokens in sequences)
-    engine.prepare_rollback(len(sequences), most, rollback)
-    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE))
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), values=values)
     by_handle = {pools.add(): tokens for tokens in sequences}
     lengths = dict(zip(by_handle, heads, strict=True))
     rows = {handle: row for row, handle in enumerate(by_handle)}
@@ -159,8 +160,8 @@ def _draft_tokens(
         for handle, logits in pools.check(drafts, accepted).items():
             for index in range(accepted[handle]):
                 lengths[handle] += 1
-                states = pools.states(handle) if lengths[handle] == len(by_handle[handle]) else {}
-                yield Observation("draft tokens", rows[handle], lengths[handle], logits[index], states)
+                states = None if lengths[handle] == len(by_handle[handle]) else NO_STATES
+                yield pools.observed("draft tokens", rows[handle], handle, logits[index], states, lengths[handle])
 
 
 def _draft(right: np.ndarray, count: int, most: int, engine: PagedEngine, rng: np.random.Generator) -> np.ndarray:

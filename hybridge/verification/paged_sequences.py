@@ -11,23 +11,28 @@ from hybridge.artifact import names
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, floats_from_e4m3
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from hybridge.verification.far_windows import FILLED, FilledCaches
-from hybridge.verification.scenarios import inner_values
+from hybridge.verification.observation import Observation
 
 
 @dataclass
 class _Sequence:
-    """A slot, blocks in the order of positions, and how many tokens have been fed and accepted."""
+    """A slot, blocks in the order of positions, and how many tokens have been fed and accepted.
+
+    shown: inner values [tokens, hidden] of the tokens that it was fed.
+    """
 
     slot: int
     blocks: list[int] = field(default_factory=list)
     length: int = 0
+    shown: list[np.ndarray] = field(default_factory=list)
 
 
 class PagedSequences:
     """Feeds tokens of several sequences to a paged engine, any number of each in one step.
 
     ``tokens``: the most that all sequences together will have. ``slots``: the slots of the sequences in their order,
-    from 0 to ``count``; in random order by default.
+    from 0 to ``count``; in random order by default. ``values``: names of the inner values to show, the embeddings
+    first; none shows nothing.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class PagedSequences:
         block_size: int,
         seed: int = 0,
         slots: Sequence[int] | None = None,
+        values: Sequence[str] = (),
     ) -> None:
-        self._engine, self._size = engine, block_size
+        self._engine, self._size, self._values = engine, block_size, tuple(values)
         sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
         engine.allocate_pools(sizes)
         engine.fill_pools(np.nan)
@@ -71,27 +77,44 @@ class PagedSequences:
 
         padding_rows: the step ends with this many padding rows.
         """
-        logits = self._engine.step(self._inputs(work, padding_rows)).copy()
-        ends = np.cumsum([len(tokens) for tokens in work.values()])
-        return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
+        return self._run(work, self._inputs(work, padding_rows), {})
 
     def check(self, work: Mapping[int, np.ndarray], accepted: Mapping[int, int]) -> dict[int, np.ndarray]:
         """Feed draft tokens [n] to each sequence of ``work``, of which the first ``accepted`` become part of it.
 
         Returns logits [n, vocab] of all these tokens.
         """
-        logits = self._engine.step(replace(self._inputs(work, 0), deferred=np.ones(len(work), bool))).copy()
+        logits = self._run(work, replace(self._inputs(work, 0), deferred=np.ones(len(work), bool)), accepted)
         self._engine.advance(np.array([accepted[handle] for handle in work], np.int32))
         for handle, count in accepted.items():
             self._sequences[handle].length += count - len(work[handle])
-        ends = np.cumsum([len(tokens) for tokens in work.values()])
-        return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
+        return logits
 
-    def inner_values(self, handle: int, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Feed ``tokens`` [n] to one sequence; their logits [n, vocab], embeddings and each layer's hidden states."""
-        values = inner_values(self._engine.config.num_hidden_layers)
-        found = self._engine.step_values(self._inputs({handle: tokens}, 0), values)
-        return found[names.LOGITS], *(found[name] for name in values)
+    def show_no_more(self) -> None:
+        """Show nothing of the tokens fed so far, nor of later ones."""
+        self._values = ()
+        for sequence in self._sequences:
+            sequence.shown = []
+
+    def observed(
+        self,
+        scenario: str,
+        prompt: int,
+        handle: int,
+        logits: np.ndarray,
+        states: dict[str, np.ndarray] | None = None,
+        tokens: int | None = None,
+    ) -> Observation:
+        """The observation of a sequence; ``states``: instead of all of its states.
+
+        tokens: after the first so many; None after all.
+        """
+        sequence = self._sequences[handle]
+        behind = 0 if tokens is None else sequence.length - tokens
+        shown = [value[: len(value) - behind] for value in sequence.shown]
+        own = self.states(handle) if states is None else states
+        embeddings = shown[0] if shown else None
+        return Observation(scenario, prompt, sequence.length - behind, logits, own, tuple(shown[1:]), embeddings)
 
     def states(self, handle: int, tokens: int | None = None) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim].
@@ -144,6 +167,27 @@ class PagedSequences:
             arrays[names.kv_pool(k)] = paged
         copy = self._engine.copy_from_arrays(arrays, len(blocks), 0)
         self._engine.swap_in(copy, blocks, [])
+
+    def _run(
+        self, work: Mapping[int, np.ndarray], inputs: PackedInputs, accepted: Mapping[int, int]
+    ) -> dict[int, np.ndarray]:
+        """One step; logits [n, vocab] of the tokens of each sequence of ``work``.
+
+        accepted: of which sequence the inner values of how many tokens are stored; of the others those of all.
+        """
+        ends = np.cumsum([len(tokens) for tokens in work.values()])
+        if not self._values:
+            logits = self._engine.step(inputs).copy()
+        else:
+            found = self._engine.step_values(inputs, self._values)
+            logits = found[names.LOGITS].copy()
+            for handle, end in zip(work, ends, strict=True):
+                sequence, start = self._sequences[handle], end - len(work[handle])
+                stop = start + accepted.get(handle, len(work[handle]))
+                new = [found[name][start:stop] for name in self._values]
+                before = sequence.shown or [value[:0] for value in new]
+                sequence.shown = [np.concatenate(pair) for pair in zip(before, new, strict=True)]
+        return dict(zip(work, np.split(logits, ends)[:-1], strict=True))
 
     def _inputs(self, work: Mapping[int, np.ndarray], padding_rows: int) -> PackedInputs:
         sequences = [self._sequences[handle] for handle in work]

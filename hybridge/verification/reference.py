@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,25 +54,21 @@ class Reference(TransformersModel):
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
         self._config = config
 
-    def run(self, tokens: np.ndarray, filled: FilledCaches | None = None, last: int = 0) -> ReferenceRun:
+    def run(
+        self,
+        tokens: np.ndarray,
+        filled: FilledCaches | None = None,
+        last: int = 0,
+        inputs: Sequence[np.ndarray] | None = None,
+    ) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
 
         last: return logits of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
+        inputs: [T, hidden] of each layer and of the head, instead of what the module before it computes.
         """
-        torch, layers, attends = self.torch, self.base.layers, bool(self._config.attention_layer_indices)
-        hidden: list[np.ndarray] = []
-
-        def record_input(_module: Any, inputs: Any, named: Any) -> None:
-            hidden.append((inputs[0] if inputs else named["hidden_states"])[0].float().numpy())
-
-        def record(_module: Any, _inputs: Any, output: Any) -> None:
-            value = output[0] if isinstance(output, tuple) else output
-            hidden.append(value[0].float().numpy())
-
-        hooks = [layers[0].register_forward_pre_hook(record_input, with_kwargs=True)]
-        hooks += [layer.register_forward_hook(record) for layer in layers]
-        try:
+        torch, attends = self.torch, bool(self._config.attention_layer_indices)
+        with self._hidden_states(inputs) as hidden:
             exact = contextlib.nullcontext() if filled is None else exact_frequencies(self.model)
             with self.failures("run"), torch.no_grad(), exact:
                 given = {**self.arguments(len(tokens), attends), **self._cache(filled)}
@@ -79,10 +76,40 @@ class Reference(TransformersModel):
                 output = self.model(torch.from_numpy(tokens)[None], **given)
                 cache = getattr(output, "past_key_values", None)
                 states = self._states(output.cache_params if cache is None else cache)
+        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states)
+
+    @contextlib.contextmanager
+    def _hidden_states(self, inputs: Sequence[np.ndarray] | None) -> Iterator[list[np.ndarray]]:
+        """The embeddings and the output of each layer [T, hidden], as a run in the block computes them.
+
+        inputs: what each layer and the head get instead.
+        """
+        layers, hidden = self.base.layers, list[np.ndarray]()
+        given = None if inputs is None else [self.torch.from_numpy(value)[None] for value in inputs]
+
+        def first(_module: Any, positional: Any, named: Any) -> Any:
+            value = positional[0] if positional else named["hidden_states"]
+            hidden.append(value[0].float().numpy())
+            if given is None:
+                return None
+            if positional:
+                return (given[0], *positional[1:]), named
+            return positional, {**named, "hidden_states": given[0]}
+
+        def record(_module: Any, _inputs: Any, output: Any) -> Any:
+            hidden.append((output[0] if isinstance(output, tuple) else output)[0].float().numpy())
+            if given is None:
+                return None
+            value = given[len(hidden) - 1]
+            return (value, *output[1:]) if isinstance(output, tuple) else value
+
+        hooks = [layers[0].register_forward_pre_hook(first, with_kwargs=True)]
+        hooks += [layer.register_forward_hook(record) for layer in layers]
+        try:
+            yield hidden
         finally:
             for hook in hooks:
                 hook.remove()
-        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

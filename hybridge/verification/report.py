@@ -28,7 +28,8 @@ class Comparison:
     """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``.
 
     ``item``: "embeddings", "hidden", "key", "value", "conv_state", "recurrent_state", "logits" or "unchanged".
-    ``layer`` is absolute, None for embeddings, logits and whole pools.
+    ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_ties``: passed beyond the tolerance, as
+    values halfway between two numbers of rounded inputs explain the difference.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class Comparison:
     layer: int | None
     error: float
     passed: bool
+    by_ties: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class VerifyReport:
     """All comparisons of one artifact with its checkpoint.
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
+    forced_inputs: the reference computed each layer, and the head, from the input that it has in the artifact.
     far_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
     """
 
@@ -60,6 +63,7 @@ class VerifyReport:
     comparisons: tuple[Comparison, ...]
     layer_types: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    forced_inputs: bool = False
 
     @property
     def passed(self) -> bool:
@@ -90,8 +94,8 @@ class VerifyReport:
             far = f"a row across {_listed(self.far_windows)}, " if self.far_windows else ""
             missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
-                f"verified: {count} comparisons within {self.tolerance:g}, prompts of {lengths} tokens, "
-                f"{far}{self._computed()}{missed}"
+                f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}, prompts of {lengths} tokens, "
+                f"{far}{self._computed()}{missed}{self._forced()}"
             )
         if place == "head":
             return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"
@@ -100,6 +104,13 @@ class VerifyReport:
         if place == "embedding":
             return "FAILED: the first difference is in the embedding"
         return f"FAILED: {place}: changed by a step of other rows"
+
+    def _ties(self) -> str:
+        count = sum(c.by_ties for c in self.comparisons)
+        return f" ({count} of them apart from ties of rounded inputs)" if count else ""
+
+    def _forced(self) -> str:
+        return "; each layer compared for the artifact's own input" if self.forced_inputs else ""
 
     def _computed(self) -> str:
         """The type in which each engine computed, and whether none is the artifact's."""
@@ -130,11 +141,11 @@ class VerifyReport:
         for engine, dtype in zip(self.engines, self.computed_types, strict=True):
             own = [c for c in self.comparisons if c.engine == engine]
             lines.append(Text(f"{engine} in {dtype}: largest relative error (tolerance {self.tolerance:g})"))
-            lines.append(_table("scenario", _worst(own, lambda c: c.scenario), self.tolerance))
+            lines.append(_table("scenario", _worst(own, lambda c: c.scenario)))
             lines += [Text(f"  {line}", style=style) for line, style in _unchanged(own).items()]
             lines.append(Text())
         layers = _worst(self.comparisons, self._layer_of)
-        lines += [Text("largest relative error by layer"), _table("layer", layers, self.tolerance), Text()]
+        lines += [Text("largest relative error by layer"), _table("layer", layers), Text()]
         lines += [Text(f"note: {note}") for note in self.notes]
         lines.append(Text(self.verdict(), style="bold green" if self.passed else "bold red"))
         return Group(*lines)
@@ -151,18 +162,18 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-Errors = Mapping[str, Mapping[str, float]]
+Errors = Mapping[str, Mapping[str, Comparison]]
 
 
 def _worst(comparisons: Iterable[Comparison], key: Callable[[Comparison], str | None]) -> Errors:
-    """row -> column -> largest error."""
+    """row -> column -> the comparison with the largest error, of those that failed if there are any."""
     columns = {item: column for column, items in COLUMNS.items() for item in items}
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, Comparison]] = {}
     for comparison in comparisons:
         row, column = key(comparison), columns.get(comparison.item)
         if row is not None and column is not None:
             errors = rows.setdefault(row, {})
-            errors[column] = _larger(errors.get(column, 0.0), comparison.error)
+            errors[column] = _worse(errors.get(column, comparison), comparison)
     return rows
 
 
@@ -175,12 +186,14 @@ def _unchanged(comparisons: Iterable[Comparison]) -> dict[str, str]:
     return {f"{name}: {'unchanged' if same else 'CHANGED'}": "" if same else "red" for name, same in unchanged.items()}
 
 
-def _larger(a: float, b: float) -> float:
-    """The larger of two errors; NaN counts as largest."""
-    return b if not b <= a else a
+def _worse(a: Comparison, b: Comparison) -> Comparison:
+    """A failed one rather than one that passed, else that with the larger error; NaN counts as largest."""
+    if a.passed != b.passed:
+        return a if b.passed else b
+    return b if not b.error <= a.error else a
 
 
-def _table(first: str, rows: Errors, tolerance: float) -> Table:
+def _table(first: str, rows: Errors) -> Table:
     columns = [column for column in COLUMNS if any(column in row for row in rows.values())]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(f"  {first}", overflow="fold")
@@ -189,8 +202,8 @@ def _table(first: str, rows: Errors, tolerance: float) -> Table:
     for name, errors in rows.items():
         cells = []
         for column in columns:
-            error = errors.get(column)
-            bad = error is not None and not error <= tolerance
-            cells.append(Text("" if error is None else f"{error:.1e}", style="red" if bad else ""))
+            worst = errors.get(column)
+            bad = worst is not None and not worst.passed
+            cells.append(Text("" if worst is None else f"{worst.error:.1e}", style="red" if bad else ""))
         table.add_row(f"  {name}", *cells)
     return table

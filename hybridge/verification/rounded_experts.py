@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,14 @@ _EACH = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "dow
 _MODULES = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}
 # Parameter to the rounding of the inputs of each expert.
 Roundings = dict[str, list[Rounding]]
+Apply = Callable[[Rounding, Any], Any]
 
 
-def round_experts(module: Any, names: list[str], roundings: Mapping[str, Rounding]) -> int:
+def round_experts(module: Any, names: list[str], roundings: Mapping[str, Rounding], apply: Apply) -> int:
     """Make ``module``, called by one of ``names`` in the checkpoint, round the inputs of its experts.
 
-    Returns the number of checkpoint modules of which it does; 0 for a module without experts.
+    apply: rounds an input by a rounding. Returns the number of checkpoint modules of which it does; 0 for a module
+    without experts.
     """
     found: Roundings = {}
     used: set[str] = set()
@@ -31,7 +33,7 @@ def round_experts(module: Any, names: list[str], roundings: Mapping[str, Roundin
                     found[parameter] = own
                     used |= modules
     if found:
-        module.forward = partial(_rounded_forward, module, module.forward, found)
+        module.forward = partial(_rounded_forward, module, module.forward, found, apply)
     return len(used)
 
 
@@ -49,7 +51,7 @@ def _of_parameter(
     return [roundings[modules[0]] for modules in each], {module for modules in each for module in modules}
 
 
-def _rounded_forward(module: Any, forward: Any, roundings: Roundings, *inputs: Any, **named: Any) -> Any:
+def _rounded_forward(module: Any, forward: Any, roundings: Roundings, apply: Apply, *inputs: Any, **named: Any) -> Any:
     import torch
 
     class Products(torch.overrides.TorchFunctionMode):
@@ -58,7 +60,7 @@ def _rounded_forward(module: Any, forward: Any, roundings: Roundings, *inputs: A
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function is torch.nn.functional.linear:
                 rounding = _rounding_of(module, args[1], roundings)
-                args = args if rounding is None else (rounding(args[0]), *args[1:])
+                args = args if rounding is None else (apply(rounding, args[0]), *args[1:])
             return function(*args, **(kwargs or {}))
 
     with Products():

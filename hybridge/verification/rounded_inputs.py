@@ -6,7 +6,7 @@ Like ``dequantized``, it shares only names of files and tensors with the exporte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -50,23 +50,45 @@ class Rounding:
         """That of one expert, of a weight with an axis of them."""
         return replace(self, scale=self.scales[number], scales=()) if self.scales else self
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The rounded inputs, in the shape of ``x``."""
+    def __call__(self, x: torch.Tensor, ties_swapped: bool = False) -> torch.Tensor:
+        """The rounded inputs, in the shape of ``x``.
+
+        ties_swapped: what is as good as halfway between two numbers becomes the other one of them.
+        """
         import torch
 
+        nearest = _swapped if ties_swapped else _nearest
         factors = None if self.factors is None else torch.from_numpy(self.factors)
         wide = x if factors is None else x * factors
         groups = wide.unflatten(-1, (-1, self.group)) if self.group else wide
         largest = groups.abs().amax(-1, keepdim=True)
         if self.kind == FP4:
-            scales = _e4m3(largest / 6 / self.scale) * self.scale
+            scales = nearest(largest / 6 / self.scale, _e4m3) * self.scale
         elif self.group is None:
             scales = torch.tensor(self.scale)
         else:
             scales = largest / (127 if self.kind == INT8 else 448)
         numbers = torch.where(scales > 0, groups / torch.where(scales > 0, scales, 1), 0)
-        rounded = (_NUMBERS[self.kind](numbers) * scales).reshape(x.shape)
+        rounded = (nearest(numbers, _NUMBERS[self.kind]) * scales).reshape(x.shape)
         return rounded if factors is None else rounded / factors
+
+
+# Of the largest number of a token or group: more than float32 products in another order differ by.
+_TIE = 2.0**-18
+_Levels = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+def _nearest(numbers: torch.Tensor, levels: _Levels) -> torch.Tensor:
+    return levels(numbers)
+
+
+def _swapped(numbers: torch.Tensor, levels: _Levels) -> torch.Tensor:
+    """The nearest of ``levels``, but the second nearest where a change by ``_TIE`` would make it the nearest."""
+    import torch
+
+    rounded, step = levels(numbers), _TIE * numbers.abs().amax(-1, keepdim=True)
+    above, below = levels(numbers + step), levels(numbers - step)
+    return torch.where(above != rounded, above, below)
 
 
 def _int8(numbers: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class TransformersModel:
         import torch
         import transformers
 
-        self.torch, self.device = torch, device
+        self.torch, self.device, self._ties_swapped = torch, device, False
         self._checkpoint = checkpoint
         self._library = f"transformers {transformers.__version__}"
         self.name = f"{self._library}, torch {torch.__version__}, float32"
@@ -95,10 +95,25 @@ class TransformersModel:
             names = [f"{root}{layers}{rest}" for root in ROOTS] if layers else [name]
             rounding = next((roundings[own] for own in names if own in roundings), None)
             if rounding is not None and isinstance(module, self.torch.nn.Linear):
-                module.register_forward_pre_hook(partial(_rounded_input, rounding))
+                module.register_forward_pre_hook(partial(self._rounded_input, rounding))
                 count += 1
-            count += round_experts(module, names, roundings)
+            count += round_experts(module, names, roundings, self._rounded)
         return count
+
+    @contextlib.contextmanager
+    def ties_swapped(self) -> Iterator[None]:
+        """In the block, products round what is as good as halfway between two numbers to the other one."""
+        self._ties_swapped = True
+        try:
+            yield
+        finally:
+            self._ties_swapped = False
+
+    def _rounded(self, rounding: Rounding, x: Any) -> Any:
+        return rounding(x, self._ties_swapped)
+
+    def _rounded_input(self, rounding: Rounding, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._rounded(rounding, inputs[0]), *inputs[1:])
 
     def arguments(self, length: int, attends: bool) -> dict[str, Any]:
         """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
@@ -159,10 +174,6 @@ class TransformersModel:
             f"transformers clamps dt at time_step_min in {changed} layers; the reference was set to the checkpoint's "
             f"time_step_limit [{limit[0]:g}, {limit[1]:g}], as in the Mamba2 paper and CUDA kernels",
         )
-
-
-def _rounded_input(rounding: Callable[[Any], Any], _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (rounding(inputs[0]), *inputs[1:])
 
 
 def group_gated_norms(model: Any) -> int:

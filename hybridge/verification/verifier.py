@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,15 +17,15 @@ from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.runtime.engines.factory import AUTO, check_engine
-from hybridge.verification.far_windows import FarRow
+from hybridge.verification.compare import compared
+from hybridge.verification.expected import Expected, ForcedRuns, Inputs, StoredRuns
 from hybridge.verification.layouts import LayoutSteps, layout_steps
-from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance
+from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance, shows_layers
 from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
-from hybridge.verification.report import EMBEDDINGS, UNCHANGED, Comparison, VerifyReport
+from hybridge.verification.report import UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.rounded_inputs import stored_roundings
-from hybridge.verification.scenarios import FAR_SCENARIOS, Observation, state_items
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -57,9 +56,8 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         )
     layout = layout_steps(config)
     options.check(config.max_seq_len)
-    rounds = config.quantization is not None and bool(config.quantization.inputs)
     tolerance = options.tolerance or default_tolerance(
-        options.engine, config.dtype, config.has_kv_scales, rounds, options.float32
+        options.engine, config.dtype, config.has_kv_scales, _rounds_inputs(config), options.float32
     )
     notes: list[str] = []
     engines = _engine_names(options.engine, layout, notes)
@@ -92,6 +90,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         tuple(comparisons),
         config.layer_types,
         (*notes, *plan.notes, *cases.notes),
+        cases.forced,
     )
 
 
@@ -101,7 +100,13 @@ def _cases(
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
     reference.notes = (*reference.notes, *round_inputs(reference, source, config))
-    return Cases.of(reference, config, options, plan, progress)
+    forced = _rounds_inputs(config) and shows_layers(options.engine)
+    return Cases.of(reference, config, options, plan, progress, forced)
+
+
+def _rounds_inputs(config: RuntimeConfig) -> bool:
+    """Whether products of the artifact round their inputs."""
+    return config.quantization is not None and bool(config.quantization.inputs)
 
 
 def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> tuple[str, ...]:
@@ -121,10 +126,7 @@ def round_inputs(reference: Reference, source: Path, config: RuntimeConfig) -> t
             f"{source}: expected a checkpoint that rounds the inputs of {expected} products, as the artifact does, "
             f"found {found}: verify with the checkpoint that was exported"
         )
-    return (
-        f"the inputs of {found} products are rounded as the checkpoint says, in the reference too: a value halfway "
-        "between two numbers may become either, and the difference grows from layer to layer",
-    )
+    return (f"the inputs of {found} products are rounded as the checkpoint says, in the reference too",)
 
 
 def _run(
@@ -140,10 +142,12 @@ def _run(
     opened = layout_steps(cases.config).opened(artifact, name, options)
     notes += opened.engine.notes
     with closing(opened.engine) as engine:
-        for observation in opened.observations(cases.prompts, cases.sequences, options.decode_steps, cases.far):
-            yield from _compare(engine.name, observation, cases, tolerance)
+        inputs = cases.inputs
+        tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.far
+        for observation in opened.observations(*tokens, cases.forced):
+            yield from compared(engine.name, observation, cases.expected, cases.config, tolerance)
             progress.advance()
-        for scenario, layer, same in opened.untouched(cases.prompts[0]):
+        for scenario, layer, same in opened.untouched(inputs.prompts[0]):
             yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
 
 
@@ -160,63 +164,57 @@ def _engine_names(requested: str, layout: LayoutSteps, notes: list[str]) -> tupl
 
 @dataclass(frozen=True)
 class Cases:
-    """Random prompts, the same with decode tokens after them, and the reference's results for both.
+    """The tokens and what the reference gives for them.
 
-    The logits are those of each prompt's last token and of the decode tokens only.
-    far, at_far: rows with filled caches, and the reference's results for their new tokens.
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
+    forced: whether the reference gets each layer's input from the artifact.
     """
 
     config: RuntimeConfig
-    prompts: list[np.ndarray]
-    sequences: list[np.ndarray]
-    at_prompt: list[ReferenceRun]
-    at_end: list[ReferenceRun]
-    far: tuple[FarRow, ...]
-    at_far: list[ReferenceRun]
+    inputs: Inputs
+    expected: Expected
     windows: tuple[int | None, ...]
     reference: str
     notes: tuple[str, ...]
+    forced: bool
 
     @classmethod
     def of(
-        cls, reference: Reference, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress
+        cls,
+        reference: Reference,
+        config: RuntimeConfig,
+        options: VerifyOptions,
+        plan: Plan,
+        progress: Progress,
+        forced: bool,
     ) -> Cases:
-        steps = options.decode_steps
-        prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, steps)
-        progress.start("run the reference", 2 * len(prompts) + len(plan.far))
-        at_prompt: list[ReferenceRun] = []
-        at_end: list[ReferenceRun] = []
-        for prompt, sequence in zip(prompts, sequences, strict=True):
-            end = reference.run(sequence, last=1 + steps)
-            progress.advance()
-            # Recurrent states after the prompt need a separate run.
-            first = None if config.recurrent_layers else end.first(len(prompt))
-            at_prompt.append(first or reference.run(prompt, last=1))
-            at_end.append(end)
-            progress.advance()
-        at_far: list[ReferenceRun] = []
-        for row in plan.far:
-            at_far.append(reference.run(row.tokens, row.caches))
-            progress.advance()
-        windows, name, notes = reference.windows, reference.name, reference.notes
-        runs_of = (prompts, sequences, at_prompt, at_end, plan.far, at_far)
-        return cls(config, *runs_of, windows, name, notes)
+        prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, options.decode_steps)
+        inputs = Inputs(prompts, sequences, plan.far)
+        if forced:
+            expected: Expected = ForcedRuns(inputs, reference)
+        else:
+            expected = stored_runs(reference, config, inputs, progress)
+        return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced)
 
-    def expected(self, observation: Observation) -> ReferenceRun:
-        """The reference run whose states belong to the observation's number of tokens."""
-        if observation.scenario in FAR_SCENARIOS:
-            return self.at_far[observation.prompt]
-        is_prompt = observation.length == len(self.prompts[observation.prompt])
-        return (self.at_prompt if is_prompt else self.at_end)[observation.prompt]
 
-    def expected_logits(self, observation: Observation) -> np.ndarray:
-        """The logits [vocab] of the observation's last token."""
-        if observation.scenario in FAR_SCENARIOS:
-            new = observation.length - self.far[observation.prompt].caches.length
-            return self.at_far[observation.prompt].logits[new - 1]
-        decoded = observation.length - len(self.prompts[observation.prompt])
-        return self.at_end[observation.prompt].logits[decoded]
+def stored_runs(reference: Reference, config: RuntimeConfig, inputs: Inputs, progress: Progress) -> StoredRuns:
+    """The reference's run of each of ``inputs``."""
+    progress.start("run the reference", 2 * len(inputs.prompts) + len(inputs.far))
+    at_prompt: list[ReferenceRun] = []
+    at_end: list[ReferenceRun] = []
+    for prompt, sequence in zip(inputs.prompts, inputs.sequences, strict=True):
+        end = reference.run(sequence, last=1 + len(sequence) - len(prompt))
+        progress.advance()
+        # Recurrent states after the prompt need a separate run.
+        first = None if config.recurrent_layers else end.first(len(prompt))
+        at_prompt.append(first or reference.run(prompt, last=1))
+        at_end.append(end)
+        progress.advance()
+    at_far: list[ReferenceRun] = []
+    for row in inputs.far:
+        at_far.append(reference.run(row.tokens, row.caches))
+        progress.advance()
+    return StoredRuns(inputs, at_prompt, at_end, at_far)
 
 
 def random_prompts(
@@ -231,29 +229,6 @@ def random_prompts(
     return prompts, [np.concatenate(pair) for pair in zip(prompts, tails, strict=True)]
 
 
-def _compare(engine: str, observed: Observation, cases: Cases, tolerance: float) -> Iterator[Comparison]:
-    expected = cases.expected(observed)
-
-    def comparison(item: str, layer: int | None, found: np.ndarray, reference: np.ndarray) -> Comparison:
-        error = relative_error(found, reference)
-        return Comparison(engine, observed.scenario, item, layer, error, error <= tolerance)
-
-    if observed.embeddings is not None:
-        error = largest_row_error(observed.embeddings, expected.embeddings[: len(observed.embeddings)])
-        yield Comparison(engine, observed.scenario, EMBEDDINGS, None, error, error <= tolerance)
-    for index, hidden in enumerate(observed.hidden):
-        yield comparison("hidden", index, hidden, expected.hidden[index][: len(hidden)])
-    for name, layer, item in state_items(cases.config):
-        if name in observed.states:
-            reference = expected.states[name]
-            found = observed.states[name]
-            if item in ("key", "value"):
-                # A sliding window's reference cache keeps only the last positions.
-                found = found[:, -reference.shape[1] :]
-            yield comparison(item, layer, found, reference)
-    yield comparison("logits", None, observed.logits, cases.expected_logits(observed))
-
-
 def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
     """The windows that config.json declares: schedulers free the blocks that are outside of them."""
     config = cases.config
@@ -262,20 +237,3 @@ def _compare_windows(engine: str, cases: Cases) -> Iterator[Comparison]:
         if declared or expected_window:
             error = 0.0 if declared == expected_window else float("inf")
             yield Comparison(engine, "sliding windows in config.json", UNCHANGED, layer, error, not error)
-
-
-def relative_error(found: np.ndarray, reference: np.ndarray) -> float:
-    """L2 norm of the difference over that of ``reference`` (absolute where that is 0); infinite if shapes differ."""
-    if found.shape != reference.shape:
-        return float("inf")
-    difference = float(np.linalg.norm(found.astype(np.float64) - reference.astype(np.float64)))
-    norm = float(np.linalg.norm(reference.astype(np.float64)))
-    return difference / norm if norm > 0 else difference
-
-
-def largest_row_error(found: np.ndarray, reference: np.ndarray) -> float:
-    """The largest ``relative_error`` of a row [T, size]: one wrong row would be lost among many right ones."""
-    if found.shape != reference.shape:
-        return math.inf
-    errors = [relative_error(row, right) for row, right in zip(found, reference, strict=True)]
-    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)

@@ -11,8 +11,9 @@ import pytest
 
 from hybridge.artifact.errors import ArtifactError, CheckpointError, SettingError
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.verification.compare import largest_row_error, relative_error
 from hybridge.verification.options import VerifyOptions
-from hybridge.verification.verifier import largest_row_error, relative_error, verify
+from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.effort import sample
 from tests.support.export_cases import CASES

@@ -110,8 +110,7 @@ class OnnxRuntimeEngine(ArrayEngine):
             rows = slice(run.start, run.stop)
             extra = {name: np.zeros((run.rows, run.tokens, self.config.hidden_size), np.float32) for name in values}
             part = self._logits(run.rows, run.tokens)
-            form = GraphForm.PADDED if run.padded else GraphForm.GENERAL
-            session = self._value_session(form, tuple(values))
+            session = self._value_session(self._form_of(run), tuple(values))
             bound = BoundRun(session, own, self._replaced_by, run, part, self.config.result.name, extra)
             bound.feed(ids[rows, : run.tokens], context[rows], past[rows])
             own.commit(bound.swapped, run.start, run.stop)
@@ -150,13 +149,15 @@ class OnnxRuntimeEngine(ArrayEngine):
         else:
             logits[run.start : run.stop] = part
 
-    def _form(self, run: RowRun) -> FormSession:
+    def _form_of(self, run: RowRun) -> GraphForm:
         if run.padded:
-            form = GraphForm.PADDED
-        elif run.tokens > 1 or self._has_one_session:
-            form = GraphForm.GENERAL
-        else:
-            form = GraphForm.ONE_TOKEN if run.rows == 1 else GraphForm.TOKEN_PER_ROW
+            return GraphForm.PADDED
+        if run.tokens > 1 or self._has_one_session:
+            return GraphForm.GENERAL
+        return GraphForm.ONE_TOKEN if run.rows == 1 else GraphForm.TOKEN_PER_ROW
+
+    def _form(self, run: RowRun) -> FormSession:
+        form = self._form_of(run)
         if form not in self._forms and self._open(form).layouts != self._layouts:
             raise EngineError(f"{self._folder}: the graph forms disagree about the layout of states")
         return self._forms[form]

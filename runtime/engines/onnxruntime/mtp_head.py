@@ -50,8 +50,8 @@ class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
         """The most likely token after each row; the row's own hidden state is stored."""
         assert self._rows is not None
         found = best_tokens(self.step(inputs))
-        assert self._hidden is not None
-        self._rows.array[inputs.own_slots] = self._hidden[inputs.logits_indices]
+        (hidden,) = self._shown.values()
+        self._rows.array[inputs.own_slots] = hidden[inputs.logits_indices]
         return found
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:

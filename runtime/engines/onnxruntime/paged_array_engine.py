@@ -34,9 +34,8 @@ class PagedArrayEngine(PackingEngine[ArrayPools]):
         super().__init__(folder)
         self._specs = engine_specs(self.config.bindings.states)
         self._replaced_by = {spec.name: str(spec.replaced_by) for spec in self._specs}
-        # Buffer for the last layer's output for each token of a step, [tokens, hidden], and its values.
-        self._hidden: np.ndarray | None = None
-        self._shown: tuple[str, ...] = ()
+        # Inner values that every step writes: by name the buffer [tokens, hidden].
+        self._shown: dict[str, np.ndarray] = {}
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         self._pools = None
@@ -53,7 +52,7 @@ class PagedArrayEngine(PackingEngine[ArrayPools]):
 
     def _show(self, hidden: np.ndarray) -> None:
         """Write the last layer's output for each token of a step to ``hidden``."""
-        self._hidden, self._shown = hidden, (layer_output(self.config.num_hidden_layers - 1),)
+        self._shown = {layer_output(self.config.num_hidden_layers - 1): hidden}
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.view(name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, available_cpus
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
@@ -86,6 +87,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._deferred: DeferredStates | None = None
         self._snapshots: frozenset[str] = frozenset()
         self._packs_weights = False
+        # Sessions of ``step_values``, and the names of the values that they give.
+        self._value_sessions: dict[SessionKey, PagedSession] = {}
+        self._value_names: frozenset[str] = frozenset()
         key = SessionKey(PagedForm.ONE_ROW, neighbours=True)
         graph = self._graph(key)  # this one is the same whether the session packs its weights or not
         self._packs_weights = graph.float32_bytes <= _MOST_PACKED_BYTES
@@ -101,7 +105,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         super().allocate_pools(sizes)
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *self._value_sessions.values()):
             session.bind(self.pools)
         if self._deferred is not None:
             self._deferred.bind(self.pools)
@@ -126,6 +130,22 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 logits[requested] = part
             place[run.tokens] = -1
         return logits
+
+    @property
+    def shows_values(self) -> bool:
+        return True
+
+    def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
+        shape = len(inputs.input_ids), self.config.hidden_size
+        shown = {name: np.zeros(shape, np.float32) for name in values}
+        if shown.keys() != self._value_names:
+            self._value_names, self._value_sessions = frozenset(shown), {}
+        plain = self._shown, self._sessions
+        self._shown, self._sessions = shown, self._value_sessions
+        try:
+            return {LOGITS: self.step(inputs), **shown}
+        finally:
+            self._shown, self._sessions = plain
 
     @property
     def pools(self) -> ArrayPools:
@@ -164,6 +184,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     def close(self) -> None:
         self._sessions.clear()
+        self._value_sessions.clear()
 
     def _show(self, hidden: np.ndarray) -> None:
         super()._show(hidden)
@@ -202,8 +223,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
                 form = PagedForm.ONE_ROW
             session = self._session(SessionKey(form, neighbours, tokens))
             session.run(feeds, indices, logits, slots, shown=shown)
-        if self._hidden is not None:
-            self._hidden[run.tokens] = shown[self._shown[0]]
+        for name, values in self._shown.items():
+            values[run.tokens] = shown[name]
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
         """Inputs of the graph of ``run`` in addition to those of every paged graph."""
@@ -233,6 +254,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         if operators != self._snapshots:
             self._snapshots, self._deferred = operators, None
             self._sessions = {key: session for key, session in self._sessions.items() if not key.defers}
+            self._value_sessions = {}
 
     def _session(self, key: SessionKey) -> PagedSession:
         if key not in self._sessions:
@@ -277,7 +299,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             key.tokens,
             self._packs(key),
             key.defers,
-            self._shown,
+            tuple(self._shown),
             self._snapshots,
             self._exact,
         )

@@ -83,9 +83,9 @@ class PortablePagedEngine(PagedArrayEngine):
         self._rollback.advance(accepted.tolist())
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        found = self.step_values(inputs, self._shown)
-        if self._hidden is not None:
-            self._hidden[: len(inputs.input_ids)] = found[self._shown[0]]
+        found = self.step_values(inputs, tuple(self._shown))
+        for name, values in self._shown.items():
+            values[: len(inputs.input_ids)] = found[name]
         return found[LOGITS]
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:

@@ -1,0 +1,80 @@
+"""Comparisons of what an artifact gives with what the reference gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.verification.expected import Expected
+from hybridge.verification.observation import Observation
+from hybridge.verification.reference import ReferenceRun
+from hybridge.verification.report import EMBEDDINGS, Comparison
+from hybridge.verification.scenarios import state_items
+
+# Of what swapping all ties of a layer changes, the most that swapping some of them may.
+_TIE_FACTOR = 2.0
+_Pair = tuple[str, int | None, np.ndarray, np.ndarray]
+
+
+def compared(
+    engine: str, observed: Observation, expected: Expected, config: RuntimeConfig, tolerance: float
+) -> Iterator[Comparison]:
+    """All comparisons of ``observed``.
+
+    Those beyond ``tolerance`` also pass where ties of rounded inputs explain the difference.
+    """
+    pairs = list(_pairs(observed, expected.run(observed), config))
+    errors = [_measure(item)(found, reference) for item, _, found, reference in pairs]
+    explained = [0.0] * len(pairs)
+    if not all(error <= tolerance for error in errors):
+        swapped = expected.with_ties_swapped(observed)
+        if swapped is not None:
+            others = (pair[3] for pair in _pairs(observed, swapped, config))
+            explained = [
+                _TIE_FACTOR * _measure(item)(other, reference)
+                for (item, _, _, reference), other in zip(pairs, others, strict=True)
+            ]
+    for (item, layer, _, _), error, ties in zip(pairs, errors, explained, strict=True):
+        within = error <= tolerance
+        passed = within or error <= tolerance + ties
+        yield Comparison(engine, observed.scenario, item, layer, error, passed, passed and not within)
+
+
+def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig) -> Iterator[_Pair]:
+    """item, absolute layer, what the artifact gives, what the reference gives."""
+    if observed.embeddings is not None:
+        yield EMBEDDINGS, None, observed.embeddings, expected.embeddings[: len(observed.embeddings)]
+    for index, hidden in enumerate(observed.hidden):
+        yield "hidden", index, hidden, expected.hidden[index][: len(hidden)]
+    for name, layer, item in state_items(config):
+        if name in observed.states:
+            reference, found = expected.states[name], observed.states[name]
+            if item in ("key", "value"):
+                # A sliding window's reference cache keeps only the last positions.
+                found = found[:, -reference.shape[1] :]
+            yield item, layer, found, reference
+    yield "logits", None, observed.logits, expected.logits[-1]
+
+
+def _measure(item: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    return largest_row_error if item == EMBEDDINGS else relative_error
+
+
+def relative_error(found: np.ndarray, reference: np.ndarray) -> float:
+    """L2 norm of the difference over that of ``reference`` (absolute where that is 0); infinite if shapes differ."""
+    if found.shape != reference.shape:
+        return float("inf")
+    difference = float(np.linalg.norm(found.astype(np.float64) - reference.astype(np.float64)))
+    norm = float(np.linalg.norm(reference.astype(np.float64)))
+    return difference / norm if norm > 0 else difference
+
+
+def largest_row_error(found: np.ndarray, reference: np.ndarray) -> float:
+    """The largest ``relative_error`` of a row [T, size]: one wrong row would be lost among many right ones."""
+    if found.shape != reference.shape:
+        return math.inf
+    errors = [relative_error(row, right) for row, right in zip(found, reference, strict=True)]
+    return max((math.inf if math.isnan(error) else error for error in errors), default=0.0)

@@ -1,0 +1,115 @@
+"""Rows of a dense engine: their states and, where asked for, the inner values of all tokens that they were fed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybridge.artifact import names
+from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
+from hybridge.verification.observation import Observation
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """A row after some tokens: its states, and the inner values [tokens, hidden] of these tokens."""
+
+    states: dict[str, np.ndarray]
+    shown: tuple[np.ndarray, ...]
+
+
+class DenseRows:
+    """``batch`` rows with room for ``max_seq`` tokens, without any.
+
+    values: names of the inner values to show, the embeddings first; none shows nothing.
+    """
+
+    def __init__(self, engine: DenseEngine, batch: int, max_seq: int, values: Sequence[str] = ()) -> None:
+        self.states: StateSet = engine.allocate_states(batch, max_seq)
+        self._engine, self._values = engine, tuple(values)
+        self._shown: list[list[np.ndarray]] = [[np.zeros((0, engine.config.hidden_size), np.float32)] * len(values)]
+        self._shown *= batch
+
+    def step(self, rows: Sequence[np.ndarray], past: Sequence[int]) -> np.ndarray:
+        """One step with the new tokens of each row after ``past`` others; logits [batch, vocab] of the last ones."""
+        inputs = step_inputs(rows, past)
+        if not self._values:
+            logits = self._engine.step(inputs, self.states)
+        else:
+            found = self._engine.step_values(inputs, self.states, self._values)
+            logits = found[names.LOGITS]
+            for row, tokens in enumerate(rows):
+                new = [found[name][row, : len(tokens)] for name in self._values]
+                self._shown[row] = [np.concatenate(pair) for pair in zip(self._shown[row], new, strict=True)]
+        return _last_logits(logits, [len(tokens) for tokens in rows])
+
+    def feed(self, rows: list[np.ndarray], past: list[int], parts: Sequence[int]) -> list[np.ndarray]:
+        """Feed each row its tokens after ``past`` in parts of lengths ``parts``; logits [vocab] of each last token.
+
+        A part that is too long for one step of the engine is split; a row without tokens left has length 0.
+        """
+        found: list[np.ndarray] = [np.empty(0)] * len(rows)
+        most = self._engine.max_step_tokens
+        for size in (min(most, part - done) for part in parts for done in range(0, part, most)):
+            tokens = [row[done : done + size] for row, done in zip(rows, past, strict=True)]
+            logits = self.step(tokens, past)
+            found = [logits[row].copy() if len(tokens[row]) else last for row, last in enumerate(found)]
+            past = [done + len(part) for done, part in zip(past, tokens, strict=True)]
+        return found
+
+    def show_no_more(self) -> None:
+        """Show nothing of the tokens fed so far, nor of later ones."""
+        self._values, self._shown = (), [[] for _ in self._shown]
+
+    def copy(self, row: int, length: int) -> RowCopy:
+        """The row after its ``length`` tokens."""
+        return RowCopy(_row(self.states, row, length), tuple(self._shown[row]))
+
+    def write(self, row: int, copy: RowCopy) -> None:
+        """Set an empty row to what ``copy`` holds."""
+        for name, value in copy.states.items():
+            self.states.buffers[name].write_row(row, value)
+        self._shown[row] = list(copy.shown)
+
+    def observed(
+        self,
+        scenario: str,
+        prompt: int,
+        row: int,
+        length: int,
+        logits: np.ndarray,
+        states: dict[str, np.ndarray] | None = None,
+    ) -> Observation:
+        """The observation of a row after ``length`` tokens; ``states``: instead of all of the row's."""
+        shown = self._shown[row]
+        own = read_row(self.states, row, length) if states is None else states
+        return Observation(scenario, prompt, length, logits, own, tuple(shown[1:]), shown[0] if shown else None)
+
+
+def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
+    """All states of one row as float32, KV caches up to ``length`` positions."""
+    return {name: value.astype(np.float32) for name, value in _row(states, row, length).items()}
+
+
+def step_inputs(rows: Sequence[np.ndarray], past: Sequence[int]) -> StepInputs:
+    """Right-padded inputs for ``rows`` of new tokens."""
+    ids = np.zeros((len(rows), max(1, max(len(r) for r in rows))), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = row
+    return StepInputs(ids, np.array([len(r) for r in rows], np.int32), np.array(past, np.int32))
+
+
+def _row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
+    return {
+        name: buffer.read_row(row, length if "max_seq" in buffer.spec.shape else None)
+        for name, buffer in states.buffers.items()
+    }
+
+
+def _last_logits(logits: np.ndarray, lengths: list[int]) -> np.ndarray:
+    """[batch, vocab] of each row's last valid token, from either form of the logits output."""
+    if logits.ndim == 2:
+        return logits
+    return np.stack([logits[row, max(length - 1, 0)] for row, length in enumerate(lengths)])

@@ -1,0 +1,85 @@
+"""Deep artifacts that round the inputs of products: each layer is compared for the artifact's own input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hybridge.artifact.dtypes import DType
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.verification.options import VerifyOptions
+from hybridge.verification.rounded_inputs import FP4, FP8, INT8, Rounding
+from hybridge.verification.verifier import verify
+from tests.support.quantized_checkpoints import eight_bits, save_quantized
+from tests.verify.damaged_artifact import DamagedArtifact
+
+INPUTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+ENDS = {"dense": (5, 40), "paged": (5, 12)}
+
+
+@pytest.fixture(scope="module", params=["dense", pytest.param("paged", marks=pytest.mark.slow)])
+def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, VerifyOptions]:
+    """A checkpoint of 8 layers in fp8, its artifact, and how to verify it."""
+    folder, form = tmp_path_factory.mktemp("deep"), eight_bits("float", "channel", inputs=INPUTS)
+    checkpoint, _ = save_quantized(folder, "llama", form, "float32", num_hidden_layers=8, intermediate_size=96)
+    options = ExportOptions(max_batch_size=2, max_seq_len=64, dtype=DType.FLOAT32, layout=request.param, weights="copy")
+    export_checkpoint(checkpoint, folder / "out", options)
+    compared = VerifyOptions(engine="onnxruntime", prompt_lengths=ENDS[request.param], decode_steps=3)
+    return checkpoint, folder / "out", compared
+
+
+def test_differences_do_not_grow_from_layer_to_layer(deep: tuple[Path, Path, VerifyOptions]) -> None:
+    report = verify(*deep)
+    assert report.passed and report.tolerance == 1e-4, report.verdict()
+    assert report.verdict().endswith("; each layer compared for the artifact's own input")
+    # Every scenario shows every layer.
+    shown = {(c.scenario, c.layer) for c in report.comparisons if c.item == "hidden"}
+    assert shown == {(c.scenario, n) for c in report.comparisons if c.item == "logits" for n in range(8)}
+
+
+def scaled(index: int | tuple[int, ...], factor: float) -> Callable[[np.ndarray], None]:
+    def change(values: np.ndarray) -> None:
+        values[index] *= factor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "place"),
+    [
+        pytest.param("layers.5.self_attn.o_proj.weight_scale", scaled((7, 0), 1.05), "layer 5"),
+        pytest.param("layers.0.input_layernorm.weight", scaled(3, 1.02), "layer 0", marks=pytest.mark.slow),
+        pytest.param("model.norm.weight", scaled(3, 1.05), "head", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_in_one_layer_is_found(
+    end: str, change: Callable[[np.ndarray], None], place: str, deep: tuple[Path, Path, VerifyOptions], tmp_path: Path
+) -> None:
+    checkpoint, artifact, options = deep
+    damaged = DamagedArtifact(artifact, tmp_path / "damaged")
+    damaged.weight(end, change)
+    report = verify(checkpoint, damaged.write(), options)
+    assert report.failing_place == place, report.verdict()
+    # The input of later layers is the artifact's own: they agree.
+    assert {c.layer for c in report.comparisons if not c.passed} <= {report.first_failing_layer, None}
+
+
+@pytest.mark.parametrize(
+    ("rounding", "ties", "others"),
+    [
+        (Rounding(INT8, None, 1.0), [0.5, -3.5, 126.5], [1.0, -3.0, 127.0]),
+        (Rounding(FP8, None, 1.0), [17.0, -19.0, 432.0], [18.0, -18.0, 416.0]),
+        (Rounding(FP4, 16, 1.0), [6.0, 2.5, 0.25, *[1.0] * 13], [6.0, 3.0, 0.5, *[1.0] * 13]),
+    ],
+)
+def test_only_ties_are_swapped(rounding: Rounding, ties: list[float], others: list[float]) -> None:
+    clear = [] if rounding.group else [3.0, 100.25]
+    x = torch.tensor([*ties, *clear])
+    nearest, swapped = rounding(x), rounding(x, ties_swapped=True)
+    assert swapped.tolist() == [*others, *nearest[len(ties) :].tolist()]
+    assert not torch.equal(nearest, swapped)
