@@ -37,8 +37,8 @@ class AttentionConfig:
 
     ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
     ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
-    q_proj holds a gate next to each query head, whose sigmoid multiplies the output. Keys are multiplied by
-    ``key_multiplier`` before the rotary embedding.
+    q_proj holds a gate next to each query head, whose sigmoid multiplies the output. ``head_gate``: g_proj gives one
+    gate for each query head instead. Keys are multiplied by ``key_multiplier`` before the rotary embedding.
     """
 
     num_heads: int
@@ -51,6 +51,7 @@ class AttentionConfig:
     qk_norm_joint: bool = False
     norm_offset: float = 0.0
     output_gate: bool = False
+    head_gate: bool = False
     key_multiplier: float = 1.0
     sliding_window: int | None = None
     rope: RopeConfig | None = None
@@ -324,7 +325,8 @@ class BlockConfig:
 
     ``norm_alias`` and ``source_alias`` are other names that checkpoints use for the norm and the body. ``names``: of
     parts of the body, ours and the checkpoint's, where they differ. With ``norm_after`` the block is
-    ``x + residual_multiplier * norm(body(x))``.
+    ``x + residual_multiplier * norm(body(x))``; with ``output_norm_source``, the name of a second norm,
+    ``x + residual_multiplier * output_norm(body(norm(x)))``.
     """
 
     norm_source: str
@@ -332,6 +334,7 @@ class BlockConfig:
     body: BodyConfig
     norm_alias: str | None = None
     norm_after: bool = False
+    output_norm_source: str | None = None
     names: tuple[tuple[str, str], ...] = ()
     source_alias: str | None = None
 
@@ -376,7 +379,8 @@ class DecoderConfig:
     """A whole decoder-only language model.
 
     ``embedding_sources`` lists the names that checkpoints use for the embedding; ``final_norm_source`` the last
-    norm. Logits are divided by ``logits_scaling``. ``ignored_sources`` are prefixes of tensors that the decoder
+    norm. Logits are divided by ``logits_scaling``, then with a ``logits_softcap`` c they are c * tanh(logits / c).
+    ``ignored_sources`` are prefixes of tensors that the decoder
     does not need (multi-token prediction heads). ``own_head_wins``: a head that the checkpoint stores is used even
     where ``tie_word_embeddings`` says that there is none. ``norm_offset`` is added to the weights of the layer norms.
     ``notes`` are remarks for the user.
@@ -394,6 +398,7 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_scaling: float = 1.0
+    logits_softcap: float | None = None
     residual_in_fp32: bool = False
     norm_offset: float = 0.0
     ignored_sources: tuple[str, ...] = ()
@@ -403,6 +408,11 @@ class DecoderConfig:
     @property
     def layer_types(self) -> tuple[str, ...]:
         return tuple(layer.layer_type for layer in self.layers)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The distinct rotary embeddings, in the order of their first layers."""
+        return tuple(dict.fromkeys(body.rope for body in self.attention_bodies if body.rope is not None))
 
     @property
     def attention_bodies(self) -> tuple[CachedConfig, ...]:

@@ -98,6 +98,25 @@ _SMOLLM3: Table = {
     "number": "attention_dropout",
 }
 _OLMO2: Table = {"int": "intermediate_size", "int?": "num_key_value_heads", "number": "attention_dropout"}
+_OLMO3: Table = {"int?": "sliding_window", "[str]?": "layer_types"}
+_GEMMA3: Table = {
+    "int": "num_hidden_layers num_attention_heads num_key_value_heads intermediate_size head_dim "
+    "max_position_embeddings query_pre_attn_scalar",
+    "int?": "sliding_window",
+    "float": "rms_norm_eps",
+    "float?": "final_logit_softcapping attn_logit_softcapping",
+    "bool?": "use_bidirectional_attention",
+    "str": "hidden_activation",
+    "[str]?": "layer_types",
+    "number?": "attention_dropout",
+    "object?": "rope_parameters",
+}
+_LFM3: Table = {
+    "int": "head_dim",
+    "int?": "sliding_window",
+    "bool": "use_sandwich_norm use_attention_gate attention_bias",
+    "float": "attention_dropout",
+}
 _BAMBA: Table = {
     "bool": "mlp_bias",
     "int?": "num_logits_to_keep",
@@ -164,7 +183,7 @@ _MAMBA2: Table = {
     "[float]": "time_step_limit",
 }
 _NEMOTRON_H: Table = {
-    "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim max_position_embeddings "
+    "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim "
     "intermediate_size ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand chunk_size "
     "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size num_experts_per_tok "
     "n_group topk_group num_nextn_predict_layers",
@@ -208,6 +227,7 @@ _UNDECLARED: Mapping[str, Table] = {
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "olmo3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen3_moe": {**_UNDECLARED_ROPE, "int": "head_dim"},
@@ -234,15 +254,18 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bailing_hybrid": _kinds(_BIAS, _LATENT, _LING),
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
+    "gemma3_text": _kinds(_BIAS, _GEMMA3),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
     "kimi_linear": _kinds(_BIAS, _LATENT, _KIMI),
     "lfm2": _kinds(_SHORT_CONV, _LFM2),
     "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),
+    "lfm3": _kinds(_SHORT_CONV, _LFM3),
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
     "mamba2": _kinds(_MAMBA2),
     "mistral": _kinds(_ATTENTION, _MISTRAL),
     "nemotron_h": _kinds(_NEMOTRON_H),
     "olmo2": _kinds(_ATTENTION, _BIAS, _OLMO2),
+    "olmo3": _kinds(_ATTENTION, _BIAS, _OLMO2, _OLMO3),
     "olmo_hybrid": _kinds(_ATTENTION, _BIAS, _OLMO_HYBRID),
     "qwen2": _kinds(_ATTENTION, _QWEN2),
     "qwen3": _kinds(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),

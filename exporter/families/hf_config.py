@@ -112,6 +112,10 @@ class HfConfig(Fields):
         super().__init__(data, where, CheckpointError)
         self._ignored = frozenset(ignored)
 
+    def fill(self, absent: Mapping[str, Any]) -> None:
+        """Let fields that the config lacks have the values of ``absent``, transformers' defaults of the family."""
+        self._data = {**absent, **self._data}
+
     def name_of(self, *names: str) -> str:
         """The first of ``names`` that the config holds; all of them count as read.
 

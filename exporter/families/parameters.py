@@ -31,7 +31,7 @@ from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
 # The second is that of the text model in a vision-language model.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
-EMBEDDING, LM_HEAD = "embedding.weight", "lm_head.weight"
+EMBEDDING, LM_HEAD, ROPES = "embedding.weight", "lm_head.weight", "inv_freqs."
 # Old checkpoints store tensors that follow from the config; transformers no longer does.
 REDUNDANT = ".rotary_emb.inv_freq"
 # Types of quantised weights.
@@ -112,7 +112,7 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
         mixer = next(body for body in config.recurrent_bodies if isinstance(body, MambaConfig))
         assert mixer.multipliers is not None
         return np.repeat(np.array(mixer.multipliers, np.float32), mixer.projection_sizes)
-    rope = next(body.rope for body in config.attention_bodies if body.rope is not None)
+    rope = config.ropes[int(parameter.name.removeprefix(ROPES))]
     return np.array(rope.inv_freq, dtype=np.float64).astype(np.float32)
 
 
@@ -129,16 +129,18 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
             norm = next((name for name in norms if name in tensors), norms[0])
             alias = "".join(norms[1:])
             yield Parameter(f"{ours}.norm.weight", norm, (hidden,), norm, alias=alias)
+            if block.output_norm_source is not None:
+                norm = f"{theirs}.{block.output_norm_source}.weight"
+                yield Parameter(f"{ours}.output_norm.weight", norm, (hidden,), norm)
             source = f"{theirs}.{block.source}." if block.source else f"{theirs}."
             yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors, dict(block.names))
     final_norm = f"{root}{config.final_norm_source}.weight"
     yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
     if not config.tie_word_embeddings:
         yield Parameter(LM_HEAD, LM_HEAD, (vocab, hidden), LM_HEAD)
-    rope = next((body.rope for body in config.attention_bodies if body.rope is not None), None)
-    if rope is not None:
-        name = "rotary.inv_freq"
-        yield Parameter("inv_freq", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
+    for index, rope in enumerate(config.ropes):
+        name = "rotary.inv_freq" if len(config.ropes) == 1 else f"rotary.{index}.inv_freq"
+        yield Parameter(f"{ROPES}{index}", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
 
 
 def _norm_names(block: BlockConfig) -> Iterator[str]:
@@ -218,6 +220,8 @@ def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tu
     yield from _linear("k_proj", kv_width, hidden, a.bias)
     yield from _linear("v_proj", kv_width, hidden, a.bias)
     yield from _linear("o_proj", hidden, width, a.output_bias)
+    if a.head_gate:
+        yield "g_proj.weight", (a.num_heads, hidden)
     if a.qk_norm:
         yield "q_norm.weight", (width if a.qk_norm_joint else a.head_dim,)
         yield "k_norm.weight", (kv_width if a.qk_norm_joint else a.head_dim,)

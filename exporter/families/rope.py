@@ -7,6 +7,8 @@ Formulas: RoFormer (Su et al. 2021); position interpolation (Chen et al. 2023) f
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hybridge.artifact.errors import UnsupportedError
@@ -14,7 +16,7 @@ from hybridge.artifact.json_fields import Fields, is_count
 from hybridge.exporter.families.decoder_config import RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig, finite
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
 LARGEST_BETA = 1e9
 # Larger ones are damage: each dimension is a number of the graph.
 MOST_ROTARY = 2**16
@@ -42,15 +44,21 @@ def rope_from_config(
         fields.raw(name, None)
     if SECTIONS in ignored:
         _check_sections(fields)
-    theta = _number(fields, "rope_theta") or config.scalar("rope_theta", default=absent_theta, positive=True)
+    theta = number(fields, "rope_theta") or config.scalar("rope_theta", default=absent_theta, positive=True)
     config.ignore("rope_theta")
     outside = config.scalar("partial_rotary_factor", default=default_partial, positive=True)
-    factor = _number(fields, "partial_rotary_factor") or outside
+    factor = number(fields, "partial_rotary_factor") or outside
     if factor != default_partial and not partial:
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected {default_partial}, found {factor}")
     if factor > 1:
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
-    rotary_dim = int(head_dim * factor)
+    return rope_of(fields, head_dim, theta, factor, config.positive("max_position_embeddings", default=None))
+
+
+def rope_of(fields: Fields, head_dim: int, theta: float, factor: float, max_positions: int | None) -> RopeConfig:
+    """The rotary embedding of one object ``fields``, of which ``theta`` and the partial ``factor`` have been read."""
+    proportional = fields.raw("rope_type") == "proportional"
+    rotary_dim = 2 * int(head_dim * factor // 2) if proportional else int(head_dim * factor)
     if rotary_dim % 2 or rotary_dim == 0:
         raise UnsupportedError(
             f"config.json: partial_rotary_factor {factor} of head_dim {head_dim} gives {rotary_dim} rotary "
@@ -62,11 +70,13 @@ def rope_from_config(
         )
     if theta <= 1:
         raise UnsupportedError(f"config.json: rope_theta: expected a number above 1, found {theta}")
-    max_positions = config.positive("max_position_embeddings", default=None)
-    rope = _rope(fields, theta, rotary_dim, max_positions)
+    rope = _rope(fields, theta, rotary_dim, head_dim if proportional else rotary_dim, max_positions)
     if not all(0 < f < math.inf for f in (*rope.inv_freq, rope.attention_scaling)):
         raise UnsupportedError("config.json: the rotary embedding's frequencies are not positive finite numbers")
-    return rope
+    if not proportional:
+        return rope
+    unturned = (0.0,) * ((head_dim - rotary_dim) // 2)
+    return replace(rope, rotary_dim=head_dim, inv_freq=rope.inv_freq + unturned)
 
 
 def _rope_fields(config: HfConfig) -> Fields:
@@ -77,7 +87,12 @@ def _rope_fields(config: HfConfig) -> Fields:
     value = config.raw(name, None)
     if value is not None and not isinstance(value, dict):
         raise config.fail(name, "an object or null")
-    data: dict[str, Any] = dict(value or {})
+    return rope_fields(value or {}, name)
+
+
+def rope_fields(value: Mapping[str, Any], name: str) -> Fields:
+    """The parameters ``value`` of the field ``name``, with a rope_type."""
+    data = dict(value)
     old_spelling = data.pop("type", data.get("rope_type", "default"))
     kind = data.setdefault("rope_type", old_spelling)
     if old_spelling != kind:
@@ -85,7 +100,7 @@ def _rope_fields(config: HfConfig) -> Fields:
     return Fields(data, f"config.json: {name}", UnsupportedError)
 
 
-def _number(fields: Fields, name: str) -> float | None:
+def number(fields: Fields, name: str) -> float | None:
     """A positive finite number; None where it is absent."""
     return finite(fields, name, positive=True) if name in fields else None
 
@@ -101,14 +116,17 @@ def _check_sections(fields: Fields) -> None:
         raise fields.fail(SECTIONS, "a list of three sizes")
 
 
-def _rope(fields: Fields, theta: float, rotary_dim: int, max_positions: int | None) -> RopeConfig:
+def _rope(fields: Fields, theta: float, rotary_dim: int, exponent_dim: int, max_positions: int | None) -> RopeConfig:
     kind = fields.raw("rope_type")
     if kind not in ROPE_TYPES:
         raise UnsupportedError(f"config.json: rope_type: expected one of {', '.join(ROPE_TYPES)}, found {kind!r}")
-    base = [theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2)]
+    base = [theta ** (-2.0 * i / exponent_dim) for i in range(rotary_dim // 2)]
     scaling = 1.0
     if kind == "linear":
         factor = finite(fields, "factor", positive=True)
+        base = [f / factor for f in base]
+    elif kind == "proportional":
+        factor = number(fields, "factor") or 1.0
         base = [f / factor for f in base]
     elif kind == "llama3":
         base = _llama3(fields, base)

@@ -23,18 +23,13 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
+        self.g_proj = nn.Linear(hidden_size, config.num_heads, bias=False) if config.head_gate else None
         if config.qk_norm:
             joint = config.qk_norm_joint
             self.q_norm = RmsNorm(width if joint else config.head_dim, eps, config.norm_offset)
             self.k_norm = RmsNorm(kv_width if joint else config.head_dim, eps, config.norm_offset)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        step: Step | PackedStep,
-        inv_freq: torch.Tensor | None,
-        *caches: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: torch.Tensor, step: Step | PackedStep, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x [..., hidden] and the layer's caches as ``step`` has them -> y like x, and the new caches.
 
         Dense: x [b, t, hidden], keys and values [b, kv_heads, max_seq, head_dim]. Packed: x [tokens, hidden], one pool
@@ -51,11 +46,16 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if config.key_multiplier != 1.0:
             k = k * config.key_multiplier
-        if config.rope is not None and inv_freq is not None:
-            cos, sin = step.rotary(config.rope, inv_freq)
+        if config.rope is not None:
+            cos, sin = step.rotary(config.rope)
             q, k = rotary_embedding(q, cos, sin), rotary_embedding(k, cos, sin)
         y, *new_caches = step.attend(config, q, k, v, caches)
-        return self.o_proj(y if gate is None else y * torch.sigmoid(gate)), *new_caches
+        if gate is not None:
+            y = y * torch.sigmoid(gate)
+        if self.g_proj is not None:
+            gates = torch.sigmoid(self.g_proj(x)).unsqueeze(-1)
+            y = (y.unflatten(-1, (config.num_heads, config.head_dim)) * gates).flatten(-2)
+        return self.o_proj(y), *new_caches
 
     def _query(self, x: torch.Tensor, step: Step | PackedStep) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries by head and, where the layer has one, the output gate [..., heads * head_dim]."""

@@ -39,7 +39,8 @@ from hybridge.exporter.ops.mark import mark
 
 
 class Block(nn.Module):
-    """One residual block: x + multiplier * body(norm(x)), or the norm behind the body where the config asks for it.
+    """One residual block: x + multiplier * body(norm(x)), with a norm behind the body, too or alone, where the config
+    asks for it.
 
     The stream stays in float32 where the config asks.
     """
@@ -47,28 +48,28 @@ class Block(nn.Module):
     def __init__(self, block: BlockConfig, config: DecoderConfig) -> None:
         super().__init__()
         self.norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
+        two = block.output_norm_source is not None
+        self.output_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset) if two else None
         self.body = _body(block.body, config)
         self.config = block.body
         self.norm_after = block.norm_after
         self.multiplier = config.residual_multiplier
 
     def forward(
-        self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+        self, x: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [..., hidden], the block's states -> the same after the block."""
         narrow = x.to(step.dtype)
         normed = narrow if self.norm_after else self.norm(narrow)
         new_states: list[torch.Tensor] = []
-        if isinstance(self.config, CachedConfig):
-            y, *new_states = self.body(normed, step, inv_freq, *states)
-        elif isinstance(self.config, RecurrentConfig):
+        if isinstance(self.config, CachedConfig | RecurrentConfig | ParallelConfig):
             y, *new_states = self.body(normed, step, *states)
-        elif isinstance(self.config, ParallelConfig):
-            y, *new_states = self.body(normed, step, inv_freq, *states)
         else:
             y = self.body(normed)
         if self.norm_after:
             y = self.norm(y)
+        if self.output_norm is not None:
+            y = self.output_norm(y)
         if self.multiplier != 1.0:
             y = y * self.multiplier
         return x + y.to(x.dtype), new_states
@@ -83,13 +84,13 @@ class Layer(nn.Module):
         self.blocks = nn.ModuleList(Block(block, config) for block in layer.blocks)
 
     def forward(
-        self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None, states: list[torch.Tensor]
+        self, x: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [..., hidden], the layer's states (possibly none) -> the same after the layer."""
         new_states: list[torch.Tensor] = []
         for block, config in zip(self.blocks, self.config.blocks, strict=True):
             own = [] if config.body.layer_type in STATELESS_LAYER_TYPES else states
-            x, produced = block(x, step, inv_freq, own)
+            x, produced = block(x, step, own)
             new_states += produced
         return x, new_states
 
@@ -115,8 +116,9 @@ class Decoder(nn.Module):
         self.final_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         own_head = head and not config.tie_word_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, False) if own_head else None
-        rope = rope_of(config)
-        self.inv_freq = None if rope is None else nn.Parameter(torch.empty(len(rope.inv_freq), dtype=torch.float32))
+        self.inv_freqs = nn.ParameterList(
+            nn.Parameter(torch.empty(len(rope.inv_freq), dtype=torch.float32)) for rope in config.ropes
+        )
 
     def forward(
         self,
@@ -129,11 +131,15 @@ class Decoder(nn.Module):
 
         Without a head the first is the final norm's output, float32 [b, t, hidden].
         """
-        step = Step(input_ids, context_lengths, past_lengths, self.dtype)
+        step = Step(input_ids, context_lengths, past_lengths, self.dtype, self.frequencies())
         x, new_states = self.run_layers(input_ids, step, states)
         if not self.head:
             return self.final_norm(x.to(self.dtype)).float(), new_states
         return self.logits(x if self.all_logits else last_token(x, context_lengths)), new_states
+
+    def frequencies(self) -> dict[RopeConfig, torch.Tensor]:
+        """inv_freq [rotary_dim / 2] of each rotary embedding."""
+        return dict(zip(self.config.ropes, self.inv_freqs, strict=True))
 
     def run_layers(
         self, input_ids: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
@@ -162,7 +168,7 @@ class Decoder(nn.Module):
             caches = self.attention_states if config.has_attention else 0
             own = [attention.pop(0) for _ in range(caches)]
             own += [recurrent.pop(0) for _ in range(config.recurrent_states)]
-            x, produced = layer(x, step, self.inv_freq, own)
+            x, produced = layer(x, step, own)
             x = mark(x, layer_output(index))
             new_attention += produced[:caches]
             new_recurrent += produced[caches:]
@@ -173,14 +179,10 @@ class Decoder(nn.Module):
         x = mark(self.final_norm(x.to(self.dtype)), FINAL_NORM_OUTPUT)
         weight = self.embedding.weight if self.lm_head is None else self.lm_head.weight
         logits = nn.functional.linear(x, weight).float()
-        return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
-
-
-def rope_of(config: DecoderConfig) -> RopeConfig | None:
-    """The rotary embedding that all attention layers of the model share, or None."""
-    ropes = {body.rope for body in config.attention_bodies if body.rope is not None}
-    assert len(ropes) <= 1, "families with several rotary embeddings need one inv_freq each"
-    return next(iter(ropes), None)
+        if self.config.logits_scaling != 1.0:
+            logits = logits / self.config.logits_scaling
+        cap = self.config.logits_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:

@@ -38,22 +38,14 @@ class LatentAttention(nn.Module):
             self.g_proj = nn.Linear(hidden_size, c.num_heads, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.value_size, hidden_size, bias=c.bias)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        step: Step | PackedStep,
-        inv_freq: torch.Tensor | None,
-        *caches: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: torch.Tensor, step: Step | PackedStep, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x [..., hidden] and the layer's caches of one head, as ``step`` has them -> y like x, and the new caches."""
         c = self.config
         expand = self.kv_b_proj.weight.view(c.num_heads, c.key_size + c.value_size, c.rank)
         to_key, to_value = expand.split([c.key_size, c.value_size], dim=1)
         own, shared = self._queries(x).split([c.key_size, c.shared_size], dim=-1)
         latent, shared_key = self.kv_a_proj_with_mqa(x).split([c.rank, c.shared_size], dim=-1)
-        shared, shared_key = (
-            self._rotated(step.by_head(part), step, inv_freq) for part in (shared, shared_key.unsqueeze(-2))
-        )
+        shared, shared_key = (self._rotated(step.by_head(part), step) for part in (shared, shared_key.unsqueeze(-2)))
         q = torch.cat([step.by_head(_by_head(own, to_key)), shared], -1)
         k = torch.cat([step.by_head(self.kv_a_layernorm(latent).unsqueeze(-2)), shared_key], -1)
         y, *new_caches = step.attend(c, q, k, k, caches)
@@ -69,12 +61,12 @@ class LatentAttention(nn.Module):
         q = self.q_proj(x) if c.query_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         return q.unflatten(-1, (c.num_heads, c.query_size))
 
-    def _rotated(self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None) -> torch.Tensor:
+    def _rotated(self, x: torch.Tensor, step: Step | PackedStep) -> torch.Tensor:
         """``x`` by head. Checkpoints store the two channels that turn together side by side, the cache in halves."""
-        if self.config.rope is None or inv_freq is None:
+        if self.config.rope is None:
             return x
         halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        return rotary_embedding(halves, *step.rotary(self.config.rope, inv_freq))
+        return rotary_embedding(halves, *step.rotary(self.config.rope))
 
 
 def _by_head(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,8 @@ class MtpDecoder(PagedDecoder):
         hidden_states [tokens, hidden]: of token i after the last layer, before the norm that follows. is_own [tokens]
         int32: 0 where they are the model's, 1 where they are the head's own, with its norm, of the position before.
         """
-        step = PackedStep(positions, query_start_loc, seq_lens, block_table, slot_mapping, state_indices, self.dtype)
+        rows = (query_start_loc, seq_lens, block_table, slot_mapping, state_indices)
+        step = PackedStep(positions, *rows, self.dtype, self.frequencies())
         wide = hidden_states.to(self.dtype)
         normed = torch.where(is_own.unsqueeze(-1) == 0, self.target_norm(wide), self.final_norm(wide))
         both = torch.cat((self.embedding_norm(self.embedded(input_ids)), self.hidden_norm(normed)), -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,8 @@ from hybridge.exporter.ops.packed_rotary_tables import packed_rotary_tables
 @dataclass
 class PackedStep:
     """One call of a paged graph: positions [tokens] int64; slot_mapping [tokens], query_start_loc [rows + 1], seq_lens
-    and state_indices [rows], block_table [rows, max_blocks], all int32.
+    and state_indices [rows], block_table [rows, max_blocks], all int32. frequencies: inv_freq [rotary_dim / 2] of each
+    rotary embedding.
     """
 
     positions: torch.Tensor
@@ -24,6 +25,7 @@ class PackedStep:
     slot_mapping: torch.Tensor
     state_indices: torch.Tensor
     dtype: torch.dtype
+    frequencies: Mapping[RopeConfig, torch.Tensor]
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def recurrent(
@@ -56,8 +58,10 @@ class PackedStep:
         pools = ops.reshape_and_cache_fp8.packed(k, v, *caches, self.slot_mapping)
         return ops.paged_attention_fp8.packed(q, *pools, *rows, None, *attributes).flatten(-2), *pools
 
-    def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [tokens, rotary_dim / 2] in the compute type."""
         if rope not in self._rotary:
-            self._rotary[rope] = packed_rotary_tables(self.positions, inv_freq, rope.attention_scaling, self.dtype)
+            self._rotary[rope] = packed_rotary_tables(
+                self.positions, self.frequencies[rope], rope.attention_scaling, self.dtype
+            )
         return self._rotary[rope]

@@ -35,6 +35,7 @@ class PagedDecoder(Decoder):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """input_ids [tokens] int64, the rest as in PackedStep; logits_indices [m] int32 -> logits float32 [m, vocab]
         of these tokens, and the new pools."""
-        step = PackedStep(positions, query_start_loc, seq_lens, block_table, slot_mapping, state_indices, self.dtype)
+        rows = (query_start_loc, seq_lens, block_table, slot_mapping, state_indices)
+        step = PackedStep(positions, *rows, self.dtype, self.frequencies())
         x, new_states = self.run_layers(input_ids, step, states)
         return self.logits(selected_tokens(x, logits_indices)), new_states

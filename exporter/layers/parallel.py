@@ -18,13 +18,11 @@ class Parallel(nn.Module):
         self.config = config
         self.attention, self.mamba = attention, mamba
 
-    def forward(
-        self, x: torch.Tensor, step: Step | PackedStep, inv_freq: torch.Tensor | None, *states: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def forward(self, x: torch.Tensor, step: Step | PackedStep, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x [..., hidden]; states of attention, then of the recurrent mixer -> y like x, and new states."""
         *caches, conv_state, recurrent_state = states
         first, second = self.config.attention, self.config.mamba
-        attended, *new_caches = self.attention(_scaled(x, first.input_multiplier), step, inv_freq, *caches)
+        attended, *new_caches = self.attention(_scaled(x, first.input_multiplier), step, *caches)
         mixed, *new_states = self.mamba(_scaled(x, second.input_multiplier), step, conv_state, recurrent_state)
         y = _scaled(attended, first.output_multiplier) + _scaled(mixed, second.output_multiplier)
         return y, *new_caches, *new_states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +13,16 @@ from hybridge.exporter.ops.rotary_tables import rotary_tables
 
 @dataclass
 class Step:
-    """One call of the graph: input_ids [batch, seq] int64, context_lengths and past_lengths [batch] int32."""
+    """One call of the graph: input_ids [batch, seq] int64, context_lengths and past_lengths [batch] int32.
+
+    frequencies: inv_freq [rotary_dim / 2] of each rotary embedding.
+    """
 
     input_ids: torch.Tensor
     context_lengths: torch.Tensor
     past_lengths: torch.Tensor
     dtype: torch.dtype
+    frequencies: Mapping[RopeConfig, torch.Tensor]
     # What attention_step says, by sliding window and shape of the cache.
     _in_caches: dict[tuple[int | None, int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -45,10 +49,10 @@ class Step:
         y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], config.scale)
         return y.transpose(1, 2).flatten(2), key, value
 
-    def rotary(self, rope: RopeConfig, inv_freq: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [batch, seq, rotary_dim / 2] in the compute type."""
         if rope not in self._rotary:
             self._rotary[rope] = rotary_tables(
-                self.input_ids, self.past_lengths, inv_freq, rope.attention_scaling, self.dtype
+                self.input_ids, self.past_lengths, self.frequencies[rope], rope.attention_scaling, self.dtype
             )
         return self._rotary[rope]

@@ -18,17 +18,27 @@ def exact_frequencies(model: Any) -> Iterator[None]:
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    before = {}
+    before = []
     for module in model.modules():
-        if hasattr(module, "inv_freq") and hasattr(module, "rope_type"):
-            compute = ROPE_INIT_FUNCTIONS.get(module.rope_type) or module.compute_default_rope_parameters
+        for name, rope_type, kind in _embeddings(module):
+            compute = ROPE_INIT_FUNCTIONS.get(rope_type) or module.compute_default_rope_parameters
             # The functions name their type torch.float.
             with mock.patch.object(torch, "float", torch.float64):
-                exact, _scaling = compute(module.config)
-            before[module] = module.inv_freq.data
-            module.inv_freq.data = exact.to(torch.float32)
+                exact, _scaling = compute(module.config, **kind)
+            frequencies = getattr(module, name)
+            before.append((frequencies, frequencies.data))
+            frequencies.data = exact.to(torch.float32)
     try:
         yield
     finally:
-        for module, frequencies in before.items():
-            module.inv_freq.data = frequencies
+        for frequencies, data in before:
+            frequencies.data = data
+
+
+def _embeddings(module: Any) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Of each rotary embedding that ``module`` holds: its buffer's name, its type, and the kind of layer it is for."""
+    kinds = getattr(module, "rope_type", None)
+    if isinstance(kinds, dict):
+        yield from ((f"{kind}_inv_freq", rope_type, {"layer_type": kind}) for kind, rope_type in kinds.items())
+    elif kinds is not None and hasattr(module, "inv_freq"):
+        yield "inv_freq", kinds, {}

@@ -128,7 +128,10 @@ class TransformersModel:
             self.model.set_experts_implementation("eager")
 
     def _widen_multipliers(self) -> None:
-        """Give falcon_h1's multipliers, which were loaded in the type of the weights, the config's float32 numbers."""
+        """Give multipliers that were loaded in the type of the weights (falcon_h1, gemma3) their float32 numbers."""
+        embedding = self.model.get_input_embeddings()
+        if hasattr(embedding, "scalar_embed_scale"):
+            embedding.embed_scale = self.torch.tensor(embedding.scalar_embed_scale, device=self.device)
         if self.model.config.model_type == "falcon_h1":
             from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector
 

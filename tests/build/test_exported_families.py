@@ -35,9 +35,12 @@ SMALL = {
     "kimi_linear": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+    "gemma3_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "lfm3": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "sliding_attention"]},
     "llama": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "olmo2": {"num_hidden_layers": 1},
+    "olmo3": {"num_hidden_layers": 2},
     "qwen2": {"num_hidden_layers": 1},
     "qwen3_moe": {"num_hidden_layers": 1, "mlp_only_layers": None},
     "qwen3": {"num_hidden_layers": 1},
@@ -57,6 +60,8 @@ WRITTEN_OUT = (
     "qwen3_5_text",
     "qwen3_moe",
 )
+# Of SMALL, where they are not one.
+ATTENTION_LAYERS = {"mamba2": 0, "gemma3_text": 2, "lfm3": 2, "olmo3": 2}
 EXPERT_LAYERS = {
     "bailing_hybrid": 1,
     "kimi_linear": 1,
@@ -75,9 +80,12 @@ CASES = {
     "kimi_linear": DType.BFLOAT16,
     "lfm2": DType.FLOAT16,
     "lfm2_moe": DType.BFLOAT16,
+    "gemma3_text": DType.FLOAT16,
+    "lfm3": DType.FLOAT16,
     "llama": DType.FLOAT16,
     "mistral": DType.FLOAT16,
     "olmo2": DType.FLOAT16,
+    "olmo3": DType.BFLOAT16,
     "qwen2": DType.BFLOAT16,
     "qwen3_moe": DType.FLOAT16,
     "qwen3": DType.BFLOAT16,
@@ -88,7 +96,20 @@ CASES = {
     "smollm3": DType.BFLOAT16,
 }
 # Families without a recurrent state.
-DENSE = ("lfm2", "lfm2_moe", "llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+DENSE = (
+    "gemma3_text",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "llama",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+)
 # Engines that a push builds: Mamba2, experts and attention; test_replay_engines.py builds the gated delta rule.
 # A network that TensorRT parses as it should is one that it builds of these.
 BUILT_ON_PUSH = ("nemotron_h",)
@@ -105,9 +126,9 @@ def exported(artifacts: ArtifactCache, family: str) -> Path:
 
 def check_layers(layers: Mapping[str, int], family: str) -> None:
     """Attention and its caches are layers of TensorRT's own; nothing is left to plugins."""
-    attention = family != "mamba2"
-    assert layers.get("ATTENTION_INPUT", 0) == (attention and family not in WRITTEN_OUT)
-    assert layers.get("KV_CACHE_UPDATE", 0) == 2 * attention
+    expected = 0 if family in WRITTEN_OUT else ATTENTION_LAYERS.get(family, 1)
+    assert layers.get("ATTENTION_INPUT", 0) == expected
+    assert layers.get("KV_CACHE_UPDATE", 0) == 2 * expected
     assert not [name for name in layers if name.startswith("PLUGIN")]
 
 

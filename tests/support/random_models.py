@@ -1,4 +1,4 @@
-"""Random configurations of the hybrid families: odd counts, one layer, no attention at all, tied embeddings."""
+"""Random configurations of families: odd counts, one layer, no attention at all, tied embeddings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from tests.support.random_dense import DENSE, random_dense
 from tests.support.tiny_models import EXPERTS
 
 FAMILIES = (
@@ -43,10 +44,12 @@ def random_model(family: str, seed: int) -> RandomModel:
         "tie_word_embeddings": random.random() < 0.5,
     }
     kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi, "bailing_hybrid": _ling}
-    own = kinds.get(family, _delta)(random, family)
+    own = (random_dense if family in DENSE else kinds.get(family, _delta))(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
         own |= _granite_mixer(random, common["hidden_size"])
+    if family in ("gemma3_text", "olmo3"):  # their heads divide the hidden size
+        common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 14))
     return RandomModel(family, {**common, **own}, random.choice(("float32", "bfloat16", "float16")))
 
 

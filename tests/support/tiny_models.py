@@ -45,7 +45,9 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 # The layout of llama (lfm2) with one difference each, which tests of config and layers prove: tests of all that follows
 # take llama (lfm2).
-LIKE_LLAMA = frozenset({"lfm2_moe", "mistral", "olmo2", "qwen2", "qwen3_moe", "smollm3"})
+LIKE_LLAMA = frozenset(
+    {"gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "qwen2", "qwen3_moe", "smollm3"}
+)
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
         **COMMON,
@@ -140,6 +142,37 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         **COMMON,
         **ATTENTION,
         "num_hidden_layers": 3,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "lfm3": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 20,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+        "conv_L_cache": 7,
+        "sliding_window": 6,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "gemma3_text": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 7,
+        "query_pre_attn_scalar": 24,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "olmo3": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },

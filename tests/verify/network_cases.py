@@ -22,13 +22,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "kimi_linear": {**BOTH, "kv_lora_rank": 48, "qk_rope_head_dim": 16},
     "lfm2": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
+    "lfm3": {**TWO, **HEADS, "layer_types": ["conv", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
+    "gemma3_text": {**TWO, **HEADS, "layer_types": ["sliding_attention", "full_attention"]},
     "mamba2": TWO,
     "olmo_hybrid": {**BOTH, **HEADS},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},
     "qwen3_5_text": {**BOTH, **HEADS},
     "qwen3_5_moe_text": {**BOTH, **HEADS},
 }
-ATTENTION_ALONE = tuple(family for family in BASE_CONFIGS if family not in SIZES)
+ATTENTION_ALONE = tuple(family for family in BASE_CONFIGS if family not in SIZES or family == "gemma3_text")
 
 
 def exported(artifacts: ArtifactCache, family: str, stored: str = "float32", **options: Any) -> Exported:

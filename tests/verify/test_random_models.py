@@ -1,7 +1,8 @@
-"""Random configurations of the hybrid families, exported as a user would, against transformers."""
+"""Random configurations of families, exported as a user would, against transformers."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.effort import sample
-from tests.support.random_models import FAMILIES, random_model
+from tests.support.random_models import DENSE, FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
 
 
 # On push the family with most kinds of layers; test_verify.py has one of the other recurrent operator.
-@pytest.mark.parametrize("seed", sample((0, 1), on_push=(0,)))
-@pytest.mark.parametrize("family", sample(FAMILIES, on_push=("nemotron_h",)))
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    sample((*product(FAMILIES, range(2)), *product(DENSE, range(12))), on_push=(("nemotron_h", 0),)),
+)
 def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_path: Path) -> None:
     model = random_model(family, seed)
     checkpoint = save_tiny_model(tmp_path / "checkpoint", family, seed=seed, dtype=model.stored, **model.overrides)

@@ -221,6 +221,52 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "olmo2": together(
         [*HEADS, ROPES[2], {"attention_bias": True}], [{"head_dim": 10}, {"hidden_act": "gelu"}], [TIED, EPSILON]
     ),
+    "olmo3": [
+        *together(
+            [*HEADS, {"attention_bias": True}],
+            [
+                {"rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 300.0}}},
+                {"rope_parameters": {"full_attention": LLAMA3}},
+                {"layer_types": None, "num_hidden_layers": 5},
+                {"layer_types": ["full_attention"] * 2},
+            ],
+            [TIED, EPSILON],
+        ),
+    ],
+    "gemma3_text": together(
+        [*HEADS, {"attention_bias": True}, {"head_dim": 18}],
+        [
+            {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
+            {"layer_types": None, "num_hidden_layers": 7},
+            {"layer_types": ["sliding_attention"] * 3, "sliding_window": 1},
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 50.0}, "full_attention": {"rope_theta": 500.0}}},
+        ],
+        [{"tie_word_embeddings": False}, EPSILON, {"final_logit_softcapping": 0.7}, {"hidden_activation": "relu"}],
+    ),
+    "lfm3": [
+        *together(
+            [*HEADS, {"attention_bias": True}, {"head_dim": 18}],
+            [{"conv_L_cache": 2}, {"conv_L_cache": 3}, {"conv_bias": True}],
+            [{"tie_word_embeddings": False}, {"norm_eps": 0.1}, {"use_sandwich_norm": False}],
+            [
+                {"use_attention_gate": False},
+                {
+                    "rope_parameters": {
+                        "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 90.0},
+                        "full_attention": {
+                            "rope_type": "proportional",
+                            "rope_theta": 700.0,
+                            "partial_rotary_factor": 0.25,
+                            "factor": 3.0,
+                        },
+                    }
+                },
+                {"layer_types": None, "num_hidden_layers": 7},
+                {"layer_types": ["conv"] * 4},
+            ],
+        ),
+        {"layer_types": ["sliding_attention"] * 4},
+    ],
     "qwen2": [
         *together([*HEADS, *ROPES[2:4], {"head_dim": 18}], [{"hidden_act": "gelu"}, ONE_LAYER], [TIED, EPSILON]),
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
