@@ -183,7 +183,7 @@ _MAMBA2: Table = {
     "[float]": "time_step_limit",
 }
 _NEMOTRON_H: Table = {
-    "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim "
+    "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim max_position_embeddings "
     "intermediate_size ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand chunk_size "
     "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size num_experts_per_tok "
     "n_group topk_group num_nextn_predict_layers",
