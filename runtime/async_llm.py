@@ -19,6 +19,7 @@ from hybridge.runtime.prefix_cache.metrics import CacheReport
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.score import Score, ScoreRequest
 from hybridge.runtime.serving.cache_control import conversation_tokens
+from hybridge.runtime.serving.memory_view import MemoryView, memory_view
 from hybridge.runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.request_stream import RequestStream
@@ -187,6 +188,10 @@ class AsyncLLM(LoadedArtifact):
     async def prefix_cache_report(self) -> CacheReport:
         """Like ``LLM.prefix_cache_report``."""
         return await self._between_steps(self._cache.report)
+
+    async def memory_view(self) -> MemoryView:
+        """What blocks, slots and the prefix tree hold at present."""
+        return await self._between_steps(lambda: memory_view(self.loop))
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """The result of text ``work``, such as a call of ``tokenizer``, done off the event loop."""

@@ -18,8 +18,10 @@ from hybridge.serve.errors import AUTHENTICATION, OVERLOADED, TIMEOUT, ApiError,
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
 
-# Paths that need no key: a load balancer and Prometheus have none.
-_OPEN = re.compile(r"/(health(/.*)?|metrics|openapi\.json)?")
+# Paths that need no key: a load balancer and Prometheus have none, and the page asks for one.
+_OPEN = re.compile(r"/(health(/.*)?|metrics|openapi\.json|page/.*)?")
+# Asked for again and again.
+_NOT_LOGGED = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/memory/{name:path}"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -82,7 +84,7 @@ class _Passing:
         # 499, as nginx has it: the client left before there was a response.
         status = self.status or 499
         self._service.metrics.request_ended(route, status, seconds)
-        if route not in ("/health", "/health/live", "/health/ready", "/metrics"):
+        if route not in _NOT_LOGGED:
             self._service.log.write(
                 "request",
                 request=self.request_id,
