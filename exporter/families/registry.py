@@ -65,9 +65,31 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 # Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
+    "falcon_mamba": "Mamba1 layers",
+    "glm5_next": "attention over tokens that an indexer chooses, and hyper-connections",
+    "glm5_next_text": "attention over tokens that an indexer chooses, and hyper-connections",
+    "inkling2": "attention with relative logits, and convolutions whose kernels depend on the input",
+    "inkling2_text": "attention with relative logits, and convolutions whose kernels depend on the input",
+    "inkling_mm_model": "attention with relative logits and short convolutions",
+    "inkling_text": "attention with relative logits and short convolutions",
     "jamba": "Mamba1 layers",
+    "lfm2_vl": "a vision tower around lfm2",
+    "lfm3_vl": "a vision tower around lfm3",
     "mamba": "Mamba1 layers",
+    "minicpm_ocr": "a vision tower around qwen3_5_text",
+    "minicpmv4_6": "a vision tower around qwen3_5_text",
+    "minicpmv4_7": "a vision tower around qwen3_5_text",
+    "minimax": "lightning attention, whose decay is constant",
+    "nemo_speechlm": "an audio encoder around nemotron_h",
+    "nemotron_h_omni": "vision and audio towers around nemotron_h",
+    "qwen4_exp": "embeddings of n-grams, hyper-connections, and attention over tokens that an indexer chooses",
+    "qwen4_exp_text": "embeddings of n-grams, hyper-connections, and attention over tokens that an indexer chooses",
+    "recurrent_gemma": "real-gated linear recurrent units",
+    "rwkv": "RWKV time mixing",
+    "xlstm": "mLSTM layers",
+    "zamba": "Mamba1 layers, and attention blocks that layers share",
     "zamba2": "attention blocks that layers share",
+    "zaya": "attention with convolutions over compressed queries and keys",
 }
 VISION_SOURCES = ("model.visual.",)
 VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"

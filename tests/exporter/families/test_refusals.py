@@ -10,7 +10,7 @@ import torch
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED, TEXT_MODELS, decoder_config
+from hybridge.exporter.families.registry import FAMILIES, decoder_config
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from tests.support.checkpoint_edits import copy_checkpoint, edit_config, edit_tensors, read_config
@@ -98,13 +98,6 @@ def test_value_heads_that_key_heads_do_not_divide(family: str, checkpoints: dict
 def test_unknown_model_type_lists_the_supported_ones(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type="jamba")
     assert_refused(folder, "unsupported model_type 'jamba'", *FAMILIES, error=UnsupportedError)
-
-
-def test_a_family_known_for_another_kind_of_layer_names_it(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    model_type, layers = next(iter(LAYERS_NOT_SUPPORTED.items()))
-    folder = edit_config(copy_checkpoint(checkpoints["llama"], tmp_path / "checkpoint"), model_type=model_type)
-    assert_refused(folder, f"unsupported model_type '{model_type}' ({layers})", error=UnsupportedError)
-    assert not set(LAYERS_NOT_SUPPORTED) & {*FAMILIES, *TEXT_MODELS}
 
 
 def test_an_unknown_field_may_be_ignored_on_request(checkpoints: dict[str, Path], tmp_path: Path) -> None:
