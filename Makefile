@@ -15,6 +15,9 @@ FUZZ_FOLDER ?= $(if $(wildcard /dev/shm/.),/dev/shm,$(or $(TMPDIR),/tmp))/hybrid
 BENCH ?=
 ARTIFACT ?=
 HW_CHECK ?=
+HW_VENV := build/hw-venv
+# TensorRT-RTX where this Python has no tensorrt.
+HW_EXTRAS = cpu,cuda$(shell $(PYTHON) -c 'import tensorrt' 2>/dev/null || echo ',rtx')
 
 CHECKPOINT := examples/checkpoints/tiny-nemotron-h
 DEMO := build/demo
@@ -80,8 +83,16 @@ kernels: setup ## compile every CUDA kernel for every architecture; no GPU neede
 bench: setup ## measure; BENCH=NAME for one of those that python -m benchmarks --help names
 	$(BIN)/python -m benchmarks $(BENCH)
 
-hw-check: setup ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--engine plugins")
-	$(BIN)/python tools/hw_check.py $(ARTIFACT) $(HW_CHECK)
+# With ARTIFACT no torch is installed, and TensorRT may be the system's.
+hw-check: ## build, run, verify and measure engines on this machine's GPU (ARTIFACT=..., HW_CHECK="--form paged-plugins")
+ifeq ($(ARTIFACT),)
+	$(MAKE) setup
+	$(BIN)/python tools/hw_check.py $(HW_CHECK)
+else
+	$(PYTHON) -m venv --system-site-packages $(HW_VENV)
+	$(HW_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) --editable '.[$(HW_EXTRAS)]'
+	$(HW_VENV)/bin/python tools/hw_check.py $(ARTIFACT) $(HW_CHECK)
+endif
 
 wheel: setup ## build dist/hybridge-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist

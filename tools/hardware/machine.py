@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import shutil
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.errors import HybridgeError
@@ -36,7 +39,35 @@ def machine_document() -> dict[str, Any]:
         "versions": versions,
         "libraries": list(this_machine().libraries),
         "gpu": _gpu(),
+        "memory": _memory(),
+        "board": _board(),
     }
+
+
+def _memory() -> dict[str, int]:
+    """Memory and swap of the machine, in MiB; empty where the system does not tell."""
+    wanted = {"MemTotal": "total_mib", "MemAvailable": "available_mib", "SwapTotal": "swap_mib"}
+    lines = (line.split() for line in _text(Path("/proc/meminfo")).splitlines())
+    return {wanted[key[:-1]]: int(size) >> 10 for key, size, *_ in lines if key[:-1] in wanted}
+
+
+def _board() -> dict[str, str]:
+    """What a Jetson says of itself: model, release of Jetson Linux, and power mode; empty elsewhere."""
+    release = _text(Path("/etc/nv_tegra_release")).partition("\n")[0]
+    if not release:
+        return {}
+    found = {"model": _text(Path("/proc/device-tree/model")).rstrip("\0"), "release": release}
+    if (nvpmodel := shutil.which("nvpmodel")) is not None:
+        answer = subprocess.run([nvpmodel, "-q"], capture_output=True, text=True, timeout=10, check=False)
+        found["power_mode"] = " ".join(answer.stdout.split())
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _gpu() -> dict[str, Any] | None:

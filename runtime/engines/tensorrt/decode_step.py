@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import ClassVar
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
@@ -17,6 +18,9 @@ class DecodeStep:
     the first enqueue of a shape. The second is captured, which executes nothing and so changes no state, and the
     graph is launched at once. From then on a step is one launch: no TensorRT and no plugin code runs on the host.
     """
+
+    # False: all steps of the process run directly, for comparison with captured ones.
+    captures: ClassVar[bool] = True
 
     def __init__(
         self, memory: DeviceMemory, context: BoundContext, around: Callable[[Callable[[], None]], None]
@@ -52,7 +56,7 @@ class DecodeStep:
         self._around(self._context.enqueue)
 
     def _captured(self) -> Graph | None:
-        if not self._context.capturable:
+        if not self.captures or not self._context.capturable:
             return None
         try:
             return self._memory.capture(self._enqueue)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord
+from hybridge.runtime.engines.tensorrt import engine as dense_engine
 from hybridge.runtime.engines.tensorrt import opened_device
 from hybridge.runtime.engines.tensorrt.library import PLUGIN_LAYER, RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.paged import engine
@@ -81,11 +82,20 @@ def open_double(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch, **options
 
 
 def use_double(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
-    """A machine on which everything that opens the artifact of ``parsed`` with TensorRT gets its doubles."""
+    """A machine on which everything that opens the artifact of ``parsed`` with TensorRT gets its doubles.
+
+    One engine is open at a time.
+    """
     memory = FakeMemory()
     install(parsed, memory, monkeypatch)
-    monkeypatch.setattr(opened_device, "CudaMemory", lambda: memory)
-    monkeypatch.setattr(engine, "find_engine", lambda folder, requested: parsed.built)
+
+    def opened() -> FakeMemory:
+        memory.closed = False
+        return memory
+
+    monkeypatch.setattr(opened_device, "CudaMemory", opened)
+    for module in (dense_engine, engine):
+        monkeypatch.setattr(module, "find_engine", lambda folder, requested: parsed.built)
     monkeypatch.setattr(opened_device, "has_plugins", lambda layers: False)
     selection = "hybridge.runtime.engines.tensorrt.selection"
     monkeypatch.setattr(f"{selection}.this_machine", lambda: Machine(("tensorrt_rtx",), CAPABILITY))

@@ -1,0 +1,57 @@
+"""The artifacts that a check runs: found in a folder, or exported from the checkpoint that ships."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import hybridge
+from hardware.forms import BFLOAT16, DENSE, EXPORTS, PAGED
+from hybridge.artifact.config import read_config
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import ArtifactError
+from hybridge.artifact.path_kind import ARTIFACT_MARKS, is_marked
+
+CHECKPOINT = Path(__file__).resolve().parents[2] / "examples" / "checkpoints" / "tiny-nemotron-h"
+MAX_BATCH, MAX_SEQ_LEN = 8, 4096
+
+
+def find_artifacts(folder: Path) -> dict[str, Path]:
+    """Artifacts by name: ``folder`` itself, or its folders that ``export_artifacts`` wrote; ArtifactError without."""
+    if is_marked(folder, ARTIFACT_MARKS):
+        config = read_config(folder)
+        name = DENSE if config.layout == DENSE else BFLOAT16 if config.dtype is DType.BFLOAT16 else PAGED
+        return {name: folder}
+    found = {name: folder / name for name in EXPORTS if is_marked(folder / name, ARTIFACT_MARKS)}
+    if not found:
+        raise ArtifactError(
+            f"{folder}: expected an artifact, or a folder with {', '.join(EXPORTS)}, found neither: export one"
+        )
+    return found
+
+
+def export_artifacts(out: Path, checkpoint: Path = CHECKPOINT) -> dict[str, Path]:
+    """Export every artifact of ``forms.EXPORTS`` to a folder of its name in ``out``; needs torch.
+
+    The weights are copied, so that ``out`` can go to another machine.
+    """
+    for name, options in EXPORTS.items():
+        chosen: dict[str, Any] = {"max_batch_size": MAX_BATCH, "max_seq_len": MAX_SEQ_LEN, "weights": "copy", **options}
+        hybridge.export(checkpoint, out / name, overwrite=True, **chosen)
+    return {name: out / name for name in EXPORTS}
+
+
+def artifact_document(folder: Path) -> Mapping[str, Any]:
+    """What a report says of an artifact."""
+    config = read_config(folder)
+    return {
+        "folder": str(folder),
+        "model_type": config.model_type,
+        "dtype": config.dtype.value,
+        "layout": config.layout,
+        "max_batch_size": config.max_batch_size,
+        "max_seq_len": config.max_seq_len,
+        "model_sha256": hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest(),
+    }

@@ -1,0 +1,60 @@
+"""The engine forms that a check builds, and the artifact that each of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DENSE, PAGED, BFLOAT16, INT4, FP8_KV = "dense", "paged", "bfloat16", "int4", "fp8-kv"
+# Arguments of ``hybridge.export`` by artifact.
+EXPORTS: Mapping[str, Mapping[str, Any]] = {
+    DENSE: {"dtype": "float16"},
+    PAGED: {"dtype": "float16", "layout": "paged"},
+    BFLOAT16: {"dtype": "bfloat16", "layout": "paged"},
+    INT4: {"dtype": "float16", "layout": "paged", "quantize": "int4"},
+    FP8_KV: {"dtype": "bfloat16", "layout": "paged", "kv_dtype": "fp8_e4m3"},
+}
+DRAFT_TOKENS = 4
+_PLUGINS = {"plugins": "on", "plugin_states": "aliased"}
+_DRAFTS = {**_PLUGINS, "speculative_tokens": DRAFT_TOKENS}
+
+
+@dataclass(frozen=True)
+class Form:
+    """``options``: of ``hybridge.build_engine``, for the artifact of that name. least_capability: of its GPU."""
+
+    name: str
+    artifact: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    least_capability: str | None = None
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a row."""
+        return int(self.options.get("speculative_tokens", 0))
+
+    def missing(self, capability: str | None) -> str | None:
+        """Why a GPU of ``capability`` cannot run it; None where it may."""
+        least = self.least_capability
+        if least is None or capability is None or float(capability) >= float(least):
+            return None
+        return f"expected compute capability {least} or newer, found {capability}"
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        Form("dense-plugins", DENSE, _PLUGINS),
+        Form("dense-plugins-separate", DENSE, {"plugins": "on", "plugin_states": "separate"}),
+        Form("dense-plugins-two-ops", DENSE, {**_PLUGINS, "plugin_mixers": "separate"}),
+        Form("dense-native", DENSE, {"plugins": "off"}),
+        Form("paged-plugins", PAGED, _PLUGINS),
+        Form("paged-native", PAGED, {"plugins": "off"}),
+        Form("paged-snapshot", PAGED, {**_DRAFTS, "draft_states": "snapshot"}),
+        Form("paged-replay", PAGED, {**_DRAFTS, "draft_states": "replay"}),
+        Form("paged-bfloat16", BFLOAT16, _PLUGINS),
+        Form("paged-int4", INT4, _PLUGINS),
+        Form("paged-fp8-kv", FP8_KV, _PLUGINS, least_capability="8.9"),
+    )
+}
