@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from hybridge.serve.schemas.chat import ChatMessage
+from hybridge.serve.schemas.tools import ToolCall
 
 
 def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """Parts of a content are joined, and a developer's message is one of the system, as templates expect."""
+    """Parts of a content are joined, and a developer's message is one of the system, as templates expect.
+
+    Arguments of earlier calls become objects, which templates write in their own format.
+    """
     found = []
     for message in messages:
-        fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+        fields = message.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
         content = message.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        role = "system" if message.role == "developer" else message.role
-        found.append({**fields, "role": role, "content": content or ""})
+        fields |= {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+        if message.tool_calls:
+            fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        found.append(fields)
     return found
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": arguments_object(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def arguments_object(text: str) -> Any:
+    """The JSON object of a call's arguments; the text itself where it is none."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

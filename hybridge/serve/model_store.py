@@ -142,7 +142,7 @@ class ModelStore:
         try:
             await model.check()
         except BaseException:
-            await event_loop.run_in_executor(None, model.llm.close)
+            await event_loop.run_in_executor(None, model.close)
             raise
         entry.model = model
 
@@ -173,7 +173,7 @@ class ModelStore:
     async def _unload(self, entry: _Entry) -> None:
         model, entry.model = entry.model, None
         if model is not None:
-            await asyncio.get_running_loop().run_in_executor(None, model.llm.close)
+            await asyncio.get_running_loop().run_in_executor(None, model.close)
 
     def _released(self, entry: _Entry) -> None:
         entry.leases -= 1

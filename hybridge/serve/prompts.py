@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hybridge.artifact.errors import RequestError
@@ -14,6 +15,10 @@ from hybridge.runtime.text import Tokenizer
 from hybridge.runtime.text.prompt_size import tokens_within
 
 _ASSISTANT = "assistant"
+# Fields of a request that no variable of a template may replace.
+_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "template"})
+# Characters that tell whether a prompt has opened the reasoning.
+_END = 64
 
 
 def text_tokens(llm: AsyncLLM, text: str, special_tokens: bool = True, most: int | None = None) -> list[int]:
@@ -29,7 +34,15 @@ def text_tokens(llm: AsyncLLM, text: str, special_tokens: bool = True, most: int
     return ids
 
 
-def chat_tokens(
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The tokens of a chat, and the last characters of its text."""
+
+    ids: list[int]
+    end: str
+
+
+def chat_prompt(
     llm: AsyncLLM,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
@@ -37,14 +50,14 @@ def chat_tokens(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     most: int | None = None,
-) -> list[int]:
-    """The tokens of a chat as its template renders it; RequestError when the template refuses it, or it is too long.
+) -> ChatPrompt:
+    """A chat as its template renders it; RequestError when the template refuses it, or it has too many tokens.
 
     control_tokens: special tokens in the text of messages act as such. Otherwise they are tokenized as plain text, so
     that a message cannot end itself; in the assistant's own messages only those that the tokenizer declares special.
     """
     tokenizer = _tokenizer(llm)
-    if {"messages", "tools", "add_generation_prompt"} & variables.keys():
+    if _FIELDS & variables.keys():
         raise RequestError("chat_template_kwargs: expected variables of the template, found a field of the request")
     mark = secrets.token_hex(16)
     given = list(messages) if control_tokens else _guarded(messages, tokenizer, mark)
@@ -56,7 +69,7 @@ def chat_tokens(
     if not ids:
         raise RequestError("messages: expected a chat of at least one token, found none: write a text")
     check_length(len(ids), limit, "messages")
-    return ids
+    return ChatPrompt(ids, text[-_END:])
 
 
 def _guarded(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, mark: str) -> list[Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.scheduler import Priority
 from hybridge.runtime.serving.settings import GIB, ServingSettings
 from hybridge.serve.errors import OVERLOADED, RATE_LIMIT, ApiError
+from hybridge.serve.grammars import Grammars
 from hybridge.serve.settings import ModelSettings
 
 _CHECKS = "checks"
@@ -29,6 +30,15 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0
     failed: bool = False
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = Grammars(self.llm)
+
+    def close(self) -> None:
+        """End all requests, and release the engine."""
+        self.llm.close()
+        self.grammars.close()
 
     async def check(self) -> None:
         """Compute a token; EngineError when the engine cannot."""

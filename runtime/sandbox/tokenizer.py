@@ -66,6 +66,10 @@ class TokenizerLibrary:
         """Characters of the longest token."""
         return max(map(len, self._backend.get_vocab()), default=0)
 
+    def to_json(self) -> str:
+        """All of it in the form of tokenizer.json."""
+        return self._backend.to_str()
+
     def content(self) -> dict[str, Any]:
         """The parts that determine tokenization: vocabulary, added tokens, and how text is split."""
         found = json.loads(self._backend.to_str())

@@ -94,7 +94,7 @@ class ChatTemplate:
     ) -> Callable[[], str]:
         """``render`` in two parts: checks the lists and copies them, but leaves all that they contain to the result,
         which may run in another thread."""
-        source = self._source(template, tools)
+        source = self.source(template, tools)
         conversation = _short_list("messages", messages)
         if not conversation:
             raise RequestError("messages: expected at least one message, found none")
@@ -122,7 +122,8 @@ class ChatTemplate:
                 f"the chat template needs {error} for this conversation: shorten it, or use another template"
             ) from None
 
-    def _source(self, name: str | None, tools: object) -> str:
+    def source(self, name: str | None = None, tools: object = None) -> str:
+        """The Jinja text that ``render`` uses with these arguments; RequestError when there is none."""
         if not self._templates:
             raise RequestError(
                 "the checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "

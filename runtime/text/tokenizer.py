@@ -84,6 +84,11 @@ class Tokenizer:
         return max(1, self._backend.longest_token())
 
     @property
+    def bounded_json(self) -> str | None:
+        """All of it in the form of tokenizer.json, for other libraries; None where its work has no bounds."""
+        return None if isinstance(self._backend, LimitedTokenizer) else self._backend.to_json()
+
+    @property
     def content(self) -> Mapping[str, object]:
         """The parts that determine tokenization: vocabulary, added tokens, and how text is split."""
         return self._backend.content()

@@ -9,33 +9,35 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from hybridge.runtime.generation import Generation, Piece
+from hybridge.runtime.chat_output import Content, Event, Reasoning, ToolCallArguments, ToolCallStart
+from hybridge.runtime.generation import Piece
 from hybridge.runtime.sampling import SamplingParams, TokenLogprobs
 from hybridge.serve.call import Call, new_id
+from hybridge.serve.chat import AUTO, NONE, Chat
+from hybridge.serve.chat_job import ChatJob, start_chat
+from hybridge.serve.chat_parts import PartsReader
 from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.messages import template_messages
-from hybridge.serve.prompts import chat_tokens
 from hybridge.serve.sampling import sampling_params
 from hybridge.serve.schemas.chat import ChatCompletion, ChatRequest
+from hybridge.serve.structured import grammar_of
 from hybridge.serve.usage import counts, usage
 
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_none=True)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.open(request, body.model, body.timeout) as call:
-        params = _params(body, call)
-        ids = await call.prepare(lambda: _prompt(body, call))
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
-        await call.start([ids], [params], body.priority, namespace)
-        answer = _Answer(body, call, params, len(ids))
+        job = await start_chat(call, _chat(body), _params(body, call), body.priority, namespace)
+        answer = _Answer(body, job)
         if body.stream:
             return await call.stream(answer.events)
-        return JSONResponse(answer.whole(await call.results()))
+        return JSONResponse(answer.whole(await job.results()))
 
 
 def _params(body: ChatRequest, call: Call) -> SamplingParams:
@@ -44,79 +46,108 @@ def _params(body: ChatRequest, call: Call) -> SamplingParams:
     limits = (body.max_completion_tokens, body.max_tokens, call.service.settings.max_new_tokens)
     most = min((each for each in limits if each is not None), default=call.model.llm.max_seq_len)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(body, call.model.llm.recommended_sampling, max_new_tokens=max(most, 1), logprobs=logprobs)
+    return sampling_params(body, call.model.llm.recommended_sampling, max_new_tokens=most, logprobs=logprobs)
 
 
-def _prompt(body: ChatRequest, call: Call) -> list[int]:
-    settings = call.service.settings
+def _chat(body: ChatRequest) -> Chat:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    return chat_tokens(
-        call.model.llm,
+    choice = body.tool_choice or (AUTO if body.tools else NONE)
+    return Chat(
         template_messages(body.messages),
+        [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+        choice if isinstance(choice, str) else choice.function.name,
+        body.parallel_tool_calls is not False,
+        grammar_of(body.response_format, body.structured_outputs),
+        body.thinking_budget,
         variables,
-        settings.control_tokens,
         body.add_generation_prompt,
-        most=settings.max_prompt_tokens,
     )
 
 
 class _Answer:
     """The response to one request, whole or in events."""
 
-    def __init__(self, body: ChatRequest, call: Call, params: SamplingParams, prompt_tokens: int) -> None:
-        self._params, self._prompt_tokens = params, prompt_tokens
+    def __init__(self, body: ChatRequest, job: ChatJob) -> None:
+        self._job = job
         options = body.stream_options
         self._shows_usage = options is not None and options.include_usage
         self._shows_counts = options is not None and options.continuous_usage_stats
-        self._texts = LogprobTexts(call.model.llm.tokenizer)
-        self._id, self._created, self._model = new_id("chatcmpl"), int(time.time()), body.model
+        self._texts = LogprobTexts(job.call.model.llm.tokenizer)
+        self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": body.model}
 
-    def whole(self, answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": self._logprobs(answer.logprobs),
-                "finish_reason": answer.finish_reason,
-            }
-            for index, answer in enumerate(answers[0])
-        ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage(answers)}
+    def whole(self, answers: Sequence[PartsReader]) -> dict[str, Any]:
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
 
     async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-        head = self._head("chat.completion.chunk")
+        head = {**self._head, "object": "chat.completion.chunk"}
+        readers = [self._job.answer.reader() for _ in range(self._job.params.n)]
         begun: set[int] = set()
-        ended: list[Generation] = []
         new_tokens = 0
         async for piece in pieces:
-            if piece.choice not in begun:
-                begun.add(piece.choice)
-                yield event({**head, "choices": [_choice(piece.choice, {"role": "assistant", "content": ""})]})
+            index, reader = piece.choice, readers[piece.choice]
+            if index not in begun:
+                begun.add(index)
+                yield event({**head, "choices": [_chunk_choice(index, {"role": "assistant", "content": ""})]})
             new_tokens += len(piece.token_ids)
-            choice = _choice(piece.choice, {"content": piece.text} if piece.text else {}, piece.finish_reason)
-            choice["logprobs"] = self._logprobs(piece.logprobs)
-            chunk = {**head, "choices": [choice]}
-            if self._shows_counts:
-                chunk["usage"] = counts(self._prompt_tokens, 0, new_tokens)
-            elif self._shows_usage:
-                chunk["usage"] = None
+            choices = [_chunk_choice(index, delta) for delta in _deltas(reader, reader.push(piece))]
+            choices = choices or [_chunk_choice(index, {})]
+            choices[0]["logprobs"] = self._logprobs(piece.logprobs)
             if piece.generation is not None:
-                ended.append(piece.generation)
-            yield event(chunk)
+                choices[-1]["finish_reason"] = reader.finish_reason
+            for choice in choices:
+                chunk = {**head, "choices": [choice]}
+                if self._shows_counts:
+                    chunk["usage"] = counts(len(self._job.prompt.ids), 0, new_tokens)
+                elif self._shows_usage:
+                    chunk["usage"] = None
+                yield event(chunk)
         if self._shows_usage:
-            yield event({**head, "choices": [], "usage": usage([ended])})
+            yield event({**head, "choices": [], "usage": _usage(readers)})
         yield DONE
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+    def _choice(self, index: int, answer: PartsReader) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = [
+                {"id": each.id, "type": "function", "function": {"name": each.name, "arguments": each.arguments}}
+                for each in answer.calls
+            ]
+        assert answer.generation is not None
+        logprobs = self._logprobs(answer.generation.logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
 
     def _logprobs(self, found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
-        if found is None or self._params.logprobs is None:
-            return None
-        return {"content": self._texts.chat(found, self._params.logprobs), "refusal": None}
+        top = self._job.params.logprobs
+        return None if found is None or top is None else {"content": self._texts.chat(found, top), "refusal": None}
 
 
-def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _deltas(reader: PartsReader, events: Sequence[Event]) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = []
+    for each in events:
+        if isinstance(each, Content):
+            deltas.append({"content": each.text})
+        elif isinstance(each, Reasoning):
+            deltas.append({"reasoning_content": each.text})
+        elif isinstance(each, ToolCallStart):
+            function = {"name": each.name, "arguments": ""}
+            call = {"index": each.index, "id": reader.calls[each.index].id, "type": "function", "function": function}
+            deltas.append({"tool_calls": [call]})
+        elif isinstance(each, ToolCallArguments):
+            deltas.append({"tool_calls": [{"index": each.index, "function": {"arguments": each.text}}]})
+    return deltas
+
+
+def _usage(answers: Sequence[PartsReader]) -> dict[str, Any]:
+    found = usage([[answer.generation for answer in answers if answer.generation is not None]])
+    found["completion_tokens_details"] = {"reasoning_tokens": sum(answer.reasoning_tokens for answer in answers)}
+    return found
+
+
+def _chunk_choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,6 +22,7 @@ from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.prompts import text_tokens
 from hybridge.serve.sampling import sampling_params
 from hybridge.serve.schemas.completions import Completion, CompletionRequest
+from hybridge.serve.structured import grammar_of
 from hybridge.serve.usage import usage
 
 router = APIRouter()
@@ -31,6 +33,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, token ids, or several of either."""
     async with await Call.open(request, body.model, body.timeout) as call:
         params = _params(body, call)
+        grammar = grammar_of(body.response_format, body.structured_outputs)
+        if grammar is not None:
+            params = replace(params, allowed_tokens=await call.model.grammars.allowed_tokens(grammar))
         prompts = await call.prepare(lambda: _prompts(body, call))
         if len(prompts) * params.n > REQUEST_ANSWERS:
             raise ApiError(

@@ -11,7 +11,7 @@ from hybridge.artifact.errors import RequestError
 from hybridge.serve.call import Call
 from hybridge.serve.errors import NOT_FOUND, ApiError
 from hybridge.serve.messages import template_messages
-from hybridge.serve.prompts import chat_tokens, text_tokens
+from hybridge.serve.prompts import chat_prompt, text_tokens
 from hybridge.serve.schemas.models import Detokenized, DetokenizeRequest, Model, ModelList, Tokenized, TokenizeRequest
 from hybridge.serve.service import Service
 
@@ -60,13 +60,9 @@ def _tokens(body: TokenizeRequest, call: Call) -> list[int]:
     llm = call.model.llm
     if body.messages is None:
         return text_tokens(llm, body.prompt or "", body.add_special_tokens)
-    return chat_tokens(
-        llm,
-        template_messages(body.messages),
-        body.chat_template_kwargs or {},
-        call.service.settings.control_tokens,
-        body.add_generation_prompt,
-    )
+    messages, variables = template_messages(body.messages), body.chat_template_kwargs or {}
+    control = call.service.settings.control_tokens
+    return chat_prompt(llm, messages, variables, control, body.add_generation_prompt, body.template_tools).ids
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from hybridge.artifact import limits
 from hybridge.serve.schemas.base import PositiveInt, RequestBody, ResponseBody, SamplingFields, Usage
+from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
+from hybridge.serve.schemas.tools import FunctionCall, Tool, ToolCall, ToolChoice
 
 Logprobs = Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)]
 
@@ -25,11 +27,13 @@ class ChatMessage(RequestBody):
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
 class ChatRequest(SamplingFields):
-    """chat_template_kwargs: variables of the chat template, such as enable_thinking."""
+    """chat_template_kwargs: variables of the chat template, such as enable_thinking. thinking_budget: most tokens of
+    reasoning."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: PositiveInt | None = None
@@ -39,7 +43,13 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     reasoning_effort: str | None = None
+    thinking_budget: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
     modalities: list[Literal["text"]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class TopLogprob(ResponseBody):
@@ -57,17 +67,27 @@ class ChoiceLogprobs(ResponseBody):
     refusal: None = None
 
 
+class AnswerCall(ResponseBody):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AnswerMessage(ResponseBody):
+    """``content`` is None where there are only calls of tools."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(ResponseBody):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatCompletion(ResponseBody):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from hybridge.artifact import limits
 from hybridge.serve.schemas.base import ResponseBody, SamplingFields, Usage
+from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -28,6 +29,8 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)] | None = None
     best_of: int | None = None
     suffix: None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionLogprobs(ResponseBody):

@@ -9,6 +9,7 @@ from pydantic import Field
 from hybridge.serve.schemas.base import RequestBody, ResponseBody
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.completions import TokenId
+from hybridge.serve.schemas.tools import Tool
 
 
 class Model(ResponseBody):
@@ -35,6 +36,12 @@ class TokenizeRequest(RequestBody):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+    @property
+    def template_tools(self) -> list[dict[str, Any]] | None:
+        """As the template reads them."""
+        return None if self.tools is None else [tool.model_dump(exclude_none=True) for tool in self.tools]
 
 
 class Tokenized(ResponseBody):

@@ -1,0 +1,44 @@
+"""A chat as all endpoints describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NONE, AUTO, REQUIRED = "none", "auto", "required"
+
+
+@dataclass(frozen=True)
+class Chat:
+    """messages: as the template reads them. tools: objects {"type": "function", "function": ...}.
+
+    tool_choice: NONE, AUTO, REQUIRED, or the name of a tool. parallel: several calls in one answer. grammar: of the
+    answer's content. thinking_budget: most tokens of reasoning. variables: of the template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = AUTO
+    parallel: bool = True
+    grammar: str | None = None
+    thinking_budget: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+
+    @property
+    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice == NONE else self.tools
+
+    @property
+    def functions(self) -> list[Mapping[str, Any]]:
+        """Of these tools."""
+        return [tool["function"] for tool in self.shown_tools]
+
+    @property
+    def forced(self) -> list[Mapping[str, Any]]:
+        """The functions of which one has to be called; none where the model decides."""
+        if self.tool_choice == AUTO:
+            return []
+        return [each for each in self.functions if self.tool_choice in (REQUIRED, each["name"])]

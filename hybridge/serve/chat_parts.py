@@ -1,0 +1,92 @@
+"""The parts of a chat's answers: reasoning, content and tool calls, from the pieces of a stream."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hybridge.runtime.chat_output import (
+    ChatFormat,
+    ChatOutputParser,
+    Content,
+    Event,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from hybridge.runtime.generation import Generation, Piece
+
+
+@dataclass
+class Call:
+    """A call of a tool; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str = ""
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How the answers of one request are read. ``schemas``: of each tool's arguments, None without tools.
+
+    in_reasoning: the prompt has opened the reasoning.
+    """
+
+    chat: ChatFormat
+    schemas: Mapping[str, Any] | None
+    prompt_end: str = ""
+
+    def reader(self) -> PartsReader:
+        """For one answer."""
+        return PartsReader(self)
+
+
+class PartsReader:
+    """Collects the parts of one answer. ``generation`` is set by its last piece."""
+
+    def __init__(self, answer: AnswerFormat) -> None:
+        chat = answer.chat if answer.schemas is not None else _without_tools(answer.chat)
+        plain = not (chat.harmony or chat.reasons or chat.tools)
+        self._parser = None if plain else ChatOutputParser(chat, answer.schemas or {}, answer.prompt_end)
+        self.content = self.reasoning = ""
+        self.calls: list[Call] = []
+        self.reasoning_tokens = 0
+        self.generation: Generation | None = None
+
+    def push(self, piece: Piece) -> list[Event]:
+        """The events of ``piece``; those of a last piece end the answer."""
+        if self._parser is None:
+            events: list[Event] = [Content(piece.text)] if piece.text else []
+        else:
+            if self._parser.in_reasoning:
+                self.reasoning_tokens += len(piece.token_ids)
+            events = self._parser.push(piece.text)
+            if piece.generation is not None:
+                events += self._parser.finish()
+        self.generation = piece.generation
+        for event in events:
+            self._add(event)
+        return events
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI has it."""
+        assert self.generation is not None
+        return "tool_calls" if self.calls and self.generation.finish_reason == "stop" else self.generation.finish_reason
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, Content):
+            self.content += event.text
+        elif isinstance(event, Reasoning):
+            self.reasoning += event.text
+        elif isinstance(event, ToolCallStart):
+            self.calls.append(Call(event.name))
+        elif isinstance(event, ToolCallArguments):
+            self.calls[event.index].arguments += event.text
+
+
+def _without_tools(chat: ChatFormat) -> ChatFormat:
+    return ChatFormat(None, chat.reasons, chat.harmony)

@@ -1,0 +1,35 @@
+"""What an answer has to look like: OpenAI's response_format and vLLM's structured_outputs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hybridge.serve.schemas.base import RequestBody
+
+_LONGEST = 256 * 1024
+
+
+class JsonSchemaFormat(RequestBody):
+    """``schema``: a JSON schema. A strict answer always follows it, so ``strict`` has no effect."""
+
+    name: str
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestBody):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(RequestBody):
+    """Exactly one of these: a JSON schema, a regular expression, texts to choose from, a Lark grammar of llguidance."""
+
+    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    regex: Annotated[str, Field(max_length=_LONGEST)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = None
+    grammar: Annotated[str, Field(max_length=_LONGEST)] | None = None
+    json_object: Literal[True] | None = None

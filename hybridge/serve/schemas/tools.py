@@ -1,0 +1,48 @@
+"""Tools of a chat, and calls of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hybridge.serve.schemas.base import RequestBody
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class FunctionTool(RequestBody):
+    """``parameters``: a JSON schema of an object."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestBody):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(RequestBody):
+    name: Name
+
+
+class NamedTool(RequestBody):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class FunctionCall(RequestBody):
+    name: str
+    arguments: str
+
+
+class ToolCall(RequestBody):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall

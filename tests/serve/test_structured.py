@@ -1,0 +1,161 @@
+"""Answers that follow a grammar, and calls of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hybridge.serve.settings import ModelSettings
+from tests.serve.running import Running, running
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = [{"role": "user", "content": "Where is the sea?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"place": {"enum": ["north", "south"]}, "depth": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["place", "depth"],
+    "additionalProperties": False,
+}
+LARK = 'start: "the " animal (" and " animal)?\nanimal: "cat" | "dog"'
+# As in many chat models: hermes' tags for calls, and reasoning that the prompt opens if the request says so.
+TEMPLATE = """
+{%- if tools %}<|system|>
+{{ tools | tojson }} <tool_call>{"name": "f", "arguments": {}}</tool_call><|end|>
+{% endif %}
+{%- for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{% if thinks %}<think>
+{% endif %}{% endif %}"""
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def tooled(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of the demo model with a chat template that has tools and reasoning."""
+    folder = shutil.copytree(artifact, tmp_path_factory.mktemp("tooled") / "demo")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with running([ModelSettings("demo", folder, preload=True, threads=1)]) as found:
+        yield found
+
+
+def is_place(text: str) -> bool:
+    value = json.loads(text)
+    return value["place"] in ("north", "south") and value["depth"] in range(10) and len(value) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "check"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, is_place),
+        ({"structured_outputs": {"json": SCHEMA}}, is_place),
+        ({"structured_outputs": {"regex": "[0-9]{4}-[0-9]{2}"}}, lambda text: re.fullmatch(r"\d{4}-\d\d", text)),
+        ({"structured_outputs": {"choice": ["yes", "no \"\u00e9\n"]}}, ["yes", "no \"\u00e9\n"].__contains__),
+        ({"structured_outputs": {"grammar": LARK}}, lambda text: re.fullmatch("the (cat|dog)( and (cat|dog))?", text)),
+    ],
+    ids=["response_format", "json", "regex", "choice", "lark"],
+)  # fmt: skip
+def test_sampled_answers_follow_a_grammar(served: Running, fields: dict[str, Any], check: Any) -> None:
+    """Several answers of one batch, of a model that would write something else, each in its own state."""
+    sampling = {"temperature": 1.5, "n": 3, "seed": 1, "max_tokens": 60}
+    body = served.post(CHAT, messages=USER, **sampling, **fields)
+    for choice in body["choices"]:
+        assert choice["finish_reason"] == "stop" and check(choice["message"]["content"])
+    assert all(
+        check(choice["text"]) for choice in served.post(COMPLETIONS, prompt="x", **sampling, **fields)["choices"]
+    )
+
+
+def test_json_objects_are_valid_up_to_the_limit_of_tokens(served: Running) -> None:
+    body = served.post(CHAT, messages=USER, response_format={"type": "json_object"}, max_tokens=40, temperature=1)
+    assert body["choices"][0]["message"]["content"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x.invalid/"}}}},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        {"structured_outputs": {"regex": "(a"}},
+        {"structured_outputs": {"grammar": "start: missing"}},
+        {"structured_outputs": {"grammar": 'start: "a" start'}},
+        {"structured_outputs": {"choice": []}},
+        {"structured_outputs": {"grammar": 'start: "' + "a" * 200_000 + '"\n' + "b: start start\n" * 20_000}},
+        {"structured_outputs": {"regex": "((a{1,1000}){1,1000}){1,1000}"}},
+        {"structured_outputs": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}},
+    ],
+)  # fmt: skip
+def test_bad_grammars_are_refused(served: Running, fields: dict[str, Any]) -> None:
+    assert served.refusal(CHAT, 400, messages=USER, **fields)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=["required", "named"]
+)
+def test_a_forced_call_has_arguments_of_its_schema(tooled: Running, choice: Any) -> None:
+    fields = {
+        "messages": USER,
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "temperature": 1.0,
+        "seed": 2,
+        "max_tokens": 150,
+    }
+    answer = tooled.post(CHAT, **fields, parallel_tool_calls=False)["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
+    assert call["function"]["name"] == "look" and is_place(call["function"]["arguments"]) and call["type"] == "function"
+    events = tooled.events(CHAT, **fields, parallel_tool_calls=False)
+    deltas = [each for event in events for each in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert deltas[0]["function"] == {"name": "look", "arguments": ""} and deltas[0]["id"].startswith("call_")
+    assert "".join(each["function"]["arguments"] for each in deltas) == call["function"]["arguments"]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    history = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "42"},
+    ]
+    ids = tooled.post("/tokenize", messages=history, tools=[TOOL])["tokens"]
+    text = tooled.post("/detokenize", tokens=ids)["prompt"]
+    assert json.dumps({"name": "look", "arguments": json.loads(call["function"]["arguments"])}) in text
+
+
+def test_reasoning_has_a_budget_and_the_grammar_follows_it(tooled: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo tokenizer has no token </think>: another stands for it."""
+    import hybridge.serve.constraints as constraints
+
+    end = tooled.model().llm.tokenizer.encode("<|user|>", add_special_tokens=False)[0]
+    monkeypatch.setattr(constraints, "_token", lambda tokenizer, text: end)
+    fields = {"messages": USER, "chat_template_kwargs": {"thinks": True}, "max_tokens": 60, "thinking_budget": 5}
+    body = tooled.post(CHAT, **fields, structured_outputs={"choice": ["yes", "no"]}, skip_special_tokens=False)
+    answer = body["choices"][0]
+    assert answer["message"]["reasoning_content"].endswith(("<|user|>yes", "<|user|>no"))
+    assert answer["finish_reason"] == "stop"
+    monkeypatch.undo()
+    error = tooled.refusal(CHAT, 400, **fields)
+    assert error["param"] == "thinking_budget"
+
+
+def test_tools_that_cannot_be_used(served: Running, tooled: Running) -> None:
+    assert served.refusal(CHAT, 400, messages=USER, tools=[TOOL])["param"] == "tools"
+    for fields in (
+        {"tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"response_format": {"type": "json_object"}},
+    ):
+        assert tooled.refusal(CHAT, 400, messages=USER, tools=[TOOL], **fields)["param"] in (
+            "tool_choice",
+            "response_format",
+        )
+    assert tooled.post(CHAT, messages=USER, tools=[TOOL], tool_choice="none", max_tokens=2)["choices"]
