@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hybridge.serve.errors import ApiError
@@ -37,17 +38,14 @@ def _of_response_format(given: ResponseFormat) -> str | None:
 
 
 def _of_outputs(given: StructuredOutputs) -> str:
-    found = [
-        make(value)
-        for make, value in (
-            (json_grammar, given.json_),
-            (regex_grammar, given.regex),
-            (choice_grammar, given.choice),
-            (lark_grammar, given.grammar),
-            (lambda _: json_grammar(_OBJECT), given.json_object),
-        )
-        if value is not None
+    makers: list[tuple[Callable[[Any], str], Any]] = [
+        (json_grammar, given.json_),
+        (regex_grammar, given.regex),
+        (choice_grammar, given.choice),
+        (lark_grammar, given.grammar),
+        (json_grammar, None if given.json_object is None else _OBJECT),
     ]
+    found = [make(value) for make, value in makers if value is not None]
     if len(found) != 1:
         raise ApiError(
             400,

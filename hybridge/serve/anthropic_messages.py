@@ -1,0 +1,88 @@
+"""From a request in Anthropic's format to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridge.serve.chat import AUTO, NONE, REQUIRED, Chat
+from hybridge.serve.errors import ApiError
+from hybridge.serve.schemas.messages import (
+    CountRequest,
+    InputMessage,
+    MessageToolChoice,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+
+_CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
+
+
+def chat_of(body: CountRequest) -> Chat:
+    """ApiError for what no chat template has: an answer that the model shall continue, a tool without a name."""
+    if body.messages[-1].role == "assistant":
+        raise ApiError(
+            400,
+            "messages: expected a last message of the user, found one of the assistant: remove it",
+            param="messages",
+        )
+    system = body.system if isinstance(body.system, str) else _text(body.system or ())
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    for message in body.messages:
+        messages += _messages(message)
+    thinking, choice = body.thinking, body.tool_choice
+    return Chat(
+        messages,
+        [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools or ()],
+        _choice(choice, bool(body.tools)),
+        choice is None or not choice.disable_parallel_tool_use,
+        thinking_budget=None if thinking is None else thinking.budget_tokens,
+        variables={} if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+    )
+
+
+def _messages(message: InputMessage) -> list[dict[str, Any]]:
+    """Results of tools are messages of their own, before the text of the user."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    found: list[dict[str, Any]] = []
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            content = block.content if isinstance(block.content, str) else _text(block.content or ())
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+    own: dict[str, Any] = {
+        "role": message.role,
+        "content": _text([block for block in message.content if isinstance(block, TextBlock)]),
+    }
+    thinking = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
+    calls = [
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+        for block in message.content
+        if isinstance(block, ToolUseBlock)
+    ]
+    own |= {"reasoning_content": thinking} if thinking else {}
+    own |= {"tool_calls": calls} if calls else {}
+    return found if found and not own["content"] else [*found, own]
+
+
+def _text(blocks: Sequence[TextBlock]) -> str:
+    return "".join(block.text for block in blocks)
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": tool["name"], "parameters": tool["input_schema"]}
+    if "description" in tool:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: MessageToolChoice | None, has_tools: bool) -> str:
+    if choice is None:
+        return AUTO if has_tools else NONE
+    if choice.type != "tool":
+        return _CHOICES[choice.type]
+    if choice.name is None:
+        raise ApiError(400, "tool_choice: expected the name of a tool, found none", param="tool_choice")
+    return choice.name

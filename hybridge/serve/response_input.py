@@ -1,0 +1,82 @@
+"""From a request of /v1/responses to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridge.serve.chat import AUTO, NONE, Chat
+from hybridge.serve.errors import ApiError
+from hybridge.serve.grammars import json_grammar
+from hybridge.serve.messages import arguments_object
+from hybridge.serve.schemas.responses import (
+    ContentPart,
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputItem,
+    ReasoningItem,
+    ResponsesRequest,
+    TextFormat,
+)
+
+
+def chat_of(body: ResponsesRequest) -> Chat:
+    """ApiError for a format without its schema."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += _messages(body.input)
+    choice = body.tool_choice or (AUTO if body.tools else NONE)
+    effort = None if body.reasoning is None else body.reasoning.effort
+    tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in body.tools or ()]
+    return Chat(
+        messages,
+        [{"type": "function", "function": tool} for tool in tools],
+        choice if isinstance(choice, str) else choice.name,
+        body.parallel_tool_calls is not False,
+        None if body.text is None or body.text.format is None else _grammar(body.text.format),
+        variables={} if effort is None else {"reasoning_effort": effort},
+    )
+
+
+def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """Reasoning and calls of functions belong to one message of the assistant."""
+    found: list[dict[str, Any]] = []
+
+    def assistant() -> dict[str, Any]:
+        if not found or found[-1]["role"] != "assistant":
+            found.append({"role": "assistant", "content": ""})
+        return found[-1]
+
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            function = {"name": item.name, "arguments": arguments_object(item.arguments)}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            assistant().setdefault("tool_calls", []).append(call)
+        elif isinstance(item, FunctionOutputItem):
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, ReasoningItem):
+            found.append({"role": "assistant", "content": "", "reasoning_content": _text(item.content or [])})
+        elif item.role == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
+            found[-1]["content"] = _text(item.content)
+        else:
+            role = "system" if item.role == "developer" else item.role
+            found.append({"role": role, "content": _text(item.content)})
+    return found
+
+
+def _text(content: str | Sequence[ContentPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _grammar(given: TextFormat) -> str | None:
+    if given.type == "text":
+        return None
+    if given.type == "json_object":
+        return json_grammar({"type": "object"})
+    if given.schema_ is None:
+        raise ApiError(400, "text.format: expected a schema, found none", param="text.format.schema")
+    return json_grammar(given.schema_)

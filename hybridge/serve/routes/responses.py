@@ -1,0 +1,149 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from hybridge.runtime.generation import Piece
+from hybridge.runtime.sampling import SamplingParams
+from hybridge.serve.blocks import Blocks, BlockStep
+from hybridge.serve.call import Call, new_id
+from hybridge.serve.chat_job import ChatJob, start_chat
+from hybridge.serve.event_stream import DONE, event
+from hybridge.serve.response_input import chat_of
+from hybridge.serve.response_items import item_events, item_of
+from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, ResponsesRequest, TextFormat
+
+router = APIRouter()
+
+
+@router.post("/v1/responses", response_model=ResponseObject)
+async def responses(body: ResponsesRequest, request: Request) -> Response:
+    """Answer a conversation; nothing of it is stored."""
+    async with await Call.open(request, body.model) as call:
+        namespace = call.client.namespace(body.prompt_cache_key, None)
+        job = await start_chat(call, chat_of(body), _params(body, call), None, namespace)
+        answer = _Answer(body, job)
+        if body.stream:
+            return await call.stream(answer.events)
+        await call.unless_left(answer.read())
+        return JSONResponse(answer.response(answer.status))
+
+
+def _params(body: ResponsesRequest, call: Call) -> SamplingParams:
+    recommended = call.model.llm.recommended_sampling
+    limits = (body.max_output_tokens, call.service.settings.max_new_tokens)
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    return replace(
+        SamplingParams() if recommended.greedy else recommended,
+        max_new_tokens=min((each for each in limits if each is not None), default=call.model.llm.max_seq_len),
+        **given,
+    )
+
+
+class _Answer:
+    """The response to one request, whole or in events."""
+
+    def __init__(self, body: ResponsesRequest, job: ChatJob) -> None:
+        self._body, self._job = body, job
+        self._id, self._created = new_id("resp"), int(time.time())
+        self._reader, self._blocks = job.answer.reader(), Blocks()
+
+    @property
+    def status(self) -> str:
+        """After the last piece."""
+        found = self._reader.generation
+        return "incomplete" if found is not None and found.finish_reason == "length" else "completed"
+
+    async def read(self) -> None:
+        """All pieces."""
+        async for piece in self._job.call.pieces():
+            self._steps(piece)
+
+    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        number = 0
+
+        def numbered(data: dict[str, Any]) -> bytes:
+            nonlocal number
+            number += 1
+            return event({**data, "sequence_number": number - 1}, data["type"])
+
+        for name in ("created", "in_progress"):
+            yield numbered({"type": f"response.{name}", "response": self.response("in_progress")})
+        async for piece in pieces:
+            for step in self._steps(piece):
+                for data in item_events(step, self.status):
+                    yield numbered(data)
+        yield numbered({"type": f"response.{self.status}", "response": self.response(self.status)})
+        yield DONE
+
+    def response(self, status: str) -> dict[str, Any]:
+        """The response object."""
+        body, params, ended = self._body, self._job.params, status != "in_progress"
+        output = [item_of(block, status) for block in self._blocks.all] if ended else []
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "model": body.model,
+            "output": output,
+            "usage": self._usage() if ended else None,
+            "previous_response_id": None,
+            "store": False,
+            "background": False,
+            "truncation": "disabled",
+            "service_tier": "default",
+            **self._given(),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+        }
+
+    def _given(self) -> dict[str, Any]:
+        """Fields of the request that the response repeats."""
+        body = self._body
+        choice, form = body.tool_choice, None if body.text is None else body.text.format
+        form = form or TextFormat(type="text")
+        return {
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "reasoning": None if body.reasoning is None else body.reasoning.model_dump(),
+            "text": {"format": form.model_dump(exclude_none=True, by_alias=True)},
+            "tool_choice": choice.model_dump() if isinstance(choice, ResponseNamedTool) else choice or "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "metadata": body.metadata or {},
+            "user": body.user,
+            "safety_identifier": body.safety_identifier,
+            "prompt_cache_key": body.prompt_cache_key,
+        }
+
+    def _steps(self, piece: Piece) -> Sequence[BlockStep]:
+        steps = self._blocks.push(self._reader.push(piece))
+        return steps if piece.generation is None else [*steps, *self._blocks.finish()]
+
+    def _usage(self) -> dict[str, Any]:
+        found = self._reader.generation
+        assert found is not None
+        prompt, new = len(found.prompt_token_ids), len(found.token_ids)
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": found.cached_tokens},
+            "output_tokens": new,
+            "output_tokens_details": {"reasoning_tokens": self._reader.reasoning_tokens},
+            "total_tokens": prompt + new,
+        }

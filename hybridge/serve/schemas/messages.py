@@ -1,0 +1,120 @@
+"""/v1/messages, in Anthropic's format (https://docs.anthropic.com/en/api/messages)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from hybridge.serve.schemas.base import Finite, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.tools import Name
+
+CacheControl = dict[str, Any] | None
+
+
+class TextBlock(RequestBody):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl = None
+    citations: None = None
+
+
+class ThinkingBlock(RequestBody):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(RequestBody):
+    type: Literal["tool_use"]
+    id: str
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl = None
+
+
+class ToolResultBlock(RequestBody):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl = None
+
+
+InputBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+
+
+class InputMessage(RequestBody):
+    role: Literal["user", "assistant"]
+    content: str | list[InputBlock]
+
+
+class CustomTool(RequestBody):
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl = None
+
+
+class MessageToolChoice(RequestBody):
+    """any: some tool has to be used; tool: the one called ``name``."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(RequestBody):
+    """budget_tokens: most tokens of reasoning."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: PositiveInt | None = None
+    display: str | None = None
+
+
+class CountRequest(RequestBody):
+    """What the tokens of a prompt depend on."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[CustomTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    cache_control: CacheControl = None
+
+
+class MessagesRequest(CountRequest):
+    max_tokens: PositiveInt
+    temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+
+class MessageUsage(ResponseBody):
+    """input_tokens: without those that the prefix cache had."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class Message(ResponseBody):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(ResponseBody):
+    input_tokens: int
