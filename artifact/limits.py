@@ -47,6 +47,8 @@ CACHE_ENTRY_BYTES: Final = 64 * MIB
 # A grammar or JSON schema that an answer follows, and the time to compile it: one of 20,000 choices takes 0.2 s.
 GRAMMAR_BYTES: Final = 512 * KIB
 GRAMMAR_SECONDS: Final = 5.0
+# Saved sessions of one client of a server.
+SESSIONS: Final = 1024
 # The API keys of a server: 10,000 keys with names.
 API_KEYS_BYTES: Final = 1 * MIB
 # A build preset has ten lines; a server's configuration has ten for each model.

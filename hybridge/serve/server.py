@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
@@ -20,6 +21,7 @@ from hybridge.serve.protocol import TimedProtocol
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.service import Service
+from hybridge.serve.session_files import SessionFiles
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
 # Connections that wait to be accepted.
@@ -48,8 +50,9 @@ class HttpServer:
             settings.idle_timeout,
             lambda name, error: log.error("not loaded", error, model=name),
         )
+        folder = None if settings.session_folder is None else Path(settings.session_folder)
         rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
-        self.service = Service(settings, store, keys, log, rates)
+        self.service = Service(settings, store, keys, log, rates, SessionFiles(folder))
         self._server = _Server(_config(self.service), self.service)
         self._listener = _listener(settings.host, settings.port)
         self._event_loop: asyncio.AbstractEventLoop | None = None

@@ -10,6 +10,7 @@ from hybridge.serve.metrics import Metrics
 from hybridge.serve.model_store import ModelStore
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
+from hybridge.serve.session_files import SessionFiles
 from hybridge.serve.settings import ServeSettings
 
 
@@ -22,6 +23,7 @@ class Service:
     keys: ApiKeys | None
     log: RequestLog
     rate_limits: RateLimits
+    sessions: SessionFiles
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))

@@ -60,6 +60,9 @@ class ServeSettings:
     models_memory_bytes: int | None = setting(
         None, "Memory of all loaded models.", metavar="BYTES", least=1, shown_default="unlimited", group=_OPERATION
     )  # fmt: skip
+    session_folder: str | None = setting(
+        None, "Folder of saved sessions.", metavar="DIR", shown_default="none: no sessions", group=_OPERATION
+    )
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
     control_tokens: bool = setting(
         False, "Let special tokens in the text of messages act as such.", group=_OPERATION

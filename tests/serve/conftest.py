@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,18 @@ from tests.support.session_folders import session_folder
 
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
 MOST_TOKENS, ROWS = 512, 4
+# As in many chat models: hermes' tags for calls, and reasoning that the prompt opens if the request says so.
+TEMPLATE = """
+{%- if tools %}<|system|>
+{{ tools | tojson }} <tool_call>{"name": "f", "arguments": {}}</tool_call><|end|>
+{% endif %}
+{%- for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{% if thinks %}<think>
+{% endif %}{% endif %}"""
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +61,12 @@ def llm(artifact: Path) -> Iterator[LLM]:
     """The same model without a server: what answers have to be equal to."""
     with LLM(artifact, threads=1) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def tooled(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of the demo model with a chat template that has tools and reasoning."""
+    folder = shutil.copytree(artifact, tmp_path_factory.mktemp("tooled") / "demo")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    with running([ModelSettings("demo", folder, preload=True, threads=1)]) as found:
+        yield found

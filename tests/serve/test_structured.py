@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hybridge.serve.settings import ModelSettings
-from tests.serve.running import Running, running
+from tests.serve.running import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Where is the sea?"}]
@@ -23,28 +19,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LARK = 'start: "the " animal (" and " animal)?\nanimal: "cat" | "dog"'
-# As in many chat models: hermes' tags for calls, and reasoning that the prompt opens if the request says so.
-TEMPLATE = """
-{%- if tools %}<|system|>
-{{ tools | tojson }} <tool_call>{"name": "f", "arguments": {}}</tool_call><|end|>
-{% endif %}
-{%- for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>
-{% if thinks %}<think>
-{% endif %}{% endif %}"""
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-
-
-@pytest.fixture(scope="module")
-def tooled(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of the demo model with a chat template that has tools and reasoning."""
-    folder = shutil.copytree(artifact, tmp_path_factory.mktemp("tooled") / "demo")
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with running([ModelSettings("demo", folder, preload=True, threads=1)]) as found:
-        yield found
 
 
 def is_place(text: str) -> bool:

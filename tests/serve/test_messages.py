@@ -1,0 +1,149 @@
+"""/v1/messages and /v1/responses: the same answers in other formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hybridge.runtime.llm import LLM
+from tests.serve.running import Running
+from tests.serve.test_structured import SCHEMA, is_place
+
+CHAT = "/v1/chat/completions"
+QUESTION = "What is the sea?"
+USER = [{"role": "user", "content": QUESTION}]
+
+
+def named_events(served: Running, path: str, **body: Any) -> list[tuple[str, Any]]:
+    """Names and data of all events; a name is the type of its data."""
+    with served.client.stream("POST", path, json={"model": "demo", "stream": True, **body}) as response:
+        assert response.status_code == 200
+        lines = [line for line in response.iter_lines() if line.startswith(("event: ", "data: {"))]
+    found = [
+        (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+        for name, data in zip(lines[::2], lines[1::2], strict=True)
+    ]
+    assert all(name == data["type"] for name, data in found)
+    return found
+
+
+def test_a_message_is_the_answer_of_the_chat(served: Running, llm: LLM) -> None:
+    system = [
+        {"type": "text", "text": "Be "},
+        {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}},
+    ]
+    expected = llm.chat([{"role": "system", "content": "Be brief."}, *USER], max_new_tokens=9)
+    body = served.post("/v1/messages", messages=USER, system=system, max_tokens=9)
+    assert body["content"] == [{"type": "text", "text": expected.text}]
+    assert (body["type"], body["role"], body["stop_reason"]) == ("message", "assistant", "max_tokens")
+    counts = body["usage"]
+    assert counts["input_tokens"] + counts["cache_read_input_tokens"] == len(expected.prompt_token_ids)
+    assert counts["output_tokens"] == 9
+    count = served.post("/v1/messages/count_tokens", messages=USER, system="Be brief.")
+    assert count == {"input_tokens": len(expected.prompt_token_ids)}
+
+
+def test_events_of_a_message(served: Running) -> None:
+    fields = {"messages": USER, "max_tokens": 30, "stop_sequences": [" the"]}
+    whole = served.post("/v1/messages", **fields)
+    assert whole["stop_reason"] == "stop_sequence" and whole["stop_sequence"] == " the"
+    events = named_events(served, "/v1/messages", **fields)
+    names = [name for name, _ in events]
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    text = "".join(data["delta"]["text"] for name, data in events if name == "content_block_delta")
+    assert text == whole["content"][0]["text"]
+    assert events[-2][1]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " the"}
+    assert events[-2][1]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+def test_tools_of_messages(tooled: Running) -> None:
+    tool = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
+    fields = {"messages": USER, "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    body = tooled.post("/v1/messages", **fields, max_tokens=150)
+    (call,) = body["content"]
+    assert body["stop_reason"] == "tool_use" and call["type"] == "tool_use" and is_place(json.dumps(call["input"]))
+    events = named_events(tooled, "/v1/messages", **fields, max_tokens=150)
+    parts = [data["delta"]["partial_json"] for name, data in events if name == "content_block_delta"]
+    assert json.loads("".join(parts)) == call["input"]
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "42"}]}
+    history = [*USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    counts = [
+        tooled.post("/v1/messages/count_tokens", messages=each, tools=[tool])["input_tokens"]
+        for each in (USER, history)
+    ]
+    assert counts[1] > counts[0] + 20
+    thinking = {"type": "enabled", "budget_tokens": 3}
+    assert tooled.post("/v1/messages", messages=USER, max_tokens=5, thinking={"type": "disabled"})["content"]
+    response = tooled.client.post(
+        "/v1/messages", json={"model": "demo", "messages": USER, "max_tokens": 5, "thinking": thinking}
+    )
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": USER},
+        {"messages": [], "max_tokens": 1},
+        {"messages": [*USER, {"role": "assistant", "content": "The"}], "max_tokens": 1},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 1},
+        {"messages": USER, "max_tokens": 1, "temperature": 1.5},
+        {"messages": USER, "max_tokens": 1, "tool_choice": {"type": "tool"}},
+    ],
+)
+def test_bad_messages(served: Running, fields: dict[str, Any]) -> None:
+    response = served.client.post("/v1/messages", json={"model": "demo", **fields})
+    body = response.json()
+    assert response.status_code == 400 and body["type"] == "error" and set(body["error"]) == {"type", "message"}
+
+
+def test_a_response_is_the_answer_of_the_chat(served: Running, llm: LLM) -> None:
+    expected = llm.chat([{"role": "system", "content": "Be brief."}, *USER], max_new_tokens=9)
+    items = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
+    for given in (QUESTION, items):
+        body = served.post("/v1/responses", input=given, instructions="Be brief.", max_output_tokens=9)
+        (item,) = body["output"]
+        assert [part["text"] for part in item["content"]] == [expected.text] and item["role"] == "assistant"
+        assert body["status"] == "incomplete" and body["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert body["usage"]["input_tokens"] == len(expected.prompt_token_ids)
+        assert body["usage"]["total_tokens"] == len(expected.prompt_token_ids) + 9
+
+
+def test_events_of_a_response(served: Running) -> None:
+    whole = served.post("/v1/responses", input=QUESTION, max_output_tokens=9)
+    events = named_events(served, "/v1/responses", input=QUESTION, max_output_tokens=9)
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    names = [name.removeprefix("response.") for name, _ in events]
+    assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    text = "".join(data["delta"] for name, data in events if name == "response.output_text.delta")
+    assert text == whole["output"][0]["content"][0]["text"] == events[-4][1]["text"]
+    last = events[-1][1]["response"]
+    assert last["output"][0]["content"] == whole["output"][0]["content"] and last["usage"]["output_tokens"] == 9
+
+
+def test_functions_and_formats_of_responses(tooled: Running) -> None:
+    tool = {"type": "function", "name": "look", "parameters": SCHEMA}
+    fields = {"tools": [tool], "tool_choice": {"type": "function", "name": "look"}, "parallel_tool_calls": False}
+    body = tooled.post("/v1/responses", input=QUESTION, **fields)
+    (call,) = body["output"]
+    assert body["status"] == "completed" and call["type"] == "function_call" and is_place(call["arguments"])
+    events = named_events(tooled, "/v1/responses", input=QUESTION, **fields)
+    done = [data for name, data in events if name == "response.function_call_arguments.done"]
+    assert [each["arguments"] for each in done] == [call["arguments"]]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
+    history = [{"role": "user", "content": QUESTION}, call, output]
+    assert tooled.post("/v1/responses", input=history, tools=[tool], max_output_tokens=2)["output"]
+    form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    answer = tooled.post("/v1/responses", input=QUESTION, text=form)
+    assert is_place(answer["output"][0]["content"][0]["text"]) and answer["text"]["format"]["schema"] == SCHEMA
+    for bad in (
+        {"input": []},
+        {"input": QUESTION, "previous_response_id": "x"},
+        {"input": QUESTION, "background": True},
+    ):
+        tooled.refusal("/v1/responses", 400, **bad)
+    tooled.refusal("/v1/responses", 400, input=QUESTION, text={"format": {"type": "json_schema", "name": "x"}})
