@@ -81,6 +81,7 @@ REQUEST_ALLOWED_TOKENS: Final = 1 << 20
 REQUEST_BAD_WORDS: Final = 1024
 REQUEST_BAD_WORD_CHARACTERS: Final = 64 * KIB
 REQUEST_LOGITS_PROCESSORS: Final = 16
+REQUEST_CHECKPOINTS: Final = 64
 REQUEST_NAMESPACE_CHARACTERS: Final = 1024
 # Logits of prompt tokens that one step computes for prompt_logprobs: a step of 64 rows has as many for sampling.
 PROMPT_LOGITS_BYTES: Final = 64 * MIB

@@ -6,13 +6,20 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridge.artifact.call_arguments import checked_path, known_arguments
 from hybridge.runtime.generation import Generation, Request
-from hybridge.runtime.generation.call import call_of, checked_namespace, checked_priority, split_options
+from hybridge.runtime.generation.call import (
+    call_of,
+    checked_checkpoints,
+    checked_namespace,
+    checked_priority,
+    split_options,
+)
 from hybridge.runtime.generation.prompts import Prompt, prompt_of, snapshot
 from hybridge.runtime.loaded_artifact import LoadedArtifact
 from hybridge.runtime.prefix_cache.metrics import CacheReport
@@ -72,12 +79,14 @@ class AsyncLLM(LoadedArtifact):
         max_new_tokens: int | None = None,
         priority: int = 0,
         namespace: str = "",
+        checkpoints: Sequence[int] = (),
         **names: Unpack[OtherNames],
     ) -> RequestStream:
         """Add a prompt (text or token ids), which starts with the next step; call it from a task.
 
         ``sampling``, ``max_new_tokens`` and other ``names`` as in ``LLM.generate``. ``priority``: lower first, if the
-        settings' policy uses priorities. ``namespace``: cached prefixes are shared only within one.
+        settings' policy uses priorities. ``namespace``: cached prefixes are shared only within one. ``checkpoints``:
+        numbers of prompt tokens after which a radix cache stores a state, such as the ends of a chat's messages.
 
         A prompt is read off the event loop, in the order of the calls, so an array of token ids must not change before
         the first piece. RequestError names invalid arguments and too many token ids at once; all else that is wrong
@@ -87,7 +96,9 @@ class AsyncLLM(LoadedArtifact):
         params = call.params(1)[0]
         given = snapshot(prompt_of(prompt, call.token_ids), self.max_seq_len)
         checked_priority(priority)
-        return self._add(lambda: self._text.request(given, params, self.max_seq_len), params.n, priority, namespace)
+        ends = checked_checkpoints(checkpoints)
+        work = partial(self._text.request, given, params, self.max_seq_len)
+        return self._add(work, params.n, priority, namespace, ends)
 
     async def generate(
         self,
@@ -205,14 +216,21 @@ class AsyncLLM(LoadedArtifact):
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))
 
-    def _add(self, request: Callable[[], Request], answers: int, priority: int, namespace: str) -> RequestStream:
+    def _add(
+        self,
+        request: Callable[[], Request],
+        answers: int,
+        priority: int,
+        namespace: str,
+        checkpoints: tuple[int, ...] = (),
+    ) -> RequestStream:
         """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream."""
         self._worker.check_open()
         self._event_loop = asyncio.get_running_loop()
         stream, started = RequestStream(answers, self._worker.cancel), time.perf_counter()
 
         def make() -> ServingRequest | None:
-            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace)
+            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace, checkpoints)
 
         self._texts.add(make, lambda made: self._admit(stream, made, started))
         return stream

@@ -78,13 +78,14 @@ class Call:
         params: Sequence[SamplingParams],
         priority: int | None,
         namespace: str,
+        checkpoints: Sequence[int] = (),
     ) -> None:
-        """Add a request for each prompt; ApiError 429 when too many wait."""
+        """Add a request for each prompt; ApiError 429 when too many wait. checkpoints: see ``AsyncLLM.add``."""
         sequences = sum(each.n for each in params)
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
         llm = self.model.llm
         for ids, each in zip(prompts, params, strict=True):
-            self._streams.append(llm.add(ids, each, priority=priority or 0, namespace=namespace))  # type: ignore[arg-type]
+            self._streams.append(llm.add(ids, each, None, priority or 0, namespace, checkpoints))
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of all prompts, with the index of their prompt."""

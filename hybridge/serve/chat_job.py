@@ -68,6 +68,6 @@ async def start_chat(call: Call, chat: Chat, params: SamplingParams, priority: i
     if kind.harmony or (kind.tools is not None and chat.shown_tools) or (kind.reasons and added.get(THINK_END)):
         # The tags are special tokens.
         params = replace(params, skip_special_tokens=False)
-    await call.start([prompt.ids], [params], priority, namespace)
+    await call.start([prompt.ids], [params], priority, namespace, prompt.turns)
     schemas = {function["name"]: function.get("parameters") or {} for function in chat.functions}
     return ChatJob(call, prompt, params, AnswerFormat(kind, schemas or None, prompt.end))

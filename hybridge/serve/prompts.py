@@ -36,10 +36,11 @@ def text_tokens(llm: AsyncLLM, text: str, special_tokens: bool = True, most: int
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The tokens of a chat, and the last characters of its text."""
+    """The tokens of a chat, the last characters of its text, and how many tokens its last messages end at."""
 
     ids: list[int]
     end: str
+    turns: tuple[int, ...] = ()
 
 
 def chat_prompt(
@@ -63,13 +64,33 @@ def chat_prompt(
     given = list(messages) if control_tokens else _guarded(messages, tokenizer, mark)
     text = llm.chat_template.render(given, tools, add_generation_prompt, **variables)
     limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
-    ids: list[int] = []
-    for part in text.split(mark):
-        ids += tokens_within(tokenizer, part, limit, "messages", False)
+
+    def tokens(shown: str) -> list[int]:
+        return [
+            token for part in shown.split(mark) for token in tokens_within(tokenizer, part, limit, "messages", False)
+        ]
+
+    ids = tokens(text)
     if not ids:
         raise RequestError("messages: expected a chat of at least one token, found none: write a text")
     check_length(len(ids), limit, "messages")
-    return ChatPrompt(ids, text[-_END:])
+    turns = []
+    for count in (len(given), len(given) - 1):
+        before = _rendered(llm, given[:count], tools, variables)
+        if before and before != text and text.startswith(before):
+            # What follows is short, so few tokens are made twice.
+            following = tokens(text[len(before) :])
+            if ids[len(ids) - len(following) :] == following:
+                turns.append(len(ids) - len(following))
+    return ChatPrompt(ids, text[-_END:], tuple(turns))
+
+
+def _rendered(llm: AsyncLLM, messages: Sequence[Any], tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> str:
+    """The messages without a prompt for the next one; empty where the template refuses that."""
+    try:
+        return llm.chat_template.render(messages, tools, False, **variables) if messages else ""
+    except RequestError:
+        return ""
 
 
 def _guarded(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, mark: str) -> list[Mapping[str, Any]]:

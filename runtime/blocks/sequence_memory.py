@@ -22,12 +22,14 @@ class SequenceMemory:
     slot, row -1 while it has none
     source    slot of the prefix cache's state with which it begins, until that is copied; -1: none
     stop      tokens at which a step ends, because the prefix cache takes a checkpoint there
+    checkpoints  numbers of prompt tokens after which the request wants a checkpoint
     exact     whether blocks and slot hold just what ``length`` says: not before a copy, and not after a failure
     prefix    what the prefix cache knows of the tokens
     """
 
     __slots__ = (
         "blocks",
+        "checkpoints",
         "exact",
         "length",
         "namespace",
@@ -41,9 +43,9 @@ class SequenceMemory:
         "writable",
     )
 
-    def __init__(self, tokens: list[int], namespace: str = "") -> None:
+    def __init__(self, tokens: list[int], namespace: str = "", checkpoints: tuple[int, ...] = ()) -> None:
         self.tokens = tokens
-        self.namespace = namespace
+        self.namespace, self.checkpoints = namespace, checkpoints
         self.blocks: list[int] = []
         self.length = self.passed = self.writable = 0
         self.slot = self.row = self.source = NONE

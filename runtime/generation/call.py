@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypedDict
 
 from hybridge.artifact.errors import RequestError
-from hybridge.artifact.limits import REQUEST_NAMESPACE_CHARACTERS
+from hybridge.artifact.limits import REQUEST_CHECKPOINTS, REQUEST_NAMESPACE_CHARACTERS
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.sampling.checks import integer
 from hybridge.runtime.sampling.names import INSTEAD, SAME
@@ -106,6 +106,14 @@ def checked_namespace(value: object) -> str:
             f"namespace: expected a text of at most {REQUEST_NAMESPACE_CHARACTERS} characters, found {found}"
         )
     return value
+
+
+def checked_checkpoints(value: Iterable[object]) -> tuple[int, ...]:
+    """In order, each once; RequestError unless they are few integers."""
+    found = tuple(sorted({integer("checkpoints", each, 0) for each in value}))
+    if len(found) > REQUEST_CHECKPOINTS:
+        raise RequestError(f"checkpoints: expected at most {REQUEST_CHECKPOINTS}, found {len(found)}")
+    return found
 
 
 def conversations_of(messages: object) -> tuple[bool, list[Any]]:

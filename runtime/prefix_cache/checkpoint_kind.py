@@ -11,7 +11,8 @@ class CheckpointKind(IntEnum):
 
     BRANCH: where prompts branch. PROMPT_END: before the last token of a prompt. SPREAD: on the way of a prompt that is
     new. EXPECTED: at a length at which other prompts branched. DECODE: in an answer. END: the end of a sequence.
-    PASSED: any of them whose uses a later state of the same sequence has taken over.
+    TURN: where a message of a chat ends, as its request says. PASSED: any of them whose uses a later state of the same
+    sequence has taken over.
     """
 
     BRANCH = 0
@@ -21,6 +22,7 @@ class CheckpointKind(IntEnum):
     DECODE = 4
     END = 5
     PASSED = 6
+    TURN = 7
 
 
 REUSE_RATES: Mapping[CheckpointKind, float] = {
@@ -31,5 +33,6 @@ REUSE_RATES: Mapping[CheckpointKind, float] = {
     CheckpointKind.DECODE: 1 / 32,
     CheckpointKind.END: 1 / 2,
     CheckpointKind.PASSED: 1 / 32,
+    CheckpointKind.TURN: 1 / 2,
 }
 """Expected number of uses of a state that has not been used yet."""

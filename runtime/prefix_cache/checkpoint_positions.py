@@ -12,13 +12,21 @@ _SPREAD, _LEAST_STEP = 3, 64
 
 
 def checkpoint_positions(
-    match: TreeMatch, prompt: int, branch_point: int = 0, expected: Sequence[int] = (), early: bool = True
+    match: TreeMatch,
+    prompt: int,
+    branch_point: int = 0,
+    expected: Sequence[int] = (),
+    early: bool = True,
+    given: Sequence[int] = (),
 ) -> list[tuple[int, CheckpointKind]]:
     """Numbers of tokens, the nearest last, after which states of a prompt of ``prompt`` tokens are stored, and why.
 
     Where the prompt branches off the tree, or off an earlier prompt after ``branch_point`` tokens: a third prompt may
     follow. With ``early``, also before its last token, where the same prompt resumes; and if less than half of it was
     cached, at the lengths ``expected``, at which other prompts branched, or else evenly.
+
+    ``given``: where the request says that its turns end. The last of them replaces the state before the last token if
+    it is close to it.
     """
     cacheable = prompt - 1
     positions: dict[int, CheckpointKind] = {}
@@ -27,7 +35,9 @@ def checkpoint_positions(
         step = max(_LEAST_STEP, -(-cacheable // (_SPREAD + 1)))
         positions.update(dict.fromkeys(() if likely else range(step, cacheable, step), CheckpointKind.SPREAD))
         positions.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
-    if early:
+    turns = [length for length in given if 0 < length <= cacheable]
+    if early and not any(cacheable - length < _LEAST_STEP for length in turns):
         positions[cacheable] = CheckpointKind.PROMPT_END
+    positions.update(dict.fromkeys(turns, CheckpointKind.TURN))
     positions.update(dict.fromkeys((match.known, branch_point), CheckpointKind.BRANCH))
     return sorted((item for item in positions.items() if item[0] > match.length), reverse=True)

@@ -90,7 +90,7 @@ class RadixCache(PrefixCache):
         key = prefix.key(memory.tokens, prefix.cacheable)
         match = self.tree.match(key if reuse else b"", memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
-        prefix.stops = self._positions(match, prefix, self.past.branch_point(memory.namespace, key))
+        prefix.stops = self._positions(match, memory, self.past.branch_point(memory.namespace, key))
         stop = prefix.next_stop(match.length, self.settings.decode_interval)
         if not match.length:
             return PrefixMatch(stop=stop, prefix=prefix)
@@ -207,11 +207,12 @@ class RadixCache(PrefixCache):
             self.evicted.add(node.root.namespace, node.key)
             self.spill(node)
 
-    def _positions(self, match: TreeMatch, prefix: RadixPrefix, branch_point: int) -> list[tuple[int, CheckpointKind]]:
+    def _positions(self, match: TreeMatch, memory: SequenceMemory, branch: int) -> list[tuple[int, CheckpointKind]]:
         chosen = self.settings.prompt_checkpoints
         if not self.needs.state or chosen == NO_CHECKPOINTS:
             return []
-        return checkpoint_positions(match, prefix.prompt, branch_point, self._lengths.expected(), chosen == EARLY)
+        expected, given = self._lengths.expected(), memory.checkpoints
+        return checkpoint_positions(match, len(memory.tokens), branch, expected, chosen == EARLY, given)
 
     def _insert_end(self, memory: SequenceMemory, prefix: RadixPrefix) -> bool:
         slot = self._packed(memory, prefix) if self.packs else memory.slot

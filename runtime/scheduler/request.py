@@ -11,7 +11,8 @@ class ScheduledRequest:
 
     priority: lower values first, where the policy knows priorities. namespace: requests share computed blocks only
     with those of the same one. sequences: how many sequences must be able to hold memory at the same time (beams).
-    prompt_logits: whether the logits of all prompt tokens are needed, so that all are computed.
+    prompt_logits: whether the logits of all prompt tokens are needed, so that all are computed. checkpoints: numbers of
+    prompt tokens after which a radix cache stores a state.
     """
 
     prompt_ids: tuple[int, ...]
@@ -20,6 +21,7 @@ class ScheduledRequest:
     namespace: str = ""
     sequences: int = 1
     prompt_logits: bool = False
+    checkpoints: tuple[int, ...] = ()
 
     @property
     def most_tokens(self) -> int:

@@ -44,7 +44,7 @@ class ScheduledSequence:
 
     def __init__(self, id_: int, request: ScheduledRequest, tokens: list[int], order: tuple[int, int, int]) -> None:
         self.id, self.request, self.tokens, self.order = id_, request, tokens, order
-        self.memory = SequenceMemory(tokens, request.namespace)
+        self.memory = SequenceMemory(tokens, request.namespace, request.checkpoints)
         self.state = State.WAITING
         self.host_copy: HostCopy | None = None
         self.host_bytes = self.preemptions = 0

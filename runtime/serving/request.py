@@ -14,13 +14,15 @@ class ServingRequest:
     """A checked prompt with its sampling parameters, and its place among others.
 
     index: what the pieces are marked with. priority: lower first, where the policy knows priorities. namespace:
-    computed blocks are shared with requests of the same one only.
+    computed blocks are shared with requests of the same one only. checkpoints: numbers of prompt tokens after which a
+    radix cache stores a state.
     """
 
     request: Request
     index: int = 0
     priority: int = 0
     namespace: str = ""
+    checkpoints: tuple[int, ...] = ()
 
     def scheduled(self) -> ScheduledRequest:
         """The request for the scheduler."""
@@ -32,6 +34,7 @@ class ServingRequest:
             self.namespace,
             max(1, params.beam_width),
             params.prompt_logprobs is not None,
+            self.checkpoints,
         )
 
 

@@ -17,7 +17,7 @@ from tests.serve.running import Running, running
 from tests.support.session_folders import session_folder
 
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
-MOST_TOKENS, ROWS = 512, 4
+MOST_TOKENS, ROWS = 2048, 4
 # As in many chat models: hermes' tags for calls, and reasoning that the prompt opens if the request says so.
 TEMPLATE = """
 {%- if tools %}<|system|>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
 import openai
@@ -29,14 +30,14 @@ def other(tooled: Running) -> Iterator[anthropic.Anthropic]:
         yield found
 
 
-def test_completions(client: openai.OpenAI) -> None:
+def test_completions(client: Any) -> None:
     whole = client.completions.create(model="demo", prompt="The sea", max_tokens=8, logprobs=1)
     assert whole.usage.completion_tokens == 8 and len(whole.choices[0].logprobs.tokens) == 8
     stream = client.completions.create(model="demo", prompt="The sea", max_tokens=8, stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
 
 
-def test_chats(client: openai.OpenAI) -> None:
+def test_chats(client: Any) -> None:
     whole = client.chat.completions.create(model="demo", messages=USER, max_tokens=8, logprobs=True, top_logprobs=2)
     assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
     options = {
@@ -49,7 +50,7 @@ def test_chats(client: openai.OpenAI) -> None:
     assert found.usage.prompt_tokens_details.cached_tokens == found.usage.prompt_tokens - 1
 
 
-def test_calls_of_tools(client: openai.OpenAI) -> None:
+def test_calls_of_tools(client: Any) -> None:
     fields = {"tools": [FUNCTION], "tool_choice": "required", "max_tokens": 150, "parallel_tool_calls": False}
     whole = client.chat.completions.create(model="demo", messages=USER, **fields)
     arguments = whole.choices[0].message.tool_calls[0].function.arguments
@@ -59,7 +60,7 @@ def test_calls_of_tools(client: openai.OpenAI) -> None:
     assert streamed.choices[0].message.tool_calls[0].function.arguments == arguments
 
 
-def test_responses(client: openai.OpenAI) -> None:
+def test_responses(client: Any) -> None:
     whole = client.responses.create(model="demo", input="What is the sea?", max_output_tokens=9)
     assert whole.status == "incomplete" and whole.output_text
     text = {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}
@@ -69,7 +70,7 @@ def test_responses(client: openai.OpenAI) -> None:
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
 
 
-def test_models_and_errors(client: openai.OpenAI) -> None:
+def test_models_and_errors(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["demo"] and client.models.retrieve("demo").id == "demo"
     with pytest.raises(openai.NotFoundError) as found:
         client.completions.create(model="none", prompt="x")
@@ -79,7 +80,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_messages(other: anthropic.Anthropic) -> None:
+def test_messages(other: Any) -> None:
     whole = other.messages.create(model="demo", max_tokens=9, messages=USER, system="Be brief.")
     with other.messages.stream(model="demo", max_tokens=9, messages=USER, system="Be brief.") as stream:
         text = "".join(stream.text_stream)

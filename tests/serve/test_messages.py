@@ -140,10 +140,11 @@ def test_functions_and_formats_of_responses(tooled: Running) -> None:
     form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
     answer = tooled.post("/v1/responses", input=QUESTION, text=form)
     assert is_place(answer["output"][0]["content"][0]["text"]) and answer["text"]["format"]["schema"] == SCHEMA
-    for bad in (
+    several: list[dict[str, Any]] = [
         {"input": []},
         {"input": QUESTION, "previous_response_id": "x"},
         {"input": QUESTION, "background": True},
-    ):
+    ]
+    for bad in several:
         tooled.refusal("/v1/responses", 400, **bad)
     tooled.refusal("/v1/responses", 400, input=QUESTION, text={"format": {"type": "json_schema", "name": "x"}})

@@ -72,7 +72,8 @@ class _Answer:
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
     async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-        start = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
+        stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        start = {**self._head, "content": [], **stop, "usage": self._usage()}
         yield event({"type": "message_start", "message": start}, "message_start")
         async for piece in pieces:
             for step in self._steps(piece):

@@ -195,6 +195,14 @@ def test_a_new_prompt_leaves_states_early() -> None:
     assert checkpoint_positions(new, 1000, early=False) == []
 
 
+def test_a_prompt_leaves_states_where_its_turns_end() -> None:
+    known = TreeMatch(Root(""), 600, 600, False)
+    end, turns = (999, Kind.PROMPT_END), [(900, Kind.TURN), (700, Kind.TURN)]
+    assert checkpoint_positions(known, 1000, given=(500, 700, 900, 1000)) == [end, *turns]
+    assert checkpoint_positions(known, 1000, given=(700, 990)) == [(990, Kind.TURN), (700, Kind.TURN)]
+    assert checkpoint_positions(known, 1000, early=False, given=(700,)) == [(700, Kind.TURN)]
+
+
 def test_a_checkpoint_of_less_value_is_skipped_when_a_sequence_needs_the_slot() -> None:
     cache = RadixCache(PoolSizes(8, 4, 2), CacheNeeds(kv=True, state=True), PrefixCacheSettings(), CostAwareEviction())
     memories = [SequenceMemory([]), SequenceMemory([])]
