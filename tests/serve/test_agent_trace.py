@@ -23,14 +23,15 @@ class Trace:
         self._tooled, self.computed = tooled, [[0]]
 
     def ask(self, turn: int, messages: list[dict[str, Any]]) -> str:
-        """The answer, which has to be that of a server that knows nothing of the conversation."""
+        """The answer; in every fourth turn it has to be that of a server that knows nothing of the conversation."""
         fields = {"messages": messages, "max_tokens": 12, "chat_template_kwargs": {"thinks": True}}
         ids = self._tooled.post("/tokenize", messages=messages, chat_template_kwargs={"thinks": True})["tokens"]
-        body = self._tooled.post(CHAT, **fields, cache_salt="agent", logprobs=True)
-        cold = self._tooled.post(CHAT, **fields, cache_salt=f"turn {turn}, {len(self.computed)}")
+        body = self._tooled.post(CHAT, **fields, cache_salt="agent")
         message = body["choices"][0]["message"]
-        assert message == cold["choices"][0]["message"]
-        assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        if turn % 4 == 3:
+            cold = self._tooled.post(CHAT, **fields, cache_salt=f"turn {turn}, {len(self.computed)}")
+            assert message == cold["choices"][0]["message"]
+            assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         known = max(shared(ids, earlier) for earlier in self.computed)
         recomputed = body["usage"]["prompt_tokens"] - body["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert recomputed <= len(ids) - known + MOST_EXTRA, f"turn {turn}"

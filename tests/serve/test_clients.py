@@ -47,7 +47,7 @@ def test_chats(client: Any) -> None:
     with client.chat.completions.stream(model="demo", messages=USER, **options) as stream:
         found = stream.get_final_completion()
     assert found.choices[0].message.content in ("yes", "no")
-    assert found.usage.prompt_tokens_details.cached_tokens == found.usage.prompt_tokens - 1
+    assert 0 < found.usage.prompt_tokens_details.cached_tokens < found.usage.prompt_tokens
 
 
 def test_calls_of_tools(client: Any) -> None:

@@ -1,0 +1,120 @@
+"""Rates of clients, the wait for a row, and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybridge.artifact.errors import SettingError
+from hybridge.cli.main import run_command
+from hybridge.runtime.scheduler.wait_estimate import steps_until_free_row
+from hybridge.serve.config_file import read_config_file
+from hybridge.serve.errors import ApiError
+from hybridge.serve.rate_limits import RateLimits
+from hybridge.serve.settings import ModelSettings
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "rows", "steps"),
+    [
+        ([], [], 2, 0),
+        ([9], [], 2, 0),
+        ([9, 4], [], 2, 4),
+        ([9, 4], [3], 2, 7),
+        ([9, 4], [3, 8], 2, 9),
+        ([9, 4], [3, 8, 1], 2, 10),
+        ([5], [5, 5], 1, 15),
+    ],
+)
+def test_a_request_waits_for_the_first_free_row(running: list[int], waiting: list[int], rows: int, steps: int) -> None:
+    assert steps_until_free_row(running, waiting, rows) == steps
+
+
+def test_requests_and_tokens_per_minute() -> None:
+    now = [0.0]
+    limits = RateLimits(2, 100, lambda: now[0])
+
+    def refused() -> int | None:
+        try:
+            limits.take_request("ann")
+        except ApiError as error:
+            assert error.status_code == 429
+            return error.retry_after
+        return None
+
+    assert [refused() for _ in range(3)] == [None, None, 30]
+    limits.take_request("bob")
+    now[0] = 30
+    limits.use_tokens("ann", 150)  # known only after the answer
+    assert refused() == 31  # from -50 to 1 at 100 a minute: 30.6 s
+    now[0] = 61
+    assert refused() is None
+    now[0] = 1000
+    assert [refused() for _ in range(3)] == [None, None, 30]
+
+
+def test_without_limits_nothing_is_refused() -> None:
+    limits = RateLimits(None, None)
+    for _ in range(1000):
+        limits.take_request("ann")
+        limits.use_tokens("ann", 10**9)
+
+
+def test_a_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(
+        'port = 9\nlog_prompts = true\n[models.small]\npath = "x"\npreload = true\n[models.big]\npath = "/y"\n'
+    )
+    values, models = read_config_file(file)
+    assert values == {"port": 9, "log_prompts": True}
+    assert models == [ModelSettings("small", tmp_path / "x", preload=True), ModelSettings("big", Path("/y"))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port = ",
+        'port = "9"',
+        "port = true",
+        "nothing = 1",
+        "models = 1",
+        "[models]\nx = 1",
+        "[models.x]\nengine = 'torch'",
+        "[models.x]\npath = 1",
+        "[models.x]\npath = 'x'\nnothing = 1",
+        "[models.x]\npath = 'x'\nengine = 'nothing'",
+        "[models.x]\npath = 'x'\nmemory_bytes = 0",
+        "[models.'']\npath = 'x'",
+    ],
+)
+def test_bad_configurations(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text(text)
+    with pytest.raises(SettingError):
+        read_config_file(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "OUT"),
+        (["nowhere"], "nowhere"),
+        (["--model", "x"], "NAME=OUT"),
+        (["--port", "70000", "nowhere"], "--port"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+        (["--api-key-file", "nowhere", "nowhere"], "nowhere"),
+        (["--engine", "nothing", "nowhere"], "engine"),
+    ],
+)
+def test_commands_that_serve_nothing(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["serve", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error and not list(tmp_path.iterdir())
