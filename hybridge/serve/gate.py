@@ -69,7 +69,8 @@ class _Passing:
             if service.draining:
                 raise ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
             service.rate_limits.take_request(self._client.name)
-        body = await _body(receive, self._headers, service.settings.max_body_bytes, service.settings.receive_timeout)
+        settings = service.settings
+        body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout)
         return _replayed(body, receive)
 
     async def send(self, message: Message) -> None:
@@ -110,7 +111,7 @@ class _Passing:
         return client
 
 
-async def _body(receive: Receive, headers: Headers, most: int, seconds: float) -> bytes:
+async def read_body(receive: Receive, headers: Headers, most: int, seconds: float) -> bytes:
     """The body of a request; ApiError when it is too large, or does not arrive in time."""
     too_large = ApiError(413, f"body: expected at most {most} bytes, found more: shorten the request")
     declared = headers.get("content-length", "")

@@ -7,21 +7,15 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import uvicorn
 
 from hybridge.artifact.errors import OutputError, SettingError
-from hybridge.artifact.path_kind import require_artifact
-from hybridge.runtime.engines.factory import check_engine
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
-from hybridge.serve.model_store import ModelStore
 from hybridge.serve.protocol import TimedProtocol
-from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
-from hybridge.serve.service import Service
-from hybridge.serve.session_files import SessionFiles
+from hybridge.serve.service import Service, new_service
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
 # Connections that wait to be accepted.
@@ -40,19 +34,7 @@ class HttpServer:
         log: RequestLog | None = None,
     ) -> None:
         """HybridgeError for wrong settings, or a folder that is no artifact."""
-        for model in models:
-            check_engine(model.engine)
-            require_artifact(model.path)
-        log = log or RequestLog(settings.log_prompts)
-        store = ModelStore(
-            models,
-            settings.models_memory_bytes,
-            settings.idle_timeout,
-            lambda name, error: log.error("not loaded", error, model=name),
-        )
-        folder = None if settings.session_folder is None else Path(settings.session_folder)
-        rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
-        self.service = Service(settings, store, keys, log, rates, SessionFiles(folder))
+        self.service = new_service(settings, models, keys, log)
         self._server = _Server(_config(self.service), self.service)
         self._listener = _listener(settings.host, settings.port)
         self._event_loop: asyncio.AbstractEventLoop | None = None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from hybridge.artifact.path_kind import require_artifact
+from hybridge.runtime.engines.factory import check_engine
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.metrics import Metrics
 from hybridge.serve.model_store import ModelStore
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
-from hybridge.serve.settings import ServeSettings
+from hybridge.serve.settings import ModelSettings, ServeSettings
 
 
 @dataclass(eq=False)
@@ -27,3 +31,22 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))
+
+
+def new_service(
+    settings: ServeSettings, models: Sequence[ModelSettings], keys: ApiKeys | None, log: RequestLog | None = None
+) -> Service:
+    """The service of ``models``, none of them loaded; HybridgeError for a folder that is no artifact."""
+    for model in models:
+        check_engine(model.engine)
+        require_artifact(model.path)
+    log = log or RequestLog(settings.log_prompts)
+    store = ModelStore(
+        models,
+        settings.models_memory_bytes,
+        settings.idle_timeout,
+        lambda name, error: log.error("not loaded", error, model=name),
+    )
+    folder = None if settings.session_folder is None else Path(settings.session_folder)
+    rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
+    return Service(settings, store, keys, log, rates, SessionFiles(folder))
