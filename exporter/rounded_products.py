@@ -35,8 +35,6 @@ def products_with_rounding(
     linear = {p.source for p in parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts}
     experts = frozenset(_of_experts(parameters, even))
     rounded = frozenset(even) & (linear | experts)
-    if experts:
-        notes.append(f"the inputs of {len(experts)} products of experts are rounded, but not by torch on a GPU")
     if left := len(even) - len(rounded):
         notes.append(
             f"the inputs of {left} products of experts are not rounded: the experts of a layer, or those of other "

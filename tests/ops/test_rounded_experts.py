@@ -15,7 +15,8 @@ import torch
 from onnx import TensorProto, helper
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.runtime.engines.torch.fusion.quantized_experts import leave_expert_inputs
+from hybridge.runtime.engines.torch.ops.rounded_experts import ExpertRounding
+from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.functions import attach_functions
@@ -131,12 +132,17 @@ def test_schema_and_fake_agree_with_the_eager_form() -> None:
     torch.library.opcheck(op, (*arguments, "silu", 1, "nvfp4", 16), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_torch_on_a_gpu_reads_inputs_as_they_are() -> None:
-    model = ir.serde.deserialize_model(rounded_model(1, "fp8", 0))
-    leave_expert_inputs(model.graph)
-    (node,) = model.graph
-    assert (node.op_type, node.outputs[0].name, len(node.inputs)) == ("routed_experts", "y", 5)
-    assert set(node.attributes) == {"activation", "gated"}
+@pytest.mark.parametrize("form", ["gathered", "grouped", "by_expert"])
+@pytest.mark.parametrize(("rounding", "group"), FORMS)
+def test_forms_of_the_torch_engine(rounding: str, group: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "grouped" and not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("needs torch 2.10: grouped_mm")
+    case = expert_case(time=11, hidden=32, intermediate=48)
+    x, ids, weights, up, down, *scales = (torch.from_numpy(array) for array in inputs_of(case).values())
+    experts = RoutedExperts("silu", True)
+    monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
+    y = experts(x, ids, weights, up, down, ExpertRounding(rounding, group).of(*scales))
+    assert relative_error(y.numpy(), expected(case, 1, rounding, group)) < 1e-6
 
 
 def test_unknown_types_are_refused() -> None:

@@ -14,12 +14,14 @@ from hybridge.runtime.engines.torch.weights import WeightStore
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
+from hybridge.trt_plugins.kernels.fused import tiled_experts
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
-from hybridge.trt_plugins.kernels.fused.tiled_experts import TiledExperts
+from hybridge.trt_plugins.kernels.fused.tiled_experts import Half, TiledExperts
 from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
+from hybridge.trt_plugins.reference.activations import ACTIVATIONS
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from tests.support.kernel_calls import H200
 from tests.support.weights import matrix_from_tiles
@@ -135,16 +137,27 @@ def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> 
 
 
 def _tiled_experts(problem: TiledExperts, inputs: Tensors, outputs: Tensors) -> None:
-    x, ids, weights, up, up_factors, down, down_factors = inputs
-    assert x.shape == (problem.tokens, problem.hidden) and x.stride() == (problem.x_stride, 1)
-    assert ids.shape == (problem.tokens, problem.top_k) and ids.is_contiguous() and weights.is_contiguous()
-    rows = problem.up_rows, problem.experts * problem.hidden
-    matrices = [
-        matrix_from_tiles(problem.up, up, up_factors, rows[0], problem.hidden),
-        matrix_from_tiles(problem.down, down, down_factors, rows[1], problem.intermediate),
-    ]
-    first, second = (matrix.to(x.dtype).view(problem.experts, -1, matrix.shape[1]) for matrix in matrices)
-    outputs[0].copy_(routed_experts(x, ids, weights, first, second, problem.activation, int(problem.gated)))
+    """Each half by a loop over routes."""
+    given: dict[str, Any] = dict(zip(tiled_experts.INPUTS[problem.half], inputs, strict=True))
+    ids, inner, routes = given["expert_ids"], given.get("inner"), problem.tokens * problem.top_k
+    assert all(tensor.is_contiguous() for name, tensor in given.items() if name != "x")
+    if problem.half is not Half.DOWN:
+        x, rows = given["x"], problem.up_rows
+        assert x.shape == (problem.tokens, problem.hidden) and x.stride() == (problem.x_stride, 1)
+        matrix = matrix_from_tiles(problem.up, given["up_tiles"], given["up_factors"], rows, problem.hidden)
+        experts = matrix.to(x.dtype).view(problem.experts, -1, problem.hidden).float()
+        products = torch.einsum("rh,rih->ri", x.float().repeat_interleave(problem.top_k, 0), experts[ids.view(-1)])
+        first, *rest = products.chunk(2, -1) if problem.gated else (products,)
+        inner = (ACTIVATIONS[problem.activation](first) * (rest[0] if rest else 1)).to(x.dtype)
+    if problem.half is Half.UP:
+        outputs[0].copy_(inner)  # type: ignore[union-attr]
+        return
+    assert inner is not None and inner.shape == (routes, problem.intermediate)
+    rows = problem.experts * problem.hidden
+    matrix = matrix_from_tiles(problem.down, given["down_tiles"], given["down_factors"], rows, problem.intermediate)
+    experts = matrix.to(inner.dtype).view(problem.experts, problem.hidden, -1).float()
+    results = torch.einsum("ri,rhi->rh", inner.float(), experts[ids.view(-1)]) * given["expert_weights"].view(-1, 1)
+    outputs[0].copy_(results.view(problem.tokens, problem.top_k, -1).sum(1))  # type: ignore[union-attr]
 
 
 def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:

@@ -72,11 +72,20 @@ def test_products_of_tiles_equal_those_of_the_files_weights(family: str, name: s
         assert bool(kernels.calls["unpack_tiles"]) is (batch * tokens > 64)
 
 
-@pytest.mark.parametrize("form", [pack_quantized(16, symmetric=False), eight_bits("float", "channel")])
-def test_experts_read_tiles(form: Format, tmp_path: Path) -> None:
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+EXPERT_FORMS = {
+    "int4": (pack_quantized(16, symmetric=False), 1),
+    "fp8": (eight_bits("float", "channel"), 1),
+    "int8, rounded inputs": (eight_bits("int", "channel", inputs=TOKENS), 2),
+}
+
+
+@pytest.mark.parametrize("name", EXPERT_FORMS)
+def test_experts_read_tiles(name: str, tmp_path: Path) -> None:
     """With as many experts as a token has, so that rounding does not decide which they are."""
     experts = {**EXPERTS["qwen3_next"], "num_experts": 2, "moe_intermediate_size": 32}
     sizes = {**experts, "shared_expert_intermediate_size": 32, "hidden_size": 64, "num_hidden_layers": 2}
+    form, launches = EXPERT_FORMS[name]
     quantized, _ = save_quantized(tmp_path, "qwen3_next", form, **sizes)
     options = ExportOptions(max_batch_size=8, max_seq_len=96, dtype=DType.BFLOAT16)
     export_checkpoint(quantized, tmp_path / "out", options)
@@ -86,9 +95,9 @@ def test_experts_read_tiles(form: Format, tmp_path: Path) -> None:
         plain, fused, kernels = read_model(tmp_path / "out"), read_model(tmp_path / "out"), PlannedKernels()
         fuse_graph(fused, phase, merge=True)
         kinds = Counter(node.op_type for node in fused.graph)
-        assert kinds["TiledExperts"] == 2 and not kinds["routed_experts"]
+        assert kinds["TiledExperts"] == 2 and not kinds["routed_experts"] and not kinds["rounded_experts"]
         steps = [tokens] * batch, [0 if tokens > 1 else row for row in range(batch)]
         found = run(tmp_path / "out", fused.graph, config, *steps, kernels)
         wanted = run(tmp_path / "out", plain.graph, config, *steps)
         assert_same(found, wanted, TOLERANCES["bfloat16"])
-        assert kernels.calls["tiled_experts"] == (2 if batch * tokens == 3 else 0)
+        assert kernels.calls["tiled_experts"] == (2 * launches if batch * tokens == 3 else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
@@ -14,8 +15,22 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 
 UP_FILE, DOWN_FILE = "routed_experts/tiled_up.cu", "routed_experts/tiled_down.cu"
-# Inputs of a launch in this order; the only output is y.
-INPUTS = ("x", "expert_ids", "expert_weights", "up_tiles", "up_factors", "down_tiles", "down_factors")
+
+
+class Half(Enum):
+    """Which of the two products run. UP stores its result [tokens * top_k, intermediate], which DOWN reads."""
+
+    BOTH = "both"
+    UP = "up"
+    DOWN = "down"
+
+
+# Inputs of a launch in this order; the only output is y, of UP inner.
+INPUTS = {
+    Half.BOTH: ("x", "expert_ids", "expert_weights", "up_tiles", "up_factors", "down_tiles", "down_factors"),
+    Half.UP: ("x", "expert_ids", "up_tiles", "up_factors"),
+    Half.DOWN: ("inner", "expert_ids", "expert_weights", "down_tiles", "down_factors"),
+}
 _THREADS = 512
 _OUTPUTS = 2 * TILE_ROWS  # of a block
 _OVERLAP_SINCE = (9, 0)
@@ -41,6 +56,7 @@ class TiledExperts:
     activation: str
     gated: bool
     x_stride: int
+    half: Half = Half.BOTH
 
     def __post_init__(self) -> None:
         routes = self.tokens * self.top_k
@@ -61,20 +77,24 @@ class TiledExperts:
 
 
 def plan(problem: TiledExperts, device: DeviceTraits) -> CallPlan:
-    """The two launches that run ``problem``."""
+    """The launches that run ``problem``."""
     params = struct_type(UP_FILE, "TiledExperts")()
     for name in ("x_stride", "tokens", "top_k", "experts", "hidden", "intermediate"):
         setattr(params, name, getattr(problem, name))
-    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS)}
-    pointers |= {"inner": PointerSource(Memory.WORKSPACE), "y": PointerSource(Memory.OUTPUT, 0)}
+    half, result = problem.half, PointerSource(Memory.OUTPUT, 0)
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS[half])}
+    pointers |= {"inner": result} if half is Half.UP else {"y": result}
+    if half is Half.BOTH:
+        pointers["inner"] = PointerSource(Memory.WORKSPACE)
     routes = problem.tokens * problem.top_k
     grids = (-(-problem.intermediate // _OUTPUTS), routes, 1), (-(-problem.hidden // _OUTPUTS), problem.tokens, 1)
-    up, down = (
+    launches = tuple(
         KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=device.capability >= _OVERLAP_SINCE)
-        for source, grid in zip(_sources(problem), grids, strict=True)
+        for own, source, grid in zip((Half.UP, Half.DOWN), _sources(problem), grids, strict=True)
+        if half in (own, Half.BOTH)
     )
-    nbytes = problem.up.dtype.itemsize * routes * problem.intermediate
-    return CallPlan((up, down), workspace_bytes=nbytes, name=up.source.label)
+    nbytes = problem.up.dtype.itemsize * routes * problem.intermediate if half is Half.BOTH else 0
+    return CallPlan(launches, workspace_bytes=nbytes, name=launches[0].source.label)
 
 
 def sources() -> Iterator[KernelSource]:

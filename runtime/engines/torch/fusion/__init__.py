@@ -15,7 +15,7 @@ from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
 from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
 from hybridge.runtime.engines.torch.fusion.quantized import tile_weights
-from hybridge.runtime.engines.torch.fusion.quantized_experts import leave_expert_inputs, tile_experts
+from hybridge.runtime.engines.torch.fusion.quantized_experts import tile_experts
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
@@ -38,8 +38,7 @@ class Phase(str, Enum):
 def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
     """Rewrite ``model`` in place for one phase.
 
-    merge: products of one x share a matrix, those with quantised weights read tiles, which must be made, and experts do
-    not round their inputs. snapshots:
+    merge: products of one x share a matrix, and those with quantised weights read tiles, which must be made. snapshots:
     operators whose state after each token is stored in steps with draft tokens.
     """
     graph = model.graph
@@ -47,8 +46,6 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
         own_slots = engine_input(graph, SNAPSHOT_SLOTS)
         accepted = engine_input(graph, NUM_ACCEPTED_TOKENS)
         use_draft_slots(graph, accepted, lambda operator: own_slots if operator in snapshots else None)
-    if merge:
-        leave_expert_inputs(graph)
     fuse_attention(graph)
     fuse_rotary(graph)
     fuse_last_token(graph)

@@ -1,7 +1,8 @@
 """Routed experts with weights packed in 4 or 8 bits on a GPU.
 
-A ``TiledExperts`` node is a routed_experts node with the inputs x, expert_ids, expert_weights, and tiles and factors of
-the up and of the down projections; the rows of all experts form one matrix each.
+A ``TiledExperts`` node is a routed_experts or rounded_experts node with the inputs x, expert_ids, expert_weights, tiles
+and factors of the up and of the down projections, and the scales of rounded_experts; the rows of all experts form one
+matrix each.
 """
 
 from __future__ import annotations
@@ -17,28 +18,15 @@ TILED_EXPERTS = "TiledExperts"
 
 
 def tile_experts(graph: ir.Graph) -> None:
-    """Let routed_experts nodes over quantised weights read tiles of them."""
+    """Let nodes of experts over quantised weights read tiles of them."""
     for node in list(graph):
-        if (node.domain, node.op_type) == (OPERATORS, "routed_experts"):
+        if node.domain == OPERATORS and node.op_type in ("routed_experts", "rounded_experts"):
             _tile(graph, node)
     tidy_graph(graph)
 
 
-def leave_expert_inputs(graph: ir.Graph) -> None:
-    """Let experts that round their inputs read them as they are: our kernels and recorded steps do not round them."""
-    for node in list(graph):
-        if (node.domain, node.op_type) == (OPERATORS, "rounded_experts"):
-            attributes = {name: node.attributes[name].value for name in ("activation", "gated")}
-            new = ir.node("routed_experts", node.inputs[:5], attributes, domain=OPERATORS)
-            old, output = node.outputs[0], new.outputs[0]
-            output.name, output.shape, output.type, old.name = old.name, old.shape, old.type, None
-            graph.insert_before(node, new)
-            ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
-            graph.remove(node, safe=True)
-
-
 def _tile(graph: ir.Graph, node: ir.Node) -> None:
-    x, ids, weights, up, down = node.inputs
+    x, ids, weights, up, down, *scales = node.inputs
     matrices = [_matrix(value) for value in (up, down)]
     forms = [None if matrix is None else common_form(matrix) for matrix in matrices]
     if x is None or any(form is None or x.dtype not in (None, form.dtype.onnx) for form in forms):
@@ -53,7 +41,7 @@ def _tile(graph: ir.Graph, node: ir.Node) -> None:
         assert matrix is not None and form is not None
         tiles += tiles_of(graph, node, matrix, form)
         attributes |= form_attributes(form, prefix)
-    fuse([node.outputs[0]], TILED_EXPERTS, [x, ids, weights, *tiles], attributes)
+    fuse([node.outputs[0]], TILED_EXPERTS, [x, ids, weights, *tiles, *scales], attributes)
 
 
 def _matrix(value: ir.Value | None) -> ir.Value | None:

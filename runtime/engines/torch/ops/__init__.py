@@ -17,6 +17,7 @@ from hybridge.runtime.engines.torch.ops import (
     norms,
     quantized,
     rotary,
+    rounded_experts,
     routing,
     shapes,
     tiled_experts,
@@ -45,7 +46,7 @@ _FUSED: dict[str, Builder] = {
 }
 OPERATORS: dict[str, dict[str, Builder]] = {
     "": _STANDARD,
-    catalog.DOMAIN: {**edge.ROWS, **routing.EDGE_ROWS},
+    catalog.DOMAIN: {**edge.ROWS, **routing.EDGE_ROWS, **rounded_experts.EDGE_ROWS},
     DOMAIN: _FUSED,
 }
 

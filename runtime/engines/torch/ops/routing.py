@@ -83,6 +83,17 @@ class Choice:
         return weights, ids
 
 
+# Of the inputs of both products: values [routes, features] and the expert of each route -> the rounded values.
+Roundings = tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...]
+
+
+def _exact(values: torch.Tensor, _experts: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+EXACT: Roundings = (_exact, _exact)
+
+
 class RoutedExperts:
     """The weighted sum of each token's experts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
 
@@ -94,14 +105,21 @@ class RoutedExperts:
         self._kernel = None if kernels is None else OptionalKernel(kernels, routed_experts.plan)
 
     def __call__(
-        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        rounds: Roundings = EXACT,
     ) -> torch.Tensor:
+        """rounds: how the inputs of both products are rounded."""
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
-        if self._kernel is not None and chosen.numel() <= LARGEST_ROUTES:
+        if self._kernel is not None and rounds is EXACT and chosen.numel() <= LARGEST_ROUTES:
             y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down)
             if y is not None:
                 return y.view(x.shape)
-        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down)
+        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down, rounds)
         mixed = (results.float() * weights.reshape(*chosen.shape, 1)).sum(1)
         return mixed.to(x.dtype).reshape(x.shape)
 
@@ -136,31 +154,39 @@ class RoutedExperts:
         grouped = hasattr(torch.nn.functional, "grouped_mm") and x.dtype == torch.bfloat16 and aligned
         return self.grouped if grouped and torch.cuda.get_device_capability(x.device) in _GROUPED else self.by_expert
 
-    def gathered(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def gathered(
+        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+    ) -> torch.Tensor:
         """Result of every route [n, k, hidden], from copies of the chosen experts; nothing waits for the device."""
         routes = ids.reshape(-1)
-        rows = x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0])[:, :, None]
-        inner = self._inner(torch.bmm(up.index_select(0, routes), rows).squeeze(-1))
-        y = torch.bmm(down.index_select(0, routes), inner[:, :, None])
+        rows = rounds[0](x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0]), routes)
+        inner = self._inner(torch.bmm(up.index_select(0, routes), rows[:, :, None]).squeeze(-1))
+        y = torch.bmm(down.index_select(0, routes), rounds[1](inner, routes)[:, :, None])
         return y.reshape(*ids.shape, x.shape[-1])
 
-    def grouped(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def grouped(
+        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+    ) -> torch.Tensor:
         """Result of every route [n, k, hidden], routes in the order of their experts; nothing waits for the device."""
         product = torch.nn.functional.grouped_mm
         experts, order = ids.reshape(-1).sort(stable=True)
         all_experts = torch.arange(up.shape[0], dtype=experts.dtype, device=experts.device)
         ends = torch.searchsorted(experts, all_experts, right=True, out_int32=True)
-        inner = self._inner(product(x[order // ids.shape[1]], up.transpose(1, 2), offs=ends))
-        y = product(inner, down.transpose(1, 2), offs=ends)
+        rows = rounds[0](x[order // ids.shape[1]], experts)
+        inner = self._inner(product(rows, up.transpose(1, 2), offs=ends))
+        y = product(rounds[1](inner, experts), down.transpose(1, 2), offs=ends)
         return torch.empty_like(y).index_copy_(0, order, y).reshape(*ids.shape, x.shape[-1])
 
-    def by_expert(self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def by_expert(
+        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+    ) -> torch.Tensor:
         """Result of every route [n, k, hidden], from the experts where they are."""
         results = x.new_empty((*ids.shape, x.shape[-1]))
         for expert in ids.unique().tolist():
             token, place = torch.where(ids == expert)
-            inner = self._inner(torch.nn.functional.linear(x[token], up[expert]))
-            results[token, place] = torch.nn.functional.linear(inner, down[expert])
+            own = ids[token, place]
+            inner = self._inner(torch.nn.functional.linear(rounds[0](x[token], own), up[expert]))
+            results[token, place] = torch.nn.functional.linear(rounds[1](inner, own), down[expert])
         return results
 
     def _inner(self, up: torch.Tensor) -> torch.Tensor:

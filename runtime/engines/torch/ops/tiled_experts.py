@@ -11,11 +11,14 @@ from hybridge.runtime.engines.torch.fusion.quantized_experts import TILED_EXPERT
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
-from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
+from hybridge.runtime.engines.torch.ops.rounded_experts import ExpertRounding, taken_rounding
+from hybridge.runtime.engines.torch.ops.routing import EXACT, Roundings, RoutedExperts
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import tiled_experts
 from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
+from hybridge.trt_plugins.kernels.fused.tiled_experts import Half
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat
+from hybridge.trt_plugins.specs.rounded_experts import ROUNDED_EXPERTS
 from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
 
 _ALIGNMENT = 16
@@ -38,8 +41,16 @@ class TiledExperts:
     With few routes, kernels read the tiles. With more, the weights of all experts are unpacked for the call.
     """
 
-    def __init__(self, sizes: ExpertSizes, activation: str, gated: bool, kernels: KernelRunner) -> None:
+    def __init__(
+        self,
+        sizes: ExpertSizes,
+        activation: str,
+        gated: bool,
+        kernels: KernelRunner,
+        rounding: ExpertRounding | None = None,
+    ) -> None:
         self._sizes, self._activation, self._gated, self._kernels = sizes, activation, gated, kernels
+        self._rounding = rounding
         self._with_matrices = RoutedExperts(activation, gated, kernels)
         self._kernel = OptionalKernel(kernels, tiled_experts.plan)
 
@@ -52,12 +63,18 @@ class TiledExperts:
         up_factors: torch.Tensor,
         down: torch.Tensor,
         down_factors: torch.Tensor,
+        *scales: torch.Tensor,
     ) -> torch.Tensor:
-        """The weighted sum of the chosen experts' outputs; up, down: tiles of their weights."""
+        """The weighted sum of the chosen experts' outputs; up, down: tiles of their weights.
+
+        scales: those of inputs, if these are rounded.
+        """
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
+        rounds = EXACT if self._rounding is None else self._rounding.of(*scales)
         if chosen.numel() <= LARGEST_ROUTES and tokens.stride(-1) == 1 and alignment_of(tokens) == _ALIGNMENT:
             given = [tokens, chosen.contiguous(), weights.reshape(chosen.shape).contiguous()]
-            y = self._launched([*given, up, up_factors, down, down_factors])
+            tiles = [up, up_factors, down, down_factors]
+            y = self._launched([*given, *tiles]) if rounds is EXACT else self._rounded(given, tiles, rounds)
             if y is not None:
                 return y.view(x.shape)
         sizes, parts = self._sizes, 2 if self._gated else 1
@@ -65,39 +82,64 @@ class TiledExperts:
         up_matrix = unpacked_tiles(self._kernels, UnpackTiles(sizes.up, rows, sizes.hidden), up, up_factors)
         problem = UnpackTiles(sizes.down, sizes.experts * sizes.hidden, sizes.intermediate)
         down_matrix = unpacked_tiles(self._kernels, problem, down, down_factors)
-        stacked = (matrix.view(sizes.experts, -1, matrix.shape[1]) for matrix in (up_matrix, down_matrix))
-        return self._with_matrices(x, ids, weights, *stacked)
+        up, down = (matrix.view(sizes.experts, -1, matrix.shape[1]) for matrix in (up_matrix, down_matrix))
+        return self._with_matrices(x, ids, weights, up, down, rounds)
 
     def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The result [n, hidden] of the kernels; None where they do not support the sizes."""
-        x, (tokens, top_k), sizes = inputs[0], inputs[1].shape, self._sizes
-        problem = self._kernel.problem(
-            lambda: tiled_experts.TiledExperts(
-                tokens,
-                top_k,
-                sizes.experts,
-                sizes.hidden,
-                sizes.intermediate,
-                sizes.up,
-                sizes.down,
-                self._activation,
-                self._gated,
-                x.stride(0),
-            )
-        )
-        if problem is None:
+        x, (tokens, top_k) = inputs[0], inputs[1].shape
+        problem = self._kernel.problem(lambda: self._problem(tokens, top_k, x.stride(0), Half.BOTH))
+        return None if problem is None else self._run(problem, inputs, x.new_empty(x.shape))
+
+    def _rounded(self, given: list[torch.Tensor], tiles: list[torch.Tensor], rounds: Roundings) -> torch.Tensor | None:
+        """As ``_launched``, with rounded inputs of both products; ``given``: x, ids and weights.
+
+        In the first product each route is a token of its own, as its expert may have its own scale.
+        """
+        x, ids, weights = given
+        (tokens, top_k), routes, sizes = ids.shape, ids.reshape(-1), self._sizes
+        up = self._kernel.problem(lambda: self._problem(len(routes), 1, sizes.hidden, Half.UP))
+        down = self._kernel.problem(lambda: self._problem(tokens, top_k, sizes.hidden, Half.DOWN))
+        if up is None or down is None:
             return None
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        return y if self._kernel.launch(problem, inputs, [y]) else None
+        rows = rounds[0](x.repeat_interleave(top_k, 0, output_size=len(routes)), routes)
+        inner = self._run(up, [rows, ids, *tiles[:2]], x.new_empty(len(routes), sizes.intermediate))
+        if inner is None:
+            return None
+        return self._run(down, [rounds[1](inner, routes), ids, weights, *tiles[2:]], x.new_empty(x.shape))
+
+    def _problem(self, tokens: int, top_k: int, x_stride: int, half: Half) -> tiled_experts.TiledExperts:
+        sizes = self._sizes
+        return tiled_experts.TiledExperts(
+            tokens,
+            top_k,
+            sizes.experts,
+            sizes.hidden,
+            sizes.intermediate,
+            sizes.up,
+            sizes.down,
+            self._activation,
+            self._gated,
+            x_stride,
+            half,
+        )
+
+    def _run(
+        self, problem: tiled_experts.TiledExperts, inputs: list[torch.Tensor], output: torch.Tensor
+    ) -> torch.Tensor | None:
+        return output if self._kernel.launch(problem, inputs, [output]) else None
 
 
 def _tiled_experts(context: NodeContext) -> Run:
     take = context.attributes.take
     forms = taken_form(context.attributes, "up_"), taken_form(context.attributes, "down_")
     sizes = ExpertSizes(take("experts"), take("hidden"), take("intermediate"), *forms)
-    attributes = ROUTED_EXPERTS.complete_attributes(context.attributes.rest())
+    given = context.attributes.rest()
+    spec = ROUNDED_EXPERTS if "rounding" in given else ROUTED_EXPERTS
+    attributes = spec.complete_attributes(given)
+    activation, gated = str(attributes["activation"]), bool(attributes["gated"])
     assert context.kernels is not None
-    return TiledExperts(sizes, str(attributes["activation"]), bool(attributes["gated"]), context.kernels)
+    return TiledExperts(sizes, activation, gated, context.kernels, taken_rounding(attributes))
 
 
 FUSED_ROWS: dict[str, Builder] = {TILED_EXPERTS: _tiled_experts}
