@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridge.artifact.call_arguments import checked_path, known_arguments
+from hybridge.artifact.settings import checked_choice
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.generation.call import (
     call_of,
@@ -28,6 +29,7 @@ from hybridge.runtime.score import Score, ScoreRequest
 from hybridge.runtime.serving.cache_control import conversation_tokens
 from hybridge.runtime.serving.memory_view import MemoryView, memory_view
 from hybridge.runtime.serving.pinned import PIN_TRIES, PinnedPrefix, PrefixEvictedError, read_prefixes
+from hybridge.runtime.serving.prompt_pooling import MEAN, POOLINGS
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.request_stream import RequestStream
 from hybridge.runtime.serving.sessions import Session
@@ -148,6 +150,18 @@ class AsyncLLM(LoadedArtifact):
         found = await self._computed(scored.request, "")
         return await self.prepare(lambda: scored.score(found))
 
+    async def embed(self, prompt: Prompt, pooling: str = MEAN, priority: int = 0, namespace: str = "") -> Generation:
+        """The ``hidden`` state of a prompt: the mean over its tokens, or that of its last one (``pooling`` "last").
+
+        It is the output of the last layer, before the norm that follows. RequestError as of ``generate``, and without
+        ``ServingSettings.hidden_states``. A mean computes the whole prompt; else the prefix cache is used.
+        """
+        checked_choice("pooling", pooling, POOLINGS)
+        checked_namespace(namespace)
+        given = snapshot(prompt_of(prompt), self.max_seq_len)
+        work = partial(self._text.request, given, SamplingParams(max_new_tokens=1), self.max_seq_len)
+        return await self._add(work, 1, checked_priority(priority), namespace, pooling=pooling).result()
+
     async def cache_prefix(
         self, prompt: Prompt | Sequence[Mapping[str, Any]], name: str | None = None, namespace: str = ""
     ) -> PinnedPrefix:
@@ -223,6 +237,7 @@ class AsyncLLM(LoadedArtifact):
         priority: int,
         namespace: str,
         checkpoints: tuple[int, ...] = (),
+        pooling: str | None = None,
     ) -> RequestStream:
         """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream."""
         self._worker.check_open()
@@ -230,7 +245,7 @@ class AsyncLLM(LoadedArtifact):
         stream, started = RequestStream(answers, self._worker.cancel), time.perf_counter()
 
         def make() -> ServingRequest | None:
-            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace, checkpoints)
+            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace, checkpoints, pooling)
 
         self._texts.add(make, lambda made: self._admit(stream, made, started))
         return stream

@@ -9,7 +9,7 @@ import click
 
 from hybridge.artifact.errors import SettingError
 from hybridge.cli.options import ARTIFACT, ENGINE_NAME
-from hybridge.cli.parser import PATH, Command, Option, given, options_of
+from hybridge.cli.parser import PATH, Command, Option, Switch, given, options_of
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
@@ -22,6 +22,7 @@ def _run(
     engine: str | None,
     engine_folder: str | None,
     threads: int | None,
+    embeddings: bool,
     **settings: Any,
 ) -> None:
     from hybridge.requirements import require
@@ -30,6 +31,7 @@ def _run(
     require("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
     values, models = ({}, []) if config is None else read_config_file(config)
     chosen: dict[str, Any] = {"engine": engine or AUTO, "engine_folder": engine_folder, "threads": threads}
+    chosen["embeddings"] = embeddings
     if out is not None:
         models.insert(0, ModelSettings(out.resolve().name, out, preload=True, **chosen))
     for text in model:
@@ -66,6 +68,7 @@ COMMAND = Command(
         type=PATH,
         metavar="FILE",
     ),
+    Switch("--embeddings", help="Serve /v1/embeddings, too (not of dense artifacts)."),
     *options_of(ServeSettings),
     ENGINE_NAME,
     *options_of(EngineOptions),

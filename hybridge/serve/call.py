@@ -81,11 +81,14 @@ class Call:
         checkpoints: Sequence[int] = (),
     ) -> None:
         """Add a request for each prompt; ApiError 429 when too many wait. checkpoints: see ``AsyncLLM.add``."""
-        sequences = sum(each.n for each in params)
-        self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
+        await self.admit(sum(each.n for each in params))
         llm = self.model.llm
         for ids, each in zip(prompts, params, strict=True):
             self._streams.append(llm.add(ids, each, None, priority or 0, namespace, checkpoints))
+
+    async def admit(self, sequences: int) -> None:
+        """Count sequences that start now, until the end of the call; ApiError 429 when too many wait."""
+        self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of all prompts, with the index of their prompt."""
@@ -104,7 +107,7 @@ class Call:
             )
         if any(stream.cancelled for stream in self._streams):
             raise ApiError(503, "the request was cancelled: try again", OVERLOADED, retry_after=1)
-        self._count(list(answers.values()))
+        self.count(list(answers.values()))
 
     async def results(self) -> list[list[Generation]]:
         """All answers to each prompt; ClientLeftError when the client does not wait for them."""
@@ -155,6 +158,22 @@ class Call:
 
         return _CallStream(self, events(all_pieces()))
 
+    def count(self, answers: Sequence[Sequence[Generation]]) -> None:
+        """Add the answers to each prompt to the metrics, the client's tokens and the log."""
+        prompt = sum(len(each[0].prompt_token_ids) for each in answers)
+        cached = sum(each[0].cached_tokens for each in answers)
+        new = sum(len(answer.token_ids) for each in answers for answer in each)
+        for each in answers:
+            self.service.metrics.answered(self.model.name, each)
+        self.service.rate_limits.use_tokens(self.client.name, prompt + new)
+        self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
+        if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:
+            decode = self.model.llm.tokenizer.decode
+            self.log(
+                prompts=[decode(each[0].prompt_token_ids, skip_special_tokens=False) for each in answers],
+                answers=[[answer.text for answer in each] for each in answers],
+            )
+
     def log(self, **fields: Any) -> None:
         """Add to the request's line in the log."""
         self.request.scope["state"].setdefault("log", {}).update(fields)
@@ -175,21 +194,6 @@ class Call:
         self._expired = True
         for stream in self._streams:
             stream.cancel()
-
-    def _count(self, answers: Sequence[Sequence[Generation]]) -> None:
-        prompt = sum(len(each[0].prompt_token_ids) for each in answers)
-        cached = sum(each[0].cached_tokens for each in answers)
-        new = sum(len(answer.token_ids) for each in answers for answer in each)
-        for each in answers:
-            self.service.metrics.answered(self.model.name, each)
-        self.service.rate_limits.use_tokens(self.client.name, prompt + new)
-        self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
-        if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:
-            decode = self.model.llm.tokenizer.decode
-            self.log(
-                prompts=[decode(each[0].prompt_token_ids, skip_special_tokens=False) for each in answers],
-                answers=[[answer.text for answer in each] for each in answers],
-            )
 
 
 class _CallStream(EventStream):

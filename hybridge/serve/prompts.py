@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.async_llm import AsyncLLM
-from hybridge.runtime.generation.prompts import check_length
+from hybridge.runtime.generation.prompts import check_length, checked_ids
 from hybridge.runtime.text import Tokenizer
 from hybridge.runtime.text.prompt_size import tokens_within
 
@@ -32,6 +32,18 @@ def text_tokens(llm: AsyncLLM, text: str, special_tokens: bool = True, most: int
         raise RequestError("prompt: expected at least one token, found none: write a text")
     check_length(len(ids), limit, "prompt")
     return ids
+
+
+def prompts_of(llm: AsyncLLM, given: str | Sequence[Any], most: int | None) -> list[list[int]]:
+    """The tokens of one prompt or of several, each a text or token ids; RequestError for one that is wrong."""
+    prompts = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
+    return [
+        text_tokens(llm, each, most=most)
+        if isinstance(each, str)
+        else list(checked_ids(each, "prompt", llm.config.vocab_size, limit))
+        for each in prompts
+    ]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class ServedModel:
 
     name: str
     llm: AsyncLLM
+    embeddings: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     running: int = 0
     failed: bool = False
@@ -87,6 +88,7 @@ def open_model(settings: ModelSettings) -> ServedModel:
         memory_bytes=settings.memory_bytes,
         policy=Priority(),
         prefix_cache=PrefixCacheSettings(host_bytes=settings.host_bytes),
+        hidden_states=settings.embeddings,
     )
     llm = AsyncLLM(
         settings.path,
@@ -97,7 +99,7 @@ def open_model(settings: ModelSettings) -> ServedModel:
         settings.engine_folder,
         serving,
     )
-    return ServedModel(settings.name, llm)
+    return ServedModel(settings.name, llm, settings.embeddings)
 
 
 def loading_error(name: str, error: HybridgeError) -> ApiError:

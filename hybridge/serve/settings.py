@@ -76,7 +76,8 @@ class ServeSettings:
 class ModelSettings:
     """One artifact by name. ``preload``: it is loaded at the start and stays loaded.
 
-    memory_bytes: size of its pools (``ServingSettings``). The other settings are those of ``LLM``.
+    memory_bytes: size of its pools (``ServingSettings``). embeddings: it serves them, too. The other settings are those
+    of ``LLM``.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ModelSettings:
     max_seq_len: int | None = setting(None, least=1)
     memory_bytes: int | None = setting(None, least=1)
     host_bytes: int = setting(0, least=0)
+    embeddings: bool = setting(False)
 
     def __post_init__(self) -> None:
         check_settings(self)

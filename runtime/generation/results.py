@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from hybridge.runtime.sampling import TokenLogprobs
 
@@ -42,6 +44,7 @@ class Generation:
     prompt_logprobs   per token of prompt_token_ids, None for the first, if requested
     cached_tokens     prompt tokens that came from a cached prefix instead of being computed
     score             of a beam: its log-probability over its length to the power of length_penalty
+    hidden            float32 [hidden]: the hidden state of the prompt, if requested (``AsyncLLM.embed``)
     alternatives      the other answers of a request for several, best first if they have scores
     """
 
@@ -56,6 +59,7 @@ class Generation:
     score: float | None = None
     alternatives: tuple[Generation, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    hidden: np.ndarray | None = field(default=None, compare=False)
 
 
 class Piece(NamedTuple):

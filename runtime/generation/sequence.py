@@ -34,6 +34,7 @@ class GeneratedSequence:
         self.index, self._choice = index, choice
         self.prompt_ids = request.prompt_ids
         self.cached_tokens = 0
+        self.hidden: np.ndarray | None = None
         self.last_token = -1
         self.finished = False
         self._token_ids: list[int] = []
@@ -138,6 +139,7 @@ class GeneratedSequence:
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.result,
             cached_tokens=self.cached_tokens,
+            hidden=self.hidden,
             timings=Timings(
                 first_token=self._first_token_at - self._started,
                 last_token=time.perf_counter() - self._started,

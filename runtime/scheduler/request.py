@@ -12,7 +12,7 @@ class ScheduledRequest:
     priority: lower values first, where the policy knows priorities. namespace: requests share computed blocks only
     with those of the same one. sequences: how many sequences must be able to hold memory at the same time (beams).
     prompt_logits: whether the logits of all prompt tokens are needed, so that all are computed. checkpoints: numbers of
-    prompt tokens after which a radix cache stores a state.
+    prompt tokens after which a radix cache stores a state. whole_prompt: all tokens of the prompt are computed.
     """
 
     prompt_ids: tuple[int, ...]
@@ -22,6 +22,7 @@ class ScheduledRequest:
     sequences: int = 1
     prompt_logits: bool = False
     checkpoints: tuple[int, ...] = ()
+    whole_prompt: bool = False
 
     @property
     def most_tokens(self) -> int:

@@ -119,7 +119,7 @@ class StepPlanner:
         manager, queues, memory = self._manager, self._queues, sequence.memory
         begins = not memory.length
         if begins:
-            manager.match(memory, reuse=not sequence.prompt_logits_left)
+            manager.match(memory, reuse=not (sequence.prompt_logits_left or sequence.request.whole_prompt))
         count = _chunk(step, sequence, len(queues.waiting) - 1)
         spare = 0
         if step.rows:

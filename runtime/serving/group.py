@@ -11,6 +11,7 @@ import numpy as np
 from hybridge.runtime.generation import GeneratedSequence, Piece
 from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler
 from hybridge.runtime.scheduler import ScheduledSequence
+from hybridge.runtime.serving.prompt_pooling import PromptPooling
 from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.speculation import Draw
 from hybridge.runtime.text import Tokenizer
@@ -41,6 +42,8 @@ class Group(ABC):
     """
 
     finished = takes_best = False
+    # Of the prompt's hidden states, if the request asks for it.
+    pooling: PromptPooling | None = None
 
     @property
     def max_draft_tokens(self) -> int | None:
@@ -92,6 +95,8 @@ class SamplingGroup(Group):
         self.takes_best = submitted.request.params.plain_greedy
         self._unforked = submitted.request.params.n - 1
         self._prompt_logprobs = PromptLogprobs.of(submitted.request.params, submitted.request.prompt_ids)
+        if submitted.pooling is not None:
+            self.pooling = PromptPooling(submitted.pooling, len(submitted.request.prompt_ids))
         self._answers = {root: self._answer(0)}
 
     @property
@@ -143,6 +148,7 @@ class SamplingGroup(Group):
         """Go on from the token that the answer of ``sequence`` has chosen, or end it."""
         if answer.finished:
             answer.cached_tokens = sequence.cached_tokens or 0
+            answer.hidden = None if self.pooling is None else self.pooling.result
             del self._answers[sequence]
             self.finished = not self._answers
             self._context.finish(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, RequestError, described
+from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import DrawError, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
@@ -134,6 +135,17 @@ class LiveRequests:
                 group.read_prompt(result.rows(range(begin, begin + row.prompt_logits)))
             except Exception as error:
                 self._broken(id_, error)
+
+    def read_hidden(self, plan: StepPlan, hidden: HiddenRows) -> None:
+        """Give each request that asks for it the hidden states of its prompt's tokens."""
+        first = hidden.first
+        for row in plan.rows:
+            sequence = self._scheduler.sequences.get(row.sequence)
+            known = None if sequence is None else self.of(sequence)
+            pooling = None if known is None else known[1].pooling
+            if pooling is not None:
+                pooling.add(row.start, hidden.read(range(first, first + row.new_tokens)))
+            first += row.new_tokens
 
     def _accept_sampled(
         self,

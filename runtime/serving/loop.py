@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.sampling import Sampler
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
@@ -57,6 +57,7 @@ class ServingLoop:
         forget, forked = (speculator.forget, speculator.forked) if speculator else (_noop,) * 2
         self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)
         self._speculator = speculator
+        self._hidden = engine.show_hidden_states(0) if settings.hidden_states else None
         self._draft_check = DraftCheck(speculator, self.scheduler, requests) if speculator else None
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
@@ -100,7 +101,9 @@ class ServingLoop:
         return request_id in self._requests
 
     def check(self, submitted: ServingRequest) -> None:
-        """RequestError when the pools could never hold the request; may be called from any thread."""
+        """RequestError when the request could never be served; may be called from any thread."""
+        if submitted.pooling is not None and self._hidden is None:
+            raise RequestError("pooling: expected ServingSettings with hidden_states, found none: set them")
         self.scheduler.check(submitted.scheduled())
 
     def add(self, submitted: ServingRequest, started: float | None = None) -> int:
@@ -170,6 +173,8 @@ class ServingLoop:
             if next_step is not None and result is not None:
                 self._follow(in_flight, next_step, result.fed_tokens())
             if result is not None:
+                if self._hidden is not None:
+                    self._requests.read_hidden(plan, self._hidden)
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hybridge.runtime.generation import Piece, Request
 from hybridge.runtime.scheduler import ScheduledRequest
+from hybridge.runtime.serving.prompt_pooling import MEAN
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class ServingRequest:
 
     index: what the pieces are marked with. priority: lower first, where the policy knows priorities. namespace:
     computed blocks are shared with requests of the same one only. checkpoints: numbers of prompt tokens after which a
-    radix cache stores a state.
+    radix cache stores a state. pooling: MEAN or LAST for the hidden state of the prompt (``PromptPooling``).
     """
 
     request: Request
@@ -23,6 +24,7 @@ class ServingRequest:
     priority: int = 0
     namespace: str = ""
     checkpoints: tuple[int, ...] = ()
+    pooling: str | None = None
 
     def scheduled(self) -> ScheduledRequest:
         """The request for the scheduler."""
@@ -35,6 +37,7 @@ class ServingRequest:
             max(1, params.beam_width),
             params.prompt_logprobs is not None,
             self.checkpoints,
+            self.pooling == MEAN,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hybridge.artifact.call_arguments import known_arguments
-from hybridge.artifact.settings import bad_value, checked_int
+from hybridge.artifact.settings import bad_value, checked_bool, checked_int
 from hybridge.runtime.prefix_cache.settings import BLOCKS, ENDS_ONLY, PrefixCacheSettings
 from hybridge.runtime.scheduler import Fcfs, Policy
 from hybridge.runtime.speculation import SpeculationSettings
@@ -30,6 +30,8 @@ class ServingSettings:
     prefix_cache: settings, or a kind: "radix", "blocks" or "off". None: "blocks"; for a dense artifact a radix tree of
     the ends of answers, which costs no step.
     speculation: speculative decoding; None (the default) turns it off.
+    hidden_states: requests may ask for the hidden state of their prompt (``AsyncLLM.embed``); every step then writes
+    those of its tokens. Not together with speculation.
     """
 
     block_size: int = 16
@@ -42,6 +44,7 @@ class ServingSettings:
     policy: Policy = field(default_factory=Fcfs)
     prefix_cache: PrefixCacheSettings | str | None = None
     speculation: SpeculationSettings | None = None
+    hidden_states: bool = False
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):
@@ -57,6 +60,8 @@ class ServingSettings:
             raise bad_value("policy", "a Policy, such as Priority()", self.policy)
         if self.speculation is not None and not isinstance(self.speculation, SpeculationSettings):
             raise bad_value("speculation", "SpeculationSettings, or None", self.speculation)
+        if checked_bool("hidden_states", self.hidden_states) and self.speculation is not None:
+            raise bad_value("hidden_states", "False with speculation", True)
 
     def cache(self, pools_grow: bool = False) -> PrefixCacheSettings:
         """``prefix_cache`` as settings; ``pools_grow``: that of the engine, on which the default depends."""

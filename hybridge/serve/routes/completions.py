@@ -13,13 +13,12 @@ from starlette.responses import JSONResponse, Response
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.limits import REQUEST_ANSWERS
 from hybridge.runtime.generation import Generation, Piece
-from hybridge.runtime.generation.prompts import checked_ids
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.logprobs import LogprobTexts
-from hybridge.serve.prompts import text_tokens
+from hybridge.serve.prompts import prompts_of
 from hybridge.serve.sampling import sampling_params
 from hybridge.serve.schemas.completions import Completion, CompletionRequest
 from hybridge.serve.structured import grammar_of
@@ -36,7 +35,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         grammar = grammar_of(body.response_format, body.structured_outputs)
         if grammar is not None:
             params = replace(params, allowed_tokens=await call.model.grammars.allowed_tokens(grammar))
-        prompts = await call.prepare(lambda: _prompts(body, call))
+        prompts = await call.prepare(
+            lambda: prompts_of(call.model.llm, body.prompt, call.service.settings.max_prompt_tokens)
+        )
         if len(prompts) * params.n > REQUEST_ANSWERS:
             raise ApiError(
                 400, f"n: expected at most {REQUEST_ANSWERS} answers to all prompts, found more: lower it", param="n"
@@ -61,20 +62,6 @@ def _params(body: CompletionRequest, call: Call) -> SamplingParams:
         more["logprobs"] = body.logprobs
         more["prompt_logprobs"] = body.logprobs if body.echo else None
     return sampling_params(body, call.model.llm.recommended_sampling, **more)
-
-
-def _prompts(body: CompletionRequest, call: Call) -> list[list[int]]:
-    llm, most = call.model.llm, call.service.settings.max_prompt_tokens
-    given: Sequence[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
-    if isinstance(given[0], int):
-        given = [given]
-    limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
-    return [
-        text_tokens(llm, each, most=most)
-        if isinstance(each, str)
-        else list(checked_ids(each, "prompt", llm.config.vocab_size, limit))
-        for each in given
-    ]
 
 
 class _Answer:
