@@ -7,8 +7,8 @@
 
 namespace {
 
-constexpr unsigned ONE = 0x3f800000u;  // the bits of the largest weight, 1
-constexpr int WEIGHT_BITS = 30;        // of the difference from it
+constexpr int WEIGHT_BITS = 30;  // of the difference from ONE
+constexpr int LOADS = 4;         // of a thread at a time
 constexpr int ANY = 0x7fffffff;
 
 // A token survives if its score's key is at least `least_key`, its weight is at least `min_weight`, and its weight is
@@ -106,6 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     __shared__ int found_tokens[MOST_LISTED];
     __shared__ int found_count;
     __shared__ Few few;
+    __shared__ uint64_t slice_sums[32];
     const int problem = blockIdx.x, lane = threadIdx.x % 32;
     let_later_kernels_start();
     wait_for_earlier_kernels();
@@ -125,14 +126,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     const int token_bits = 32 - __clz(params.vocab), count = params.counts[problem];
     const Source row = {scores_of(params, settings), nullptr, 0, params.vocab};
     Source source = row;
-    uint64_t own_total = 0, total = 0;
+    uint64_t own_total = 0, total = 0, near = 0;
     if (settings.kind == LISTED || settings.top_k == 0) {
-        if (lane < params.slices) own_total = params.totals[static_cast<int64_t>(problem) * params.slices + lane];
-        total = own_total;
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+        const int64_t first = static_cast<int64_t>(problem) * params.slices;
+        if (lane < params.slices) own_total = params.totals[first + lane];
+        total = sum_of_warp(own_total);
+        near = sum_of_warp(lane < params.slices ? params.near_totals[first + lane] : 0);
     }
-    const bool has_list = has_order(settings) && count <= MOST_CANDIDATES;
+    const bool wide = is_wide(settings, count, near, total);
+    const bool has_list = has_order(settings) && count <= MOST_CANDIDATES && !wide;
     if (has_list) {
         const int64_t first = static_cast<int64_t>(problem) * MOST_CANDIDATES;
         for (int i = threadIdx.x; i < count; i += THREADS) {
@@ -223,7 +225,90 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
         return;
     }
 
-    if (settings.top_p < 1.0) {
+    bool by_slice = !has_order(settings);
+    if (wide) {
+        // Of the nucleus, all bins but the last one are certain; the tokens of that one are gathered.
+        const uint64_t share = share_of(total, settings.top_p);
+        const uint64_t* bins = params.bins + static_cast<int64_t>(problem) * params.slices * BINS;
+        for (int bin = threadIdx.x; bin < BINS; bin += THREADS) {
+            uint64_t sum = 0;
+            for (int slice = 0; slice < params.slices; slice++) sum += bins[slice * BINS + bin];
+            select.low[bin] = static_cast<unsigned>(sum);
+            select.high[bin] = static_cast<unsigned>(sum >> 32);
+        }
+        select.find(share - 1);
+        const int last_bin = select.digit;
+        const uint64_t certain = select.before;
+        const WeightBins of_row(weight_of(state.lowest));
+        const float most = logf(of_row.most(last_bin)), least = logf(of_row.least(last_bin));
+        // Wider than the error of `exponential`; the logarithm of 0 is -inf.
+        const float highest = most + 1e-4f * (1.0f - most), deepest = least - 1e-4f * (1.0f - least);
+        for (int from = threadIdx.x; from < params.vocab; from += LOADS * THREADS) {
+            float some[LOADS];
+#pragma unroll
+            for (int j = 0; j < LOADS; j++) {
+                const int i = from + j * THREADS;
+                some[j] = i < params.vocab ? row.scores[i] : minus_infinity();
+            }
+#pragma unroll
+            for (int j = 0; j < LOADS; j++) {
+                const float power = __fmul_rn(__fsub_rn(some[j], state.peak), settings.scale);
+                if (!(power <= highest && power >= deepest)) continue;
+                const float weight = weight_of(some[j]);
+                if (whole_weight(weight) == 0 || of_row.of(weight) != last_bin) continue;
+                const int place = atomicAdd(&found_count, 1);
+                if (place < MOST_CANDIDATES) {
+                    list_scores[place] = some[j];
+                    list_tokens[place] = from + j * THREADS;
+                }
+            }
+        }
+        __syncthreads();
+        const int gathered = found_count;
+        if (gathered <= MOST_CANDIDATES) {
+            source = {list_scores, list_tokens, 0, gathered};
+            const unsigned key = select.key_at(share - 1 - certain, WEIGHT_BITS, 0, gathered,
+                                               [&](int i, unsigned& key, uint64_t& sum) {
+                                                   const float weight = weight_of(list_scores[i]);
+                                                   sum = whole_weight(weight);
+                                                   key = ONE - __float_as_uint(weight);
+                                                   return true;
+                                               });
+            filters.edge = __uint_as_float(ONE - key);
+            const uint64_t each = whole_weight(filters.edge);
+            const uint64_t wanted = (share - certain - select.before + each - 1) / each;
+            const bool some = wanted * each < select.inside;
+            __syncthreads();
+            if (some) {
+                filters.last_token = select.key_at(wanted - 1, token_bits, 0, gathered,
+                                                   [&](int i, unsigned& key, uint64_t& sum) {
+                                                       key = list_tokens[i];
+                                                       sum = 1;
+                                                       return weight_of(list_scores[i]) == filters.edge;
+                                                   });
+            }
+            by_slice = settings.min_p <= filters.edge;
+            if (by_slice) {
+                // One warp sums each slice.
+                const int slice = threadIdx.x / 32;
+                uint64_t sum = 0;
+                float weight;
+                if (slice < params.slices) {
+                    for (int bin = lane; bin < last_bin; bin += 32) sum += bins[slice * BINS + bin];
+                    for (int i = lane; i < gathered; i += 32)
+                        if (list_tokens[i] / params.slice == slice) sum += left(i, weight);
+                }
+                sum = sum_of_warp(sum);
+                if (lane == 0) slice_sums[slice] = sum;
+                __syncthreads();
+                own_total = slice_sums[lane];
+                total = sum_of_warp(own_total);
+            }
+            source = row;
+        }
+        // Else more tokens than fit have weights of about the same size.
+    }
+    if (settings.top_p < 1.0 && filters.edge == 0.0f) {
         // top_p applies to the tokens that survive top_k; min_p comes after it.
         filters.min_weight = 0.0f;
         const uint64_t sum = has_list || settings.top_k > 0 ? sum_of_left() : total;
@@ -263,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
 
     const uint64_t word = random_word(settings);
     uint64_t target;
-    if (has_order(settings)) {
+    if (!by_slice) {
         target = __umul64hi(word, sum_of_left());
     } else {
         // Choose the slice by its sum, then the token in it.

@@ -1,7 +1,8 @@
 // Sampling of a token from each row of logits: settings, results and intermediate buffers.
 //
 // score_slices edits the logits and finds the peak of each row, weigh_slices sums the weights and gathers the tokens
-// that can survive the filters, choose_token applies the filters exactly and samples. All sums are of integers, so the
+// that can survive the filters, bin_weights sums the weights of rows with a wide nucleus by size, choose_token applies
+// the filters exactly and samples. All sums are of integers, so the
 // order of summation cannot change a token: the result is that of hybridge.runtime.sampling.
 #pragma once
 
@@ -49,8 +50,8 @@ struct Sampled {
 struct RowState {
     float peak;   // the largest score
     int best;     // the first token with that score; -1: not finite
-    float bound;  // every token that can survive the filters has at least this score
-    int padding;
+    float bound;  // every token that can survive the filters has at least this score, unless the nucleus is wide
+    float lowest;  // the smallest score
 };
 
 // Rows of `vocab` logits in `slices` of `slice` tokens.
@@ -63,7 +64,9 @@ struct Sampling {
     float* peaks;              // [problems, slices, THREADS]: the largest score of each thread
     uint64_t* totals;          // [problems, slices]
     RowState* states;          // [problems]
-    int* slice_best;           // [problems, slices, 2]: score (its bits) and token of the best of a slice
+    uint64_t* near_totals;     // [problems, slices]: of the tokens whose scores are at least `bound`
+    uint64_t* bins;            // [problems, slices, BINS]: sums of weights by size, of rows with a wide nucleus
+    int* slice_best;           // [problems, slices, 3]: the best of a slice, score (its bits) and token; lowest score
     int* counts;               // [problems]: candidates; the list holds the first MOST_CANDIDATES
     float* candidate_scores;
     int* candidate_tokens;

@@ -32,6 +32,13 @@ struct Best {
     }
 };
 
+__device__ __forceinline__ float least_of_warp(float value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        value = fminf(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    return value;
+}
+
 // NaN or +inf; -inf marks a token that the model rules out.
 __device__ __forceinline__ bool is_bad(float logit) { return !(logit < __int_as_float(0x7f800000)); }
 
@@ -75,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
     __shared__ Best bests[WARPS];
     __shared__ int sums[WARPS];
     __shared__ int broken[WARPS];
+    __shared__ float lows[WARPS];
     __shared__ bool is_last;
     const int problem = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     let_later_kernels_start();
@@ -102,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
 
     Best best = {minus_infinity(), params.vocab};
     bool bad = false;
+    float lowest = __int_as_float(0x7f800000);
     if (writes) {
         for (int token = begin + threadIdx.x; token < end; token += THREADS) {
             float score = logits[token];
@@ -111,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
             if (first < last && (is_edited[place / 32] >> (place % 32) & 1u))
                 score = edited(score, params.edits[first_edit(params.edits, first, last, token)]);
             scores[token] = score;
+            lowest = fminf(lowest, score);
             best.take(score, token);
         }
     } else {
@@ -123,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
 #pragma unroll
             for (int i = 0; i < VECTOR; i++) {
                 bad |= is_bad(some[i]);
+                lowest = fminf(lowest, some[i]);
                 if (some[i] > best.score) best = {some[i], token + i};
             }
         }
@@ -131,9 +142,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
     params.peaks[here * THREADS + threadIdx.x] = best.score;
     best.take_of_warp();
     const bool warp_is_bad = __any_sync(0xffffffffu, bad);
+    lowest = least_of_warp(lowest);
     if (lane == 0) {
         bests[warp] = best;
         broken[warp] = warp_is_bad;
+        lows[warp] = lowest;
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -141,9 +154,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
         for (int i = 0; i < WARPS; i++) {
             best.take(bests[i].score, bests[i].token);
             any |= broken[i];
+            lowest = fminf(lowest, lows[i]);
         }
-        params.slice_best[2 * here] = __float_as_int(best.score);
-        params.slice_best[2 * here + 1] = any ? NOT_FINITE : best.token;
+        params.slice_best[3 * here] = __float_as_int(best.score);
+        params.slice_best[3 * here + 1] = any ? NOT_FINITE : best.token;
+        params.slice_best[3 * here + 2] = __float_as_int(lowest);
     }
     __threadfence();
     __syncthreads();
@@ -154,14 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
 
     const int64_t row = static_cast<int64_t>(problem) * params.slices;
     Best of_row = {minus_infinity(), params.vocab};
-    int lowest = 0;  // below 0 where a slice is not finite
+    int least = 0;  // below 0 where a slice is not finite
+    lowest = __int_as_float(0x7f800000);
     for (int i = lane; i < params.slices; i += 32) {
-        const int token = __ldcg(&params.slice_best[2 * (row + i) + 1]);
-        lowest = min(lowest, token);
-        of_row.take(__int_as_float(__ldcg(&params.slice_best[2 * (row + i)])), token);
+        const int token = __ldcg(&params.slice_best[3 * (row + i) + 1]);
+        least = min(least, token);
+        of_row.take(__int_as_float(__ldcg(&params.slice_best[3 * (row + i)])), token);
+        lowest = fminf(lowest, __int_as_float(__ldcg(&params.slice_best[3 * (row + i) + 2])));
     }
     of_row.take_of_warp();
-    const bool row_is_bad = __reduce_min_sync(0xffffffffu, lowest) < 0 || of_row.score == minus_infinity();
+    lowest = least_of_warp(lowest);
+    const bool row_is_bad = __reduce_min_sync(0xffffffffu, least) < 0 || of_row.score == minus_infinity();
     unsigned bound = 0;
     if (has_order(settings) && !row_is_bad) {
         for (int i = 0; i < params.slices; i++)
@@ -176,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
         state.best = row_is_bad ? NOT_FINITE : of_row.token;
         // Keys below that of -inf belong to no number.
         state.bound = bound <= ordered(minus_infinity()) ? minus_infinity() : score_of(bound);
-        state.padding = 0;
+        state.lowest = lowest;
         params.states[problem] = state;
         params.counts[problem] = 0;
         params.arrived[problem] = 0;

@@ -6,7 +6,7 @@
 #include "sampling/weights.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 6) weigh_slices(const __grid_constant__ Sampling params) {
-    __shared__ uint64_t sums[THREADS / 32];
+    __shared__ uint64_t sums[THREADS / 32], near_sums[THREADS / 32];
     const int problem = blockIdx.y, lane = threadIdx.x % 32;
     let_later_kernels_start();
     wait_for_earlier_kernels();
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) weigh_slices(const __gr
     const int begin = blockIdx.x * params.slice, end = min(begin + params.slice, params.vocab);
     float* list_scores = params.candidate_scores + static_cast<int64_t>(problem) * MOST_CANDIDATES;
     int* list_tokens = params.candidate_tokens + static_cast<int64_t>(problem) * MOST_CANDIDATES;
-    uint64_t sum = 0;
+    uint64_t sum = 0, near = 0;
 #pragma unroll 4
     for (int from = begin; from < end; from += VECTOR * THREADS) {
         const int token = from + VECTOR * threadIdx.x;
@@ -39,7 +39,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) weigh_slices(const __gr
             largest = fmaxf(largest, some[i]);
             if (weighs) {
                 const float weight = exponential(some[i], state.peak, settings.scale);
-                if (weight >= least) sum += whole_weight(weight);
+                const uint64_t whole = weight >= least ? whole_weight(weight) : 0;
+                sum += whole;
+                if (some[i] >= state.bound) near += whole;
             }
         }
         if (!gathers || !__any_sync(0xffffffffu, largest >= state.bound)) continue;
@@ -59,11 +61,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) weigh_slices(const __gr
     }
     if (!weighs) return;
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (lane == 0) sums[threadIdx.x / 32] = sum;
+    for (int distance = 16; distance > 0; distance /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        near += __shfl_xor_sync(0xffffffffu, near, distance);
+    }
+    if (lane == 0) {
+        sums[threadIdx.x / 32] = sum;
+        near_sums[threadIdx.x / 32] = near;
+    }
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int i = 1; i < THREADS / 32; i++) sum += sums[i];
-        params.totals[static_cast<int64_t>(problem) * params.slices + blockIdx.x] = sum;
+        for (int i = 1; i < THREADS / 32; i++) {
+            sum += sums[i];
+            near += near_sums[i];
+        }
+        const int64_t here = static_cast<int64_t>(problem) * params.slices + blockIdx.x;
+        params.totals[here] = sum;
+        params.near_totals[here] = near;
     }
 }

@@ -8,6 +8,9 @@
 constexpr int IDLE = 0, BEST = 1, SAMPLED = 2, LISTED = 3;
 constexpr int MOST_CANDIDATES = 2048, MOST_LISTED = 64;
 constexpr int NOT_FINITE = -1;
+// Bins of weights of a wide nucleus, in the order of their size.
+constexpr int BINS = 1024;
+constexpr unsigned ONE = 0x3f800000u;  // the bits of the largest weight, 1
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000u); }
 
@@ -28,6 +31,13 @@ __device__ __forceinline__ float exponential(float score, float peak, float scal
 // A weight from 0 to 1 as an integer: 1 becomes 2^40.
 __device__ __forceinline__ uint64_t whole_weight(float weight) {
     return __float2ull_rn(__fmul_rn(weight, 1099511627776.0f));
+}
+
+// The sum over the lanes of a warp, in all of them.
+__device__ __forceinline__ uint64_t sum_of_warp(uint64_t value) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+    return value;
 }
 
 // The smallest sum of weights that reaches `top_p` of `total`.
@@ -60,6 +70,34 @@ __device__ __forceinline__ uint64_t random_word(const Settings& settings) {
         k1 += 0xBB67AE8584CAA73Bull;
     }
     return c0;
+}
+
+// Bins for the weights of one row, the largest first: equal parts of the range of their bits.
+struct WeightBins {
+    uint64_t factor;
+
+    // Weights below 2^-41 are 0 as integers.
+    __device__ __forceinline__ explicit WeightBins(float least)
+        : factor((uint64_t(BINS) << 32) / (ONE - max(__float_as_uint(least), ONE - (41u << 23)) + 1)) {}
+
+    __device__ __forceinline__ int of(float weight) const {
+        return static_cast<int>(min((ONE - __float_as_uint(weight)) * factor >> 32, uint64_t(BINS - 1)));
+    }
+    // Weights from `least` to `most` include those of `bin`.
+    __device__ __forceinline__ float most(int bin) const {
+        return __uint_as_float(ONE - static_cast<unsigned>((uint64_t(bin) << 32) / factor));
+    }
+    __device__ __forceinline__ float least(int bin) const {
+        if (bin == BINS - 1) return 0.0f;
+        return __uint_as_float(ONE - min(static_cast<unsigned>((uint64_t(bin + 1) << 32) / factor) + 1, ONE));
+    }
+};
+
+// Whether the tokens with scores of at least `bound`, of which there are `count` with a sum of `near`, lack some of
+// the nucleus of a row without top_k.
+__device__ __forceinline__ bool is_wide(const Settings& settings, int count, uint64_t near, uint64_t total) {
+    if (settings.kind != SAMPLED || settings.top_k > 0 || settings.top_p >= 1.0) return false;
+    return count > MOST_CANDIDATES || near < share_of(total, settings.top_p);
 }
 
 // The scores of a row: its logits, after its edits if it has any.

@@ -1,17 +1,16 @@
 """Filters on the scores of one token position. Each returns the surviving tokens as ascending token ids.
 
-The semantics are those of transformers' logits processors (TopK, TopP, MinP). No filter sorts
-the vocabulary unless its answer needs that.
+The semantics are those of transformers' logits processors (TopK, TopP, MinP).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hybridge.runtime.sampling.weights import share_of, whole_weights
+from hybridge.runtime.sampling.weights import block_sums, share_of, whole_weights
 
-# How many of the largest weights top_p sorts first.
-FIRST_HEAD = 64
+# The number of largest weights that are sorted first.
+_HEAD = 1024
 
 
 def top_k_ids(scores: np.ndarray, k: int) -> np.ndarray:
@@ -25,30 +24,23 @@ def top_k_ids(scores: np.ndarray, k: int) -> np.ndarray:
 def top_p_positions(weights: np.ndarray, top_p: float) -> np.ndarray:
     """Positions (ascending) of the fewest largest ``weights`` [n] whose sum reaches top_p of the total.
 
-    Sorts a growing head of the weights, so that a peaked distribution over a large vocabulary stays cheap. Sums are
-    those of ``whole_weights``, which are exact.
+    Of equal weights the first ones. Sums are those of ``whole_weights``, which are exact. A peaked distribution over a
+    large vocabulary needs only its largest weights sorted.
     """
-    whole = whole_weights(weights)
-    share = share_of(int(whole.sum()), top_p)
-    size = FIRST_HEAD
-    while True:
-        head = _largest(weights, size)
-        running = np.cumsum(whole[head])
-        if size >= weights.size or running[-1] >= share:
-            break
-        size *= 8
-    return np.sort(head[: int(np.searchsorted(running, share)) + 1])
+    share = share_of(int(block_sums(weights, 1024).sum()), top_p)
+    skipped = max(0, weights.size - _HEAD)
+    ordered = np.sort(np.partition(weights, skipped)[skipped:])[::-1]
+    running = np.cumsum(whole_weights(ordered))
+    if running[-1] < share:
+        ordered = np.sort(weights)[::-1]
+        running = np.cumsum(whole_weights(ordered))
+    edge = int(np.searchsorted(running, share))
+    survive = weights > ordered[edge]
+    ties = np.flatnonzero(weights == ordered[edge])
+    survive[ties[: edge + 1 - int(np.count_nonzero(survive))]] = True
+    return np.flatnonzero(survive)
 
 
 def min_p_positions(weights: np.ndarray, min_p: float) -> np.ndarray:
     """Positions of the ``weights`` [n] that are at least min_p times the largest."""
     return np.flatnonzero(weights >= np.float32(min_p) * weights.max())
-
-
-def _largest(weights: np.ndarray, size: int) -> np.ndarray:
-    """Positions of the ``size`` largest weights, largest first, the lower position first among equals."""
-    if size >= weights.size:
-        return np.argsort(-weights, kind="stable")
-    least = np.partition(weights, weights.size - size)[weights.size - size]
-    above, equal = np.flatnonzero(weights > least), np.flatnonzero(weights == least)
-    return np.concatenate((above[np.argsort(-weights[above], kind="stable")], equal[: size - above.size]))

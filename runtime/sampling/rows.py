@@ -9,11 +9,12 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.sampling.edits import edited_rows
-from hybridge.runtime.sampling.filters import FIRST_HEAD
 from hybridge.runtime.sampling.token_sampling import DRAW, SampledToken, TokenSampling, block_size
 from hybridge.runtime.sampling.weights import exponentials, scale_of, share_of, target_of, whole_weights
 
 DrawError = EngineError | RequestError
+# Largest weights of each row that top_p sorts.
+_HEAD = 64
 # Largest number of logits and smallest number of rows of one batch: beyond these, sampling each row alone is as fast.
 _MOST_NUMBERS, _LEAST_ROWS = 1 << 15, 4
 
@@ -105,11 +106,11 @@ def _tokens(
 
 
 def _top_p(weights: np.ndarray, whole: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
-    """``top_p_positions`` of each row of ``weights`` [m, n] as a mask, and whether the row's largest FIRST_HEAD weights
+    """``top_p_positions`` of each row of ``weights`` [m, n] as a mask, and whether the row's largest _HEAD weights
     were enough to decide [m]."""
     shares = np.array([share_of(total, top_p) for total in whole.sum(1).tolist()])
     n = weights.shape[1]
-    size = min(FIRST_HEAD, n)
+    size = min(_HEAD, n)
     head = np.sort(np.argpartition(weights, n - size, axis=1)[:, n - size :], axis=1)
     values = np.take_along_axis(weights, head, 1)
     order = np.argsort(-values, axis=1, kind="stable")

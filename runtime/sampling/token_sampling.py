@@ -16,7 +16,7 @@ from hybridge.runtime.sampling.logprobs import TokenLogprobs, token_logprobs
 from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.random_words import RandomWords
 from hybridge.runtime.sampling.rejection import DraftToken, accepted_or_resampled
-from hybridge.runtime.sampling.weights import exponentials, scale_of, target_of, whole_weights
+from hybridge.runtime.sampling.weights import block_sums, exponentials, scale_of, target_of, whole_weights
 
 SampledToken = tuple[int, TokenLogprobs | None]
 # Up to this many tokens are summed as one block; for more, sampling first chooses a block, then a token in it.
@@ -132,15 +132,13 @@ def block_size(count: int) -> int:
 
 def draw(weights: np.ndarray, word: int) -> int:
     """The position in ``weights`` [n] float32, at most 1 each, sampled with the random 64-bit ``word``."""
-    whole = whole_weights(weights)
-    size = block_size(whole.size)
-    if size == whole.size:
-        running = np.cumsum(whole)
+    size = block_size(weights.size)
+    if size == weights.size:
+        running = np.cumsum(whole_weights(weights))
         return int(np.searchsorted(running, target_of(word, int(running[-1])), side="right"))
-    starts = np.arange(0, whole.size, size)
-    blocks = np.cumsum(np.add.reduceat(whole, starts))
+    blocks = np.cumsum(block_sums(weights, size))
     target = target_of(word, int(blocks[-1]))
     block = int(np.searchsorted(blocks, target, side="right"))
     before = int(blocks[block - 1]) if block else 0
-    inside = np.cumsum(whole[starts[block] : starts[block] + size])
-    return int(starts[block]) + int(np.searchsorted(inside, target - before, side="right"))
+    inside = np.cumsum(whole_weights(weights[block * size : (block + 1) * size]))
+    return block * size + int(np.searchsorted(inside, target - before, side="right"))

@@ -18,7 +18,7 @@ _LOG2_E = np.float32(1.44269504088896341)
 # ln 2 in two parts: multiples of the first, up to 127 times, are exact.
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 # Numbers processed at a time, so that they stay in the processor's caches.
-_CHUNK = 1 << 14
+_CHUNK = 1 << 15
 # Minimax fit of (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2, highest power first; error in exp(r) below 1.1e-7.
 _SERIES = tuple(np.float32(c) for c in (8.312501e-3, 4.1890331e-2, 1.6667116e-1, 4.9999231e-1))
 
@@ -37,19 +37,26 @@ def exponentials(scores: np.ndarray, peak: np.ndarray | np.float32, scale: np.nd
         found = np.subtract(scores, peak, dtype=np.float32, order="C")
         found *= scale
     flat = found.reshape(-1)
+    memory = np.empty((2, min(flat.size, _CHUNK)), np.float32)
     for begin in range(0, flat.size, _CHUNK):
-        _exp_in_place(flat[begin : begin + _CHUNK])
+        part = flat[begin : begin + _CHUNK]
+        _exp_in_place(part, *memory[:, : part.size])
     return found
 
 
-def _exp_in_place(x: np.ndarray) -> None:
-    np.maximum(x, _LEAST_EXPONENT, out=x)
-    power = np.rint(x * _LOG2_E)
-    product = power * _LN2_HIGH
-    x -= product
+def _exp_in_place(x: np.ndarray, power: np.ndarray, product: np.ndarray) -> None:
+    """``power``, ``product``: memory of the same size."""
+    if x.size and x.min() < _LEAST_EXPONENT:  # np.maximum takes several times as long as other operations
+        np.maximum(x, _LEAST_EXPONENT, out=x)
+    np.rint(np.multiply(x, _LOG2_E, out=power), out=power)
+    x -= np.multiply(power, _LN2_HIGH, out=product)
     x -= np.multiply(power, _LN2_LOW, out=product)
-    square = np.multiply(x, x, out=product)
-    found = x * _SERIES[0]
+    # 2^power, made from its exponent bits.
+    power += np.float32(127)
+    scale = power.astype(np.int32)
+    scale <<= 23
+    square = np.multiply(x, x, out=power)
+    found = np.multiply(x, _SERIES[0], out=product)
     found += _SERIES[1]
     for factor in _SERIES[2:]:
         found *= x
@@ -57,10 +64,6 @@ def _exp_in_place(x: np.ndarray) -> None:
     found *= square
     x += found
     x += np.float32(1)
-    # 2^power, made from its exponent bits.
-    power += np.float32(127)
-    scale = power.astype(np.int32)
-    scale <<= 23
     x *= scale.view(np.float32)
 
 
@@ -68,6 +71,14 @@ def whole_weights(weights: np.ndarray) -> np.ndarray:
     """``weights`` float32 from 0 to 1 as int64 multiples of 1 / ``MOST_WEIGHT``, rounded half to even."""
     scaled = weights * np.float32(MOST_WEIGHT)
     return np.rint(scaled, out=scaled).astype(np.int64)
+
+
+def block_sums(weights: np.ndarray, size: int) -> np.ndarray:
+    """The sums int64 of ``whole_weights`` of each block of ``size``, at most 2^13, of ``weights`` [n]."""
+    scaled = weights * np.float32(MOST_WEIGHT)
+    np.rint(scaled, out=scaled)
+    # float64 holds integers up to 2^53.
+    return np.add.reduceat(scaled, np.arange(0, scaled.size, size), dtype=np.float64).astype(np.int64)
 
 
 def target_of(word: int, total: int) -> int:

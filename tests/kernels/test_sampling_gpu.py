@@ -19,6 +19,8 @@ pytestmark = pytest.mark.gpu
 SETTINGS: list[dict[str, Any]] = [
     *FILTERS,
     {"top_k": 1500},
+    {"top_p": 0.99, "min_p": 1e-4},
+    {"top_p": 0.9, "logit_bias": {0: 2.0}},
     {"top_k": 40_000, "top_p": 0.7},
     {"logprobs": 0},
     {"logprobs": 5, "top_k": 3},
@@ -57,6 +59,9 @@ def logits_of(kind: str, rows: int, vocab: int) -> np.ndarray:
         found[np.arange(rows), rng.integers(0, vocab, rows)] = -3e38
         return found
     found = (rng.choice([0.1, 1, 4, 30], (rows, 1)) * rng.standard_normal((rows, vocab))).astype(np.float32)
+    if kind == "rounded":
+        # As of a model in bfloat16: many tokens have the same logit.
+        return (found.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     if kind == "not finite":
         found[::3, vocab // 2], found[1::3], found[2::3, 0] = np.nan, -np.inf, np.inf
     return found
@@ -97,7 +102,7 @@ def same(found: SampledToken | None, expected: SampledToken | DrawError) -> bool
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "one token", "not finite"])
+@pytest.mark.parametrize("kind", ["normal", "rounded", "ties", "equal", "one token", "not finite"])
 @pytest.mark.parametrize("vocab", [1, 2, 33, 2047, 8193, 151_936, 300_001])
 def test_tokens_are_those_of_the_host(vocab: int, kind: str, temperature: float) -> None:
     if vocab > 10_000 and temperature not in (0.7, 50.0):

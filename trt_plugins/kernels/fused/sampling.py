@@ -13,10 +13,11 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
-SCORE, WEIGH, CHOOSE = (f"sampling/{name}.cu" for name in ("score_slices", "weigh_slices", "choose_token"))
+_FILES = ("score_slices", "weigh_slices", "bin_weights", "choose_token")
+SCORE, WEIGH, BIN, CHOOSE = (f"sampling/{name}.cu" for name in _FILES)
 # The same as in plugin_src/sampling/weights.cuh.
 IDLE, BEST, SAMPLED, LISTED = range(4)
-LIST_TOKENS, MOST_LISTED = 2048, 64
+LIST_TOKENS, MOST_LISTED, _BINS = 2048, 64, 1024
 # Inputs and outputs of a launch in this order.
 INPUTS = ("logits", "settings", "edits", "masks")
 OUTPUTS = ("sampled", "listed_tokens", "listed_logits")
@@ -88,11 +89,12 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
     offsets, end = _workspace(problem, slices)
     pointers |= {name: PointerSource(Memory.WORKSPACE, offset=offset) for name, offset in offsets.items()}
     overlap = device.capability >= _OVERLAP_SINCE
-    score, weigh, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
+    score, weigh, bin_, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
     grid, block = (slices, rows, 1), (_THREADS, 1, 1)
     launches = (
         KernelLaunch(score, grid, block, params, pointers, overlap=overlap),
         KernelLaunch(weigh, grid, block, params, pointers, overlap=overlap),
+        KernelLaunch(bin_, grid, block, params, pointers, overlap=overlap),
         KernelLaunch(choose, (rows, 1, 1), (_CHOOSE_THREADS, 1, 1), params, pointers, overlap=overlap),
     )
     return CallPlan(launches, end, "sampling", 4 * rows)
@@ -104,17 +106,18 @@ def most_workspace_bytes(problem: SamplingProblem) -> int:
 
 
 def sources() -> Iterator[KernelSource]:
-    """The three kernels, for rows aligned to 16 bytes and for others."""
+    """The four kernels, for rows aligned to 16 bytes and for others."""
     for vector in (1, 4):
         yield from _kernels(vector)
 
 
-def _kernels(vector: int) -> tuple[KernelSource, KernelSource, KernelSource]:
-    """The three kernels in launch order; ``vector``: tokens per memory access."""
+def _kernels(vector: int) -> tuple[KernelSource, ...]:
+    """The four kernels in launch order; ``vector``: tokens per memory access."""
     sizes = {"THREADS": _THREADS, "VECTOR": vector}
     return (
         KernelSource.of(SCORE, "score_slices", {**sizes, "MOST_SLICE": _MOST_SLICE, "MOST_SLICES": _MOST_SLICES}),
         KernelSource.of(WEIGH, "weigh_slices", sizes),
+        KernelSource.of(BIN, "bin_weights", sizes),
         KernelSource.of(CHOOSE, "choose_token", {"THREADS": _CHOOSE_THREADS}),
     )
 
@@ -127,7 +130,9 @@ def _workspace(problem: SamplingProblem, slices: int) -> tuple[dict[str, int], i
         "peaks": 4 * rows * slices * _THREADS,
         "totals": 8 * rows * slices,
         "states": 16 * rows,
-        "slice_best": 8 * rows * slices,
+        "near_totals": 8 * rows * slices,
+        "bins": 8 * _BINS * problem.rows * slices,
+        "slice_best": 12 * rows * slices,
         "counts": 4 * rows,
         "candidate_scores": 4 * rows * LIST_TOKENS,
         "candidate_tokens": 4 * rows * LIST_TOKENS,
