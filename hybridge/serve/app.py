@@ -15,7 +15,7 @@ from hybridge.serve.call import ClientLeftError
 from hybridge.serve.errors import api_error, error_response, validation_error
 from hybridge.serve.gate import Gate
 from hybridge.serve.routes import chat, completions, embeddings, health, messages, models, page, responses, sessions
-from hybridge.serve.schemas.base import ErrorBody
+from hybridge.serve.schemas.base import AnthropicErrorBody, ErrorBody
 from hybridge.serve.service import Service
 
 _ROUTES = (completions, chat, embeddings, responses, messages, sessions, models, health, page)
@@ -29,7 +29,8 @@ def create_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     for module in _ROUTES:
-        app.include_router(module.router, responses={status: {"model": ErrorBody} for status in _ERRORS})
+        body = AnthropicErrorBody if module is messages else ErrorBody
+        app.include_router(module.router, responses={status: {"model": body} for status in _ERRORS})
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (HTTPException, HybridgeError):
         app.add_exception_handler(kind, _failed)

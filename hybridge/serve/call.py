@@ -25,6 +25,8 @@ from hybridge.serve.service import Service
 T = TypeVar("T")
 # A stream begins after so many seconds without a piece; until then, an error has its own HTTP status.
 _FIRST_PIECE_SECONDS = 5.0
+# Events of all streams together: tokens that are sampled faster share one. Each event takes a system call.
+_EVENTS_PER_SECOND = 1000
 
 
 class ClientLeftError(Exception):
@@ -90,14 +92,18 @@ class Call:
         """Count sequences that start now, until the end of the call; ApiError 429 when too many wait."""
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of all prompts, with the index of their prompt."""
+    async def batches(self) -> AsyncIterator[list[Piece]]:
+        """The pieces of all prompts with the index of their prompt, as they arrive; of a stream, not too often."""
         answers: dict[int, list[Generation]] = {}
+        event_loop = asyncio.get_running_loop()
         try:
-            async for index, piece in _merged(self._streams):
-                if piece.generation is not None:
-                    answers.setdefault(index, []).append(piece.generation)
-                yield piece if not index else piece._replace(index=index)
+            async for index, batch in _merged(self._streams):
+                began = event_loop.time()
+                answers.setdefault(index, []).extend(each.generation for each in batch if each.generation is not None)
+                yield batch if not index else [piece._replace(index=index) for piece in batch]
+                interval = self.service.streams / _EVENTS_PER_SECOND if self._streaming else 0.0
+                if (left := began + interval - event_loop.time()) > 0:
+                    await asyncio.sleep(left)
         except EngineError:
             self.model.failed = True
             raise
@@ -108,6 +114,12 @@ class Call:
         if any(stream.cancelled for stream in self._streams):
             raise ApiError(503, "the request was cancelled: try again", OVERLOADED, retry_after=1)
         self.count(list(answers.values()))
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """``batches``, piece by piece."""
+        async for batch in self.batches():
+            for piece in batch:
+                yield piece
 
     async def results(self) -> list[list[Generation]]:
         """All answers to each prompt; ClientLeftError when the client does not wait for them."""
@@ -133,13 +145,13 @@ class Call:
             working.cancel()
             leaving.cancel()
 
-    async def stream(self, events: Callable[[AsyncIterator[Piece]], AsyncIterator[bytes]]) -> EventStream:
-        """The response with the ``events`` made of the pieces.
+    async def stream(self, events: Callable[[AsyncIterator[list[Piece]]], AsyncIterator[bytes]]) -> EventStream:
+        """The response with the ``events`` made of batches of pieces.
 
         It begins with the first piece, or after some seconds, so that an error before that has its own HTTP status.
         """
-        pieces = self.pieces()
-        first = self._first = asyncio.ensure_future(anext(pieces))  # type: ignore[arg-type]
+        batches = self.batches()
+        first = self._first = asyncio.ensure_future(anext(batches))  # type: ignore[arg-type]
         leaving = asyncio.ensure_future(_left(self.request))
         try:
             await asyncio.wait({first, leaving}, timeout=_FIRST_PIECE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -150,13 +162,15 @@ class Call:
         if first.done():
             first.result()
         self._streaming = True
+        self.service.streams += 1
+        self._ends.append(self._stream_ended)
 
-        async def all_pieces() -> AsyncIterator[Piece]:
+        async def all_batches() -> AsyncIterator[list[Piece]]:
             yield await first
-            async for piece in pieces:
-                yield piece
+            async for batch in batches:
+                yield batch
 
-        return _CallStream(self, events(all_pieces()))
+        return _CallStream(self, events(all_batches()))
 
     def count(self, answers: Sequence[Sequence[Generation]]) -> None:
         """Add the answers to each prompt to the metrics, the client's tokens and the log."""
@@ -190,6 +204,9 @@ class Call:
         self._ends.clear()
         self._lease.release()
 
+    def _stream_ended(self) -> None:
+        self.service.streams -= 1
+
     def _expire(self) -> None:
         self._expired = True
         for stream in self._streams:
@@ -220,19 +237,20 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, Piece]]:
-    """The pieces of all ``streams`` as they arrive, each with the stream's index; the first error ends all."""
+async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Piece]]]:
+    """The pieces of all ``streams`` as they arrive, each batch with its stream's index; the first error ends all."""
     if len(streams) == 1:
-        async for piece in streams[0]:
-            yield 0, piece
+        while batch := await streams[0].batch():
+            yield 0, batch
         return
-    arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, list[Piece] | Exception]] = asyncio.Queue()
 
     async def read(index: int, stream: RequestStream) -> None:
         try:
-            async for piece in stream:
-                arrived.put_nowait((index, piece))
-            arrived.put_nowait((index, None))
+            batch = None
+            while batch is None or batch:
+                batch = await stream.batch()
+                arrived.put_nowait((index, batch))
         except Exception as error:
             arrived.put_nowait((index, error))
 
@@ -243,9 +261,8 @@ async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, 
             index, found = await arrived.get()
             if isinstance(found, Exception):
                 raise found
-            if found is None:
-                left -= 1
-            else:
+            left -= not found
+            if found:
                 yield index, found
     finally:
         for task in tasks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,12 @@ class PartsReader:
         self.reasoning_tokens = 0
         self.generation: Generation | None = None
 
+    def read(self, pieces: Iterable[Piece]) -> list[Event]:
+        """The events of ``pieces``; those of a last piece end the answer. Texts that follow each other are joined."""
+        return _joined([event for piece in pieces for event in self.push(piece)])
+
     def push(self, piece: Piece) -> list[Event]:
-        """The events of ``piece``; those of a last piece end the answer."""
+        """The events of one piece."""
         if self._parser is None:
             events: list[Event] = [Content(piece.text)] if piece.text else []
         else:
@@ -90,3 +94,24 @@ class PartsReader:
 
 def _without_tools(chat: ChatFormat) -> ChatFormat:
     return ChatFormat(None, chat.reasons, chat.harmony)
+
+
+def _joined(events: Sequence[Event]) -> list[Event]:
+    joined: list[Event] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, (Content, Reasoning)) and type(last) is type(event):
+            joined[-1] = type(event)(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
+            joined[-1] = ToolCallArguments(event.index, last.text + event.text)
+        else:
+            joined.append(event)
+    return joined
+
+
+def by_choice(batch: Iterable[Piece]) -> dict[int, list[Piece]]:
+    """The pieces of each answer."""
+    found: dict[int, list[Piece]] = {}
+    for piece in batch:
+        found.setdefault(piece.choice, []).append(piece)
+    return found

@@ -20,7 +20,10 @@ from hybridge.serve.settings import ModelSettings, ServeSettings
 
 @dataclass(eq=False)
 class Service:
-    """``keys``: None where none is needed. ``draining``: new requests are refused. ``started``: seconds since 1970."""
+    """``keys``: None where none is needed. ``draining``: new requests are refused. ``started``: seconds since 1970.
+
+    streams: responses that are streams of events now.
+    """
 
     settings: ServeSettings
     store: ModelStore
@@ -30,6 +33,7 @@ class Service:
     sessions: SessionFiles
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
+    streams: int = 0
     started: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -32,11 +32,29 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> Piece:
+        if not await self._has_output():
+            raise StopAsyncIteration
+        return self._taken()
+
+    async def batch(self) -> list[Piece]:
+        """Wait for a piece, and return all that have arrived; none at the end. Errors as of the iterator."""
+        if not await self._has_output():
+            return []
+        found = [self._taken()]
+        while self._outputs and self._outputs[0].error is None:
+            found.append(self._taken())
+        return found
+
+    async def _has_output(self) -> bool:
+        """Wait for the next output; False at the end."""
         while not self._outputs:
             if not self._left or self._cancelled:
-                raise StopAsyncIteration
+                return False
             self._arrived.clear()
             await self._arrived.wait()
+        return True
+
+    def _taken(self) -> Piece:
         output = self._outputs.popleft()
         if output.error is not None:
             self._left = 0

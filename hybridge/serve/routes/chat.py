@@ -15,7 +15,7 @@ from hybridge.runtime.sampling import SamplingParams, TokenLogprobs
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat import AUTO, NONE, Chat
 from hybridge.serve.chat_job import ChatJob, start_chat
-from hybridge.serve.chat_parts import PartsReader
+from hybridge.serve.chat_parts import PartsReader, by_choice
 from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.logprobs import LogprobTexts
@@ -81,32 +81,38 @@ class _Answer:
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
         head = {**self._head, "object": "chat.completion.chunk"}
         readers = [self._job.answer.reader() for _ in range(self._job.params.n)]
         begun: set[int] = set()
         new_tokens = 0
-        async for piece in pieces:
-            index, reader = piece.choice, readers[piece.choice]
-            if index not in begun:
-                begun.add(index)
-                yield event({**head, "choices": [_chunk_choice(index, {"role": "assistant", "content": ""})]})
-            new_tokens += len(piece.token_ids)
-            choices = [_chunk_choice(index, delta) for delta in _deltas(reader, reader.push(piece))]
-            choices = choices or [_chunk_choice(index, {})]
-            choices[0]["logprobs"] = self._logprobs(piece.logprobs)
-            if piece.generation is not None:
-                choices[-1]["finish_reason"] = reader.finish_reason
-            for choice in choices:
-                chunk = {**head, "choices": [choice]}
-                if self._shows_counts:
-                    chunk["usage"] = counts(len(self._job.prompt.ids), 0, new_tokens)
-                elif self._shows_usage:
-                    chunk["usage"] = None
-                yield event(chunk)
+        async for batch in batches:
+            for index, pieces in by_choice(batch).items():
+                if index not in begun:
+                    begun.add(index)
+                    yield event({**head, "choices": [_chunk_choice(index, {"role": "assistant", "content": ""})]})
+                new_tokens += sum(len(piece.token_ids) for piece in pieces)
+                for choice in self._chunk_choices(readers[index], pieces):
+                    chunk = {**head, "choices": [choice]}
+                    if self._shows_counts:
+                        chunk["usage"] = counts(len(self._job.prompt.ids), 0, new_tokens)
+                    elif self._shows_usage:
+                        chunk["usage"] = None
+                    yield event(chunk)
         if self._shows_usage:
             yield event({**head, "choices": [], "usage": _usage(readers)})
         yield DONE
+
+    def _chunk_choices(self, reader: PartsReader, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """What the pieces of one answer add to it; log-probabilities are in the first."""
+        index = pieces[0].choice
+        choices = [_chunk_choice(index, delta) for delta in _deltas(reader, reader.read(pieces))]
+        choices = choices or [_chunk_choice(index, {})]
+        if pieces[0].logprobs is not None:
+            choices[0]["logprobs"] = self._logprobs([each for piece in pieces for each in piece.logprobs or ()])
+        if reader.generation is not None:
+            choices[-1]["finish_reason"] = reader.finish_reason
+        return choices
 
     def _choice(self, index: int, answer: PartsReader) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}

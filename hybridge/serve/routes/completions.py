@@ -15,6 +15,7 @@ from hybridge.artifact.limits import REQUEST_ANSWERS
 from hybridge.runtime.generation import Generation, Piece
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.call import Call, new_id
+from hybridge.serve.chat_parts import by_choice
 from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.logprobs import LogprobTexts
@@ -89,24 +90,29 @@ class _Answer:
             counted |= {"completion_tokens": 0, "total_tokens": counted["total_tokens"] - generated}
         return {**self._head, "choices": choices, "usage": counted}
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
         options = self._body.stream_options
         begun: dict[int, int] = {}  # characters of each choice so far
         ended: dict[int, list[Generation]] = {}
-        async for piece in pieces:
-            index = piece.index * self._params.n + piece.choice
-            text, lists = piece.text, None
-            if self._params.logprobs is not None:
-                tokens = list(zip(piece.token_ids, piece.logprobs or (), strict=False))
-                lists = self._texts.completion(tokens, self._params.logprobs, begun.get(index, 0))
-            begun[index] = begun.get(index, 0) + len(text)
-            if piece.generation is not None:
-                ended.setdefault(piece.index, []).append(piece.generation)
-            choice = {"index": index, "text": text, "logprobs": lists, "finish_reason": piece.finish_reason}
-            yield event({**self._head, "choices": [choice]})
+        async for batch in batches:
+            for pieces in by_choice(batch).values():
+                choice = self._chunk_choice(pieces, begun)
+                yield event({**self._head, "choices": [choice]})
+                if pieces[-1].generation is not None:
+                    ended.setdefault(pieces[-1].index, []).append(pieces[-1].generation)
         if options is not None and options.include_usage:
             yield event({**self._head, "choices": [], "usage": usage(list(ended.values()))})
         yield DONE
+
+    def _chunk_choice(self, pieces: Sequence[Piece], begun: dict[int, int]) -> dict[str, Any]:
+        """What the pieces of one answer add to it. ``begun``: characters of each answer so far."""
+        index = pieces[0].index * self._params.n + pieces[0].choice
+        text, lists = "".join(piece.text for piece in pieces), None
+        if self._params.logprobs is not None:
+            tokens = [pair for piece in pieces for pair in zip(piece.token_ids, piece.logprobs or (), strict=False)]
+            lists = self._texts.completion(tokens, self._params.logprobs, begun.get(index, 0))
+        begun[index] = begun.get(index, 0) + len(text)
+        return {"index": index, "text": text, "logprobs": lists, "finish_reason": pieces[-1].finish_reason}
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
         prompt = self._prompt_text(answer) if self._body.echo else ""

@@ -62,30 +62,30 @@ class _Answer:
         self._reader, self._blocks = job.answer.reader(), Blocks()
 
     async def read(self) -> None:
-        """All pieces."""
-        async for piece in self._job.call.pieces():
-            self._steps(piece)
+        """The whole answer."""
+        async for batch in self._job.call.batches():
+            self._steps(batch)
 
     def message(self) -> dict[str, Any]:
         """After the last piece."""
         content = [_content(block) for block in self._blocks.all]
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
         stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         start = {**self._head, "content": [], **stop, "usage": self._usage()}
         yield event({"type": "message_start", "message": start}, "message_start")
-        async for piece in pieces:
-            for step in self._steps(piece):
+        async for batch in batches:
+            for step in self._steps(batch):
                 name, data = _block_event(step)
                 yield event({"type": name, "index": step.block.index, **data}, name)
         last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         yield event(last, "message_delta")
         yield event({"type": "message_stop"}, "message_stop")
 
-    def _steps(self, piece: Piece) -> Sequence[BlockStep]:
-        steps = self._blocks.push(self._reader.push(piece))
-        return steps if piece.generation is None else [*steps, *self._blocks.finish()]
+    def _steps(self, batch: Sequence[Piece]) -> Sequence[BlockStep]:
+        steps = self._blocks.push(self._reader.read(batch))
+        return steps if self._reader.generation is None else [*steps, *self._blocks.finish()]
 
     def _stop(self) -> dict[str, Any]:
         found = self._reader.generation

@@ -63,11 +63,11 @@ class _Answer:
         return "incomplete" if found is not None and found.finish_reason == "length" else "completed"
 
     async def read(self) -> None:
-        """All pieces."""
-        async for piece in self._job.call.pieces():
-            self._steps(piece)
+        """The whole answer."""
+        async for batch in self._job.call.batches():
+            self._steps(batch)
 
-    async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
         number = 0
 
         def numbered(data: dict[str, Any]) -> bytes:
@@ -77,8 +77,8 @@ class _Answer:
 
         for name in ("created", "in_progress"):
             yield numbered({"type": f"response.{name}", "response": self.response("in_progress")})
-        async for piece in pieces:
-            for step in self._steps(piece):
+        async for batch in batches:
+            for step in self._steps(batch):
                 for data in item_events(step, self.status):
                     yield numbered(data)
         yield numbered({"type": f"response.{self.status}", "response": self.response(self.status)})
@@ -132,9 +132,9 @@ class _Answer:
             "prompt_cache_key": body.prompt_cache_key,
         }
 
-    def _steps(self, piece: Piece) -> Sequence[BlockStep]:
-        steps = self._blocks.push(self._reader.push(piece))
-        return steps if piece.generation is None else [*steps, *self._blocks.finish()]
+    def _steps(self, batch: Sequence[Piece]) -> Sequence[BlockStep]:
+        steps = self._blocks.push(self._reader.read(batch))
+        return steps if self._reader.generation is None else [*steps, *self._blocks.finish()]
 
     def _usage(self) -> dict[str, Any]:
         found = self._reader.generation

@@ -37,6 +37,18 @@ class ErrorBody(ResponseBody):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(ResponseBody):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(ResponseBody):
+    """An error in Anthropic's shape."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
 class StreamOptions(RequestBody):
     """include_usage: a last chunk has the usage. continuous_usage_stats: every chunk has it."""
 
