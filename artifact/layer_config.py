@@ -33,6 +33,11 @@ class RecurrentLayerConfig:
     def has_recurrent_state(self) -> bool:
         return self.num_heads > 0
 
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of one row's convolution state and recurrent state."""
+        return (self.conv_dim, self.conv_kernel), (self.num_heads, self.head_dim, self.state_size)
+
     def state_names(self, r: int) -> tuple[str, ...]:
         """The state inputs of the layer with local index ``r``, in graph order."""
         return (conv_state(r), recurrent_state(r)) if self.has_recurrent_state else (conv_state(r),)

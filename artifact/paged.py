@@ -56,8 +56,7 @@ def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Bindin
 
 def state_bindings(r: int, layer: RecurrentLayerConfig, dtypes: Sequence[DType], rows: str) -> tuple[Binding, ...]:
     """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent."""
-    shapes = (layer.conv_dim, layer.conv_kernel), (layer.num_heads, layer.head_dim, layer.state_size)
-    found = zip(layer.state_names(r), dtypes, shapes, strict=False)
+    found = zip(layer.state_names(r), dtypes, layer.state_shapes, strict=False)
     return tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
 
 

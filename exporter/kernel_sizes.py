@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.exporter.families.decoder_config import DecoderConfig, GatedDeltaConfig, MambaConfig, RecurrentConfig
+from hybridge.exporter.families.decoder_config import (
+    DecoderConfig,
+    GatedDeltaConfig,
+    Mamba1Config,
+    MambaConfig,
+    RecurrentConfig,
+)
 from hybridge.trt_plugins.catalog import OPS
 
 
@@ -31,5 +37,7 @@ def _gaps(body: RecurrentConfig) -> Iterator[str]:
     match body:
         case MambaConfig():
             yield from OPS["update_ssm_state"].kernel_gaps({"head_dim": body.head_dim, "state_size": body.state_size})
+        case Mamba1Config():
+            yield from OPS["selective_scan"].kernel_gaps({"state_size": body.state_size})
         case GatedDeltaConfig():
             yield from OPS["gated_delta_rule"].kernel_gaps({"key_size": body.key_size, "value_size": body.value_size})

@@ -24,6 +24,7 @@ from hybridge.trt_plugins.specs.paged_attention import PAGED_ATTENTION
 from hybridge.trt_plugins.specs.reshape_and_cache import RESHAPE_AND_CACHE
 from hybridge.trt_plugins.specs.rounded_experts import ROUNDED_EXPERTS
 from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
+from hybridge.trt_plugins.specs.selective_scan import SELECTIVE_SCAN
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
 from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
@@ -31,7 +32,7 @@ DOMAIN = "trt_edgellm"
 DENSE_VERSION = 1
 
 _IN_EVERY_LAYOUT = (
-    *(CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE),
+    *(CAUSAL_CONV1D, UPDATE_SSM_STATE, MAMBA2_CONV_SCAN, GATED_DELTA_RULE, SELECTIVE_SCAN),
     *(ROUTED_EXPERTS, ROUNDED_EXPERTS),
 )
 OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION)

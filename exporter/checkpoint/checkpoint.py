@@ -16,7 +16,7 @@ from hybridge.exporter.checkpoint.entries import check_side_file, checked_file, 
 from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, logical_tensors, without_quantization
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
-from hybridge.exporter.families.mamba_ssm import NOTE, is_mamba_ssm, mamba2_config
+from hybridge.exporter.families.mamba_ssm import NOTE, is_mamba_ssm, transformers_config
 
 CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
 # Carried into the artifact when present. Remote code (*.py) never is.
@@ -73,7 +73,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config, quantization = without_quantization(stored, read_json(folder, MODELOPT_FILE))
     notes = _notes(config)
     if original := is_mamba_ssm(config):
-        config, notes = mamba2_config(config), (*notes, NOTE)
+        config = transformers_config(config)
+        notes = (*notes, NOTE.format(config["model_type"]))
     shards = read_shards(folder, original)
     tensors = tensors_of(shards)
     if not tensors:

@@ -17,6 +17,7 @@ from hybridge.artifact.config import (
     STATELESS_LAYER_TYPES,
 )
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.exporter.families.mamba1_config import Mamba1Config
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ class MoeConfig:
         return self.intermediate_size * (2 if self.gated else 1)
 
 
-RecurrentConfig = MambaConfig | GatedDeltaConfig | ShortConvConfig
+RecurrentConfig = MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig
 
 
 @dataclass(frozen=True)

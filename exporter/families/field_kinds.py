@@ -182,6 +182,23 @@ _MAMBA2: Table = {
     "int or str": "time_step_rank",
     "[float]": "time_step_limit",
 }
+_MAMBA: Table = {
+    "int": "state_size num_hidden_layers expand conv_kernel",
+    "float": "layer_norm_epsilon time_step_scale time_step_min time_step_max time_step_floor",
+    "bool": "use_bias use_conv_bias residual_in_fp32 rescale_prenorm_residual use_mambapy use_associative_scan",
+    "str": "hidden_act time_step_init_scheme",
+    "int or str": "time_step_rank",
+}
+_JAMBA: Table = {
+    "int": "num_hidden_layers num_attention_heads max_position_embeddings intermediate_size num_experts_per_tok "
+    "num_key_value_heads num_experts expert_layer_period expert_layer_offset "
+    "attn_layer_period attn_layer_offset mamba_d_state mamba_d_conv mamba_expand",
+    "bool": "output_router_logits use_mamba_kernels mamba_conv_bias mamba_proj_bias use_mambapy use_associative_scan",
+    "float": "router_aux_loss_coef rms_norm_eps",
+    "number": "attention_dropout",
+    "str": "hidden_act",
+    "int or str": "mamba_dt_rank",
+}
 _NEMOTRON_H: Table = {
     "int": "num_logits_to_keep num_attention_heads num_key_value_heads head_dim max_position_embeddings "
     "intermediate_size ssm_state_size mamba_num_heads mamba_head_dim n_groups conv_kernel expand chunk_size "
@@ -223,6 +240,7 @@ _UNDECLARED: Mapping[str, Table] = {
     "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "falcon_h1": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
+    "jamba": {"int": "head_dim num_local_experts"},
     "kimi_linear": {**_LATENT_SPELLINGS, "object?": "rope_parameters rope_scaling"},
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
@@ -255,12 +273,15 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
     "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
     "gemma3_text": _kinds(_BIAS, _GEMMA3),
+    "falcon_mamba": _kinds(_MAMBA, {"float": "mixer_rms_eps"}),
     "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
+    "jamba": _kinds(_JAMBA),
     "kimi_linear": _kinds(_BIAS, _LATENT, _KIMI),
     "lfm2": _kinds(_SHORT_CONV, _LFM2),
     "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),
     "lfm3": _kinds(_SHORT_CONV, _LFM3),
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
+    "mamba": _kinds(_MAMBA),
     "mamba2": _kinds(_MAMBA2),
     "mistral": _kinds(_ATTENTION, _MISTRAL),
     "nemotron_h": _kinds(_NEMOTRON_H),

@@ -1,6 +1,6 @@
-"""Configs of the mamba_ssm package, which the original Mamba2 checkpoints (state-spaces/mamba2-*) have.
+"""Configs of the mamba_ssm package, which the original checkpoints (state-spaces/mamba-* and mamba2-*) have.
 
-They name no model_type. What they leave out has the package's own default: that of MambaConfig, or of Mamba2.
+They name no model_type. What they leave out has the package's own default: that of MambaConfig, of Mamba or of Mamba2.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from hybridge.exporter.families.hf_config import HfConfig
 MARKS = ("d_model", "n_layer")
 # How the package computes, not what; and first values of parameters.
 IMPLEMENTATION = ("fused_add_norm",)
+MAMBA1_IMPLEMENTATION = ("use_fast_path", "dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor")
 MIXER_IMPLEMENTATION = ("use_mem_eff_path", "A_init_range", "conv_init", "dt_min", "dt_max", "dt_init_floor")
-NOTE = "config.json is one of the mamba_ssm package: read as a mamba2 model"
+NOTE = "config.json is one of the mamba_ssm package: read as a {} model"
 
 
 def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
@@ -24,22 +25,21 @@ def is_mamba_ssm(config: Mapping[str, Any]) -> bool:
     return "model_type" not in config and all(mark in config for mark in MARKS)
 
 
-def mamba2_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same model as a transformers config of model_type mamba2.
+def transformers_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same model as a transformers config of model_type mamba or mamba2.
 
-    CheckpointError: a malformed field. UnsupportedError: another mixer than Mamba2, attention or MLP layers, an
-    unknown field.
+    CheckpointError: a malformed field. UnsupportedError: another mixer, attention or MLP layers, an unknown field.
     """
     fields = HfConfig(config)
     mixer = HfConfig(fields.object("ssm_cfg", {}), where="config.json: ssm_cfg")
-    mixer.expect("layer", ("Mamba2",), "Mamba1")
+    kind = mixer.expect("layer", ("Mamba1", "Mamba2"), "Mamba1")
     fields.expect("attn_layer_idx", ([],), [])
     fields.expect("d_intermediate", (0,), 0)
     fields.expect("rms_norm", (True,), True)
     fields.ignore("attn_cfg", *IMPLEMENTATION)
     vocab, multiple = fields.positive("vocab_size"), fields.positive("pad_vocab_size_multiple", default=8)
     result = {
-        "model_type": "mamba2",
+        "model_type": "mamba" if kind == "Mamba1" else "mamba2",
         "hidden_size": fields.positive("d_model"),
         "num_hidden_layers": fields.positive("n_layer"),
         "vocab_size": -(-vocab // multiple) * multiple,
@@ -47,13 +47,26 @@ def mamba2_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "residual_in_fp32": fields.flag("residual_in_fp32", default=True),
         "tie_word_embeddings": fields.flag("tie_embeddings", default=True),
     }
-    result |= _mixer(mixer, result["hidden_size"])
+    result |= _mamba1(mixer) if kind == "Mamba1" else _mamba2(mixer, result["hidden_size"])
     for read in (fields, mixer):
         read.finish()
     return result
 
 
-def _mixer(mixer: HfConfig, hidden_size: int) -> dict[str, Any]:
+def _mamba1(mixer: HfConfig) -> dict[str, Any]:
+    mixer.ignore(*MAMBA1_IMPLEMENTATION)
+    rank = mixer.raw("dt_rank", "auto")
+    return {
+        "state_size": mixer.positive("d_state", default=16),
+        "conv_kernel": mixer.positive("d_conv", default=4),
+        "expand": mixer.positive("expand", default=2),
+        "time_step_rank": rank if rank == "auto" else mixer.positive("dt_rank"),
+        "use_bias": mixer.flag("bias", default=False),
+        "use_conv_bias": mixer.flag("conv_bias", default=True),
+    }
+
+
+def _mamba2(mixer: HfConfig, hidden_size: int) -> dict[str, Any]:
     expand, head_dim = mixer.positive("expand", default=2), mixer.positive("headdim", default=64)
     mixer.expect("d_ssm", (None, expand * hidden_size), None)
     mixer.expect("D_has_hdim", (False,), False)

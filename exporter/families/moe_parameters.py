@@ -67,11 +67,13 @@ LFM2 = MoeNames(
 )
 KIMI = replace(LFM2, correction_bias="gate.e_score_correction_bias", shared="shared_experts")
 LING = replace(QWEN, correction_bias="gate.expert_bias", shared="shared_experts", shared_gate="")
+JAMBA = replace(QWEN, router=("router.weight",), shared="", shared_gate="")
 MOE_NAMES: Mapping[str, MoeNames] = {
     "qwen": QWEN,
     "granite": GRANITE,
     "nemotron_h": NEMOTRON_H,
     "lfm2": LFM2,
+    "jamba": JAMBA,
     "kimi": KIMI,
     "ling": LING,
 }

@@ -20,6 +20,7 @@ from hybridge.exporter.families.decoder_config import (
     DecoderConfig,
     GatedDeltaConfig,
     LatentAttentionConfig,
+    Mamba1Config,
     MambaConfig,
     MlpConfig,
     MoeConfig,
@@ -27,6 +28,7 @@ from hybridge.exporter.families.decoder_config import (
     ShortConvConfig,
 )
 from hybridge.exporter.families.latent_parameters import latent_attention_shapes
+from hybridge.exporter.families.mamba1_config import mamba1_shapes
 from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 
 # The second is that of the text model in a vision-language model.
@@ -196,6 +198,8 @@ def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int
         yield from latent_attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
+    elif isinstance(body, Mamba1Config):
+        yield from mamba1_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):
         yield from _gated_delta_shapes(body, hidden)
     elif isinstance(body, ShortConvConfig):

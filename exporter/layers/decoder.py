@@ -16,6 +16,7 @@ from hybridge.exporter.families.decoder_config import (
     GatedDeltaConfig,
     LatentAttentionConfig,
     LayerConfig,
+    Mamba1Config,
     MambaConfig,
     MoeConfig,
     ParallelConfig,
@@ -26,6 +27,7 @@ from hybridge.exporter.families.decoder_config import (
 from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
+from hybridge.exporter.layers.mamba1 import Mamba1Mixer
 from hybridge.exporter.layers.mamba2 import Mamba2Mixer
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
@@ -194,6 +196,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Parallel(body, _body(body.attention.body, config), _body(body.mamba.body, config))
     if isinstance(body, MambaConfig):
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, Mamba1Config):
+        return Mamba1Mixer(body, config.hidden_size)
     if isinstance(body, GatedDeltaConfig):
         return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
     if isinstance(body, ShortConvConfig):

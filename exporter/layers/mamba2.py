@@ -74,10 +74,11 @@ class Mamba2Mixer(nn.Module):
             ssm_state,
         )
         y, ssm_state_out = step.recurrent("update_ssm_state", inputs, (1, *c.time_step_limit, c.chunk_size))
-        gated = _gated(y.flatten(-2), gate) if self.norm is None else self.norm(y.flatten(-2), gate)
-        return self.out_proj(gated), conv_state_out, ssm_state_out
+        y = y.flatten(-2)
+        y = gated(y, gate) if self.norm is None else self.norm(y, gate)
+        return self.out_proj(y), conv_state_out, ssm_state_out
 
 
-def _gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """x * SiLU(gate) in float32, in the type of x."""
+def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """x * SiLU(gate), computed in float32, in the type of x."""
     return (x.float() * nn.functional.silu(gate.float())).to(x.dtype)

@@ -28,12 +28,15 @@ from hybridge.exporter.families.decoder_config import (
 )
 from hybridge.exporter.families.parameters import Parameter
 
-_NOT_INPUTS = tuple(
-    f"{name}.weight"
-    for name in (
-        *("o_proj", "out_proj", "down_proj", "output_linear", "latent_out"),
-        *("q_b_proj", "kv_b_proj", "f_b_proj", "g_b_proj"),
-    )
+_NOT_INPUTS = (
+    ".A",
+    *(
+        f"{name}.weight"
+        for name in (
+            *("o_proj", "out_proj", "down_proj", "output_linear", "latent_out"),
+            *("q_b_proj", "kv_b_proj", "f_b_proj", "g_b_proj", "x_proj", "dt_proj"),
+        )
+    ),
 )
 # Activations of plain MLPs that carry a scale through: f(s x) = s^n f(x) for s > 0.
 _POWERS = {"relu": 1, "relu2": 2}
@@ -143,5 +146,5 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
     elif isinstance(body, ParallelConfig):
         yield from _inner(body.attention.body, own, f"{prefix}attention.", number)
         yield from _inner(body.mamba.body, own, f"{prefix}mamba.", number)
-    elif body.shared is not None:
+    elif isinstance(body, MoeConfig) and body.shared is not None:
         yield from _inner(body.shared, own, f"{prefix}shared.", number)

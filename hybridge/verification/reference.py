@@ -15,7 +15,7 @@ from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.far_windows import FilledCaches
-from hybridge.verification.reference_caches import fill_layer, joined_latents, update_rounded
+from hybridge.verification.reference_caches import fill_layer, joined_latents, update_rounded, with_heads
 from hybridge.verification.reference_rotary import exact_frequencies
 from hybridge.verification.transformers_model import TransformersModel
 
@@ -144,8 +144,10 @@ class Reference(TransformersModel):
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = cache.layers[index]
             both = layer.conv_states, layer.recurrent_states
-            for name, stored in zip(self._config.recurrent_layers[r].state_names(r), both, strict=False):
-                states[name] = stored[0][0].numpy()
+            shapes = self._config.recurrent_layers[r].state_shapes
+            state_names = self._config.recurrent_layers[r].state_names(r)
+            for name, stored, shape in zip(state_names, both, shapes, strict=False):
+                states[name] = with_heads(stored[0][0].numpy(), shape)
         return states
 
 

@@ -59,6 +59,11 @@ def joined_latents(keys: Any, values: Any, head_dim: int) -> tuple[Any, Any]:
     return joined, joined
 
 
+def with_heads(state: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """``state`` of one row as an artifact has it, in ``shape``: where that is of one head, it may have no heads."""
+    return state[None] if shape[:1] == (1,) and state.ndim == len(shape) - 1 else state
+
+
 def update_rounded(update: Any, head_dim: int, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
     """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, size] rounded to e4m3."""
     from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3

@@ -31,7 +31,10 @@ SMALL = {
     "bamba": {"num_hidden_layers": 2, "attn_layer_indices": [1]},
     "falcon_h1": {"num_hidden_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "mamba": {"num_hidden_layers": 1},
     "mamba2": {"num_hidden_layers": 1},
+    "falcon_mamba": {"num_hidden_layers": 1},
+    "jamba": {"num_hidden_layers": 2, "attn_layer_period": 2},
     "kimi_linear": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
@@ -53,6 +56,7 @@ SMALL = {
 # Loops behind attention: gated delta rule and experts.
 WRITTEN_OUT = (
     "bailing_hybrid",
+    "jamba",
     "kimi_linear",
     "lfm2_moe",
     "nemotron_h",
@@ -61,9 +65,10 @@ WRITTEN_OUT = (
     "qwen3_moe",
 )
 # Of SMALL, where they are not one.
-ATTENTION_LAYERS = {"mamba2": 0, "gemma3_text": 2, "lfm3": 2, "olmo3": 2}
+ATTENTION_LAYERS = {**dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), 0), "gemma3_text": 2, "lfm3": 2, "olmo3": 2}
 EXPERT_LAYERS = {
     "bailing_hybrid": 1,
+    "jamba": 1,
     "kimi_linear": 1,
     "lfm2_moe": 1,
     "nemotron_h": 1,
@@ -76,7 +81,10 @@ CASES = {
     "bamba": DType.BFLOAT16,
     "falcon_h1": DType.BFLOAT16,
     "granitemoehybrid": DType.FLOAT16,
+    "mamba": DType.FLOAT16,
     "mamba2": DType.FLOAT32,
+    "falcon_mamba": DType.BFLOAT16,
+    "jamba": DType.FLOAT16,
     "kimi_linear": DType.BFLOAT16,
     "lfm2": DType.FLOAT16,
     "lfm2_moe": DType.BFLOAT16,

@@ -8,9 +8,9 @@ from typing import TypeVar
 import ml_dtypes
 import numpy as np
 
-from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, ScanCase, SsmCase
 
-Case = TypeVar("Case", bound=ConvCase | SsmCase | DeltaCase)
+Case = TypeVar("Case", bound=ConvCase | SsmCase | DeltaCase | ScanCase)
 
 NUMPY = {
     "float16": np.dtype(np.float16),
@@ -68,6 +68,34 @@ def ssm_case(
     )
 
 
+def scan_case(
+    lengths: tuple[int, ...],
+    time: int,
+    channels: int = 6,
+    groups: int = 1,
+    state_size: int = 7,
+    adversarial: bool = False,
+    seed: int = 0,
+) -> ScanCase:
+    """adversarial: as in ssm_case."""
+    rng = np.random.default_rng(seed)
+    batch = len(lengths)
+    dt = rng.standard_normal((batch, time, channels)) - 2.0
+    if adversarial:
+        dt = np.where(rng.random(dt.shape) < 0.1, 40.0, -12.0)
+    return ScanCase(
+        x=rng.standard_normal((batch, time, channels)),
+        A=-rng.uniform(0.01, 16.0, (channels, state_size)),
+        B=rng.standard_normal((batch, time, groups, state_size)),
+        C=rng.standard_normal((batch, time, groups, state_size)),
+        D=rng.standard_normal(channels),
+        dt=dt,
+        dt_bias=rng.standard_normal(channels),
+        state=rng.standard_normal((batch, 1, channels, state_size)),
+        context_lengths=np.array(lengths, dtype=np.int32),
+    )
+
+
 def delta_case(
     lengths: tuple[int, ...],
     time: int,
@@ -114,7 +142,7 @@ def poisoned(case: Case) -> Case:
 
 
 def in_dtypes(
-    case: ConvCase | SsmCase | DeltaCase, data: str, state: str = "float32", side: str = "float32"
+    case: ConvCase | SsmCase | DeltaCase | ScanCase, data: str, state: str = "float32", side: str = "float32"
 ) -> dict[str, str]:
     """Type of every floating point input: ``data`` for T, ``state`` for the state, ``side`` for D and dt_bias."""
     special = {"A": "float32", "g": "float32", "D": side, "dt_bias": side, "state": state}

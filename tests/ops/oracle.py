@@ -40,6 +40,24 @@ class SsmCase:
 
 
 @dataclass(frozen=True)
+class ScanCase:
+    """Inputs of selective_scan as float64 arrays; x is [batch, time, channels]."""
+
+    x: np.ndarray
+    A: np.ndarray
+    B: np.ndarray
+    C: np.ndarray
+    D: np.ndarray
+    dt: np.ndarray
+    dt_bias: np.ndarray
+    state: np.ndarray
+    context_lengths: np.ndarray
+
+    def inputs(self) -> list[np.ndarray | None]:
+        return [self.x, self.A, self.B, self.C, self.D, self.dt, self.dt_bias, self.state, self.context_lengths]
+
+
+@dataclass(frozen=True)
 class DeltaCase:
     """Inputs of gated_delta_rule as float64 arrays; q is [batch, time, key_heads, key_size]."""
 
@@ -80,6 +98,23 @@ def ssm_step_loop(
             written = (step[:, None] * case.x[b, t])[:, :, None] * B[:, None, :]
             states[b] = np.exp(case.A * step)[:, None, None] * states[b] + written
             y[b, t] = np.einsum("hpn,hn->hp", states[b], C) + case.D[:, None] * case.x[b, t]
+    return y, states
+
+
+def scan_step_loop(
+    case: ScanCase, dt_softplus: int = 1, time_step_min: float = 0.0, time_step_max: float = np.inf
+) -> tuple[np.ndarray, np.ndarray]:
+    """y and state_out of the recurrence of arXiv 2312.00752, equation 2a, discretised; padding gives zeros."""
+    y, states = np.zeros_like(case.x), case.state.copy()
+    ratio = case.x.shape[2] // case.B.shape[2]
+    for b, length in enumerate(case.context_lengths):
+        for t in range(length):
+            step = case.dt[b, t] + case.dt_bias
+            step = np.clip(np.logaddexp(step, 0.0) if dt_softplus else step, time_step_min, time_step_max)
+            for c in range(case.x.shape[2]):
+                written = step[c] * case.x[b, t, c] * case.B[b, t, c // ratio]
+                states[b, 0, c] = np.exp(case.A[c] * step[c]) * states[b, 0, c] + written
+                y[b, t, c] = states[b, 0, c] @ case.C[b, t, c // ratio] + case.D[c] * case.x[b, t, c]
     return y, states
 
 

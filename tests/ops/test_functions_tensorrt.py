@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from hybridge.trt_plugins.build.model import fix_axes
-from tests.ops.cases import conv_case, delta_case, ssm_case
+from tests.ops.cases import conv_case, delta_case, scan_case, ssm_case
 from tests.ops.expert_cases import expert_model
 from tests.ops.node_model import node_model, types_of
 from tests.support.effort import sample
@@ -62,6 +62,13 @@ def test_ssm_engine_builds(data: str, has_time: bool) -> None:
 def test_conv_engine_builds(data: str, bias: bool) -> None:
     types = types_of(conv_case((1,), 1, bias=bias), data)
     assert engine_bytes(node_model("causal_conv1d", types, CONV_SIZES, {"activation": "silu"})) > 0
+
+
+# On push the form with a loop over chunks.
+@pytest.mark.parametrize("has_time", sample((True, False), on_push=(True,)))
+def test_selective_scan_engine_builds(has_time: bool) -> None:
+    types, sizes = types_of(scan_case((1,), 1), "bfloat16"), {"channels": 24, "groups": 1, "state_size": 16}
+    assert engine_bytes(node_model("selective_scan", types, sizes, {}, has_time)) > 0
 
 
 DELTA_SIZES = {"key_heads": 2, "value_heads": 4, "key_size": 32, "value_size": 16}

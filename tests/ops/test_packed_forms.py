@@ -13,8 +13,8 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.specs.packed import is_packed, is_pool, packed_form
-from tests.ops.cases import conv_case, delta_case, in_dtypes, rounded_case, ssm_case
-from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
+from tests.ops.cases import conv_case, delta_case, in_dtypes, rounded_case, scan_case, ssm_case
+from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, scan_step_loop, ssm_step_loop
 from tests.ops.packed_calls import PackedCall, packed_call, packed_model, run_model
 from tests.ops.test_mamba2_conv_scan import case_of, expected, in_types, types_of
 
@@ -26,6 +26,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], tuple[np.ndarray, ...]
     ),
     "update_ssm_state": (lambda: ssm_case(LENGTHS, 66), ssm_step_loop, {}),
     "gated_delta_rule": (lambda: delta_case(LENGTHS, 66), delta_step_loop, {}),
+    "selective_scan": (lambda: scan_case(LENGTHS, 66), scan_step_loop, {}),
     "mamba2_conv_scan": (lambda: case_of(LENGTHS, 66), expected, {}),
 }  # fmt: skip
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}

@@ -119,7 +119,7 @@ def test_kernel_limits_are_data_apart_from_the_definition(name: str, dims: dict,
 
 def test_unknown_operator_lists_the_known_ones() -> None:
     with pytest.raises(UnsupportedError, match="causal_conv1d, update_ssm_state"):
-        spec_of("selective_scan")
+        spec_of("selective_copy")
 
 
 def test_catalog_needs_neither_torch_nor_onnx() -> None:

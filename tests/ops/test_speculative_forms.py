@@ -14,8 +14,8 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import PACKED_OPS, SPECULATIVE_OPS, spec_of
 from hybridge.trt_plugins.specs.packed import is_pool
 from hybridge.trt_plugins.specs.speculative import speculative_form
-from tests.ops.cases import conv_case, delta_case, ssm_case
-from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
+from tests.ops.cases import conv_case, delta_case, scan_case, ssm_case
+from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, scan_step_loop, ssm_step_loop
 from tests.ops.packed_calls import packed_call, packed_model, run_model
 from tests.ops.speculative_calls import LENGTHS, SpeculativeCall, pools_after, speculative_call
 from tests.ops.test_mamba2_conv_scan import case_of, expected
@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Callable[[], Any], Loop, dict[str, Any]]] = {
     "gated_delta_rule channels": (
         lambda: delta_case(LENGTHS, LONGEST, decay="key_channel"), delta_step_loop, CHANNELS
     ),
+    "selective_scan": (lambda: scan_case(LENGTHS, LONGEST), scan_step_loop, {}),
     "mamba2_conv_scan": (lambda: case_of(LENGTHS, LONGEST), expected, {}),
 }  # fmt: skip
 OPERATORS = sorted({name.split()[0] for name in CASES})

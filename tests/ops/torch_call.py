@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hybridge.trt_plugins import torch_ops
-from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
+from tests.ops.oracle import ConvCase, DeltaCase, ScanCase, SsmCase
 
 
-def tensors(case: ConvCase | SsmCase | DeltaCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
+def tensors(case: ConvCase | SsmCase | DeltaCase | ScanCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
     """The case's inputs in declared order and in the given types."""
     names = [*dtypes, "context_lengths"]
     arrays = [getattr(case, name) for name in names]
@@ -34,6 +34,16 @@ def run_ssm(
     torch_ops.register()
     attributes = (dt_softplus, time_step_min, time_step_max, chunk_size)
     return torch.ops.trt_edgellm.update_ssm_state(*inputs, *attributes)
+
+
+def run_scan(
+    inputs: list[torch.Tensor | None],
+    dt_softplus: int = 1,
+    time_step_min: float = 0.0,
+    time_step_max: float = float("inf"),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch_ops.register()
+    return torch.ops.trt_edgellm.selective_scan(*inputs, dt_softplus, time_step_min, time_step_max)
 
 
 def run_delta(

@@ -25,6 +25,8 @@ LEFT = (
     ".a_proj.",
     ".b_proj.",
     ".f_proj.",
+    ".x_proj.",
+    ".dt_proj.",
     ".f_a_proj.",
     ".f_b_proj.",
     ".kv_b_proj.",

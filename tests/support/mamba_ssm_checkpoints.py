@@ -35,12 +35,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def save_mamba_ssm(folder: Path, reference: Path, **overrides: Any) -> Path:
+def save_mamba_ssm(folder: Path, reference: Path, family: str = "mamba2", **overrides: Any) -> Path:
     """Save a tiny random model of mamba_ssm's layout into ``folder``, and as transformers has it into ``reference``.
 
     The package rounds the vocabulary up, and its file holds the tied head a second time, over the same storage.
     """
-    save_tiny_model(reference, "mamba2", vocab_size=112, tie_word_embeddings=True, pad_token_id=0)
+    save_tiny_model(reference, family, vocab_size=112, tie_word_embeddings=True, pad_token_id=0)
     tensors = load_file(reference / "model.safetensors")
     tensors = {name.replace("embeddings.weight", "embedding.weight"): value for name, value in tensors.items()}
     tensors["lm_head.weight"] = tensors["backbone.embedding.weight"]

@@ -18,6 +18,9 @@ FAMILIES = (
     "nemotron_h",
     "kimi_linear",
     "bailing_hybrid",
+    "mamba",
+    "falcon_mamba",
+    "jamba",
 )
 # Sizes that the CUDA kernels run, so that a plain export takes them.
 STATE_SIZES = (8, 16, 24, 40, 64)
@@ -43,7 +46,10 @@ def random_model(family: str, seed: int) -> RandomModel:
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": random.random() < 0.5,
     }
+    if family in ("mamba", "falcon_mamba"):  # without attention
+        common = {name: value for name, value in common.items() if not name.startswith("num_")}
     kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi, "bailing_hybrid": _ling}
+    kinds |= {"mamba": _mamba, "falcon_mamba": _mamba, "jamba": _jamba}
     own = (random_dense if family in DENSE else kinds.get(family, _delta))(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
@@ -173,6 +179,40 @@ def _latent(random: Random) -> dict[str, Any]:
         "moe_intermediate_size": random.choice((12, 28)),
         "moe_renormalize": random.random() < 0.5,
         "routed_scaling_factor": random.choice((1.0, 2.446)),
+    }
+
+
+def _mamba(random: Random, _family: str) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": random.randint(1, 4),
+        "state_size": random.choice(STATE_SIZES),
+        "expand": random.choice((1, 2, 3)),
+        "conv_kernel": random.randint(2, 8),
+        "time_step_rank": random.choice(("auto", 1, 3, 24)),
+        "use_bias": random.random() < 0.5,
+        "use_conv_bias": random.random() < 0.5,
+        "residual_in_fp32": random.random() < 0.5,
+    }
+
+
+def _jamba(random: Random, _family: str) -> dict[str, Any]:
+    attention, experts, count = random.randint(1, 4), random.randint(1, 3), random.choice((1, 2, 3, 5))
+    return {
+        "num_hidden_layers": random.randint(1, 4),
+        "attn_layer_period": attention,
+        "attn_layer_offset": random.randrange(attention),
+        "expert_layer_period": experts,
+        "expert_layer_offset": random.randrange(experts),
+        "head_dim": random.choice((6, 8, 24)),
+        "intermediate_size": random.choice((20, 52)),
+        "num_experts": count,
+        "num_experts_per_tok": random.randint(1, count),
+        "mamba_d_state": random.choice(STATE_SIZES),
+        "mamba_d_conv": random.randint(2, 8),
+        "mamba_expand": random.choice((1, 2, 3)),
+        "mamba_dt_rank": random.choice(("auto", 1, 3, 24)),
+        "mamba_conv_bias": random.random() < 0.5,
+        "mamba_proj_bias": random.random() < 0.5,
     }
 
 

@@ -43,10 +43,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
 }
 
-# The layout of llama (lfm2) with one difference each, which tests of config and layers prove: tests of all that follows
-# take llama (lfm2).
+# The layout of llama (lfm2, mamba) with one difference each, which tests of config and layers prove: tests of all that
+# follows take llama (lfm2, mamba).
 LIKE_LLAMA = frozenset(
-    {"gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "qwen2", "qwen3_moe", "smollm3"}
+    {
+        *("falcon_mamba", "gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "qwen2", "qwen3_moe"),
+        "smollm3",
+    }
 )
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron_h": {
@@ -114,6 +117,37 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "conv_kernel": 4,
         "expand": 2,
         "chunk_size": 8,
+    },
+    "mamba": {
+        **COMMON,
+        "state_size": 8,
+        "num_hidden_layers": 3,
+        "conv_kernel": 4,
+        "expand": 2,
+        "time_step_rank": 5,
+    },
+    "falcon_mamba": {
+        **COMMON,
+        "state_size": 8,
+        "num_hidden_layers": 2,
+        "conv_kernel": 4,
+        "expand": 2,
+    },
+    "jamba": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 3,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "intermediate_size": 28,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "max_position_embeddings": 512,
     },
     "lfm2": {
         **COMMON,

@@ -17,7 +17,8 @@ OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, s
 
 # On push each recurrent operator with one engine; runtime/engines/test_rollback.py has both operators with both.
 @pytest.mark.parametrize(
-    "model_type", sample(("kimi_linear", "lfm2", "mamba2", "nemotron_h", "qwen3_next"), ("nemotron_h",))
+    "model_type",
+    sample(("jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_next"), ("nemotron_h",)),
 )
 def test_accepted_draft_tokens_agree_with_transformers(model_type: str, artifacts: ArtifactCache) -> None:
     exported = artifacts.get(model_type, "float32", layout="paged")
@@ -26,7 +27,9 @@ def test_accepted_draft_tokens_agree_with_transformers(model_type: str, artifact
     assert_compared(report, "onnxruntime", "onnxruntime-portable")
 
 
-@pytest.mark.parametrize("model_type", sample(("bamba", "kimi_linear", "lfm2", "qwen3_next"), ("qwen3_next",)))
+@pytest.mark.parametrize(
+    "model_type", sample(("bamba", "jamba", "kimi_linear", "lfm2", "mamba", "qwen3_next"), ("qwen3_next",))
+)
 def test_the_torch_engine_agrees_too(model_type: str, artifacts: ArtifactCache) -> None:
     exported = artifacts.get(model_type, "float32", layout="paged")
     report = verify(exported.checkpoint, exported.folder, replace(OPTIONS, engine="torch"))

@@ -15,6 +15,7 @@ from hybridge.trt_plugins.functions.paged_attention import paged_attention_funct
 from hybridge.trt_plugins.functions.reshape_and_cache import reshape_and_cache_fp8_function, reshape_and_cache_function
 from hybridge.trt_plugins.functions.rounded_experts import rounded_experts_function
 from hybridge.trt_plugins.functions.routed_experts import routed_experts_function
+from hybridge.trt_plugins.functions.selective_scan import selective_scan_function
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.functions.update_ssm_state import update_ssm_state_function
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
@@ -26,6 +27,7 @@ _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "update_ssm_state": update_ssm_state_function,
     "mamba2_conv_scan": mamba2_conv_scan_function,
     "gated_delta_rule": gated_delta_rule_function,
+    "selective_scan": selective_scan_function,
     "routed_experts": routed_experts_function,
     "rounded_experts": rounded_experts_function,
     "reshape_and_cache": reshape_and_cache_function,

@@ -13,6 +13,7 @@ import onnx
 from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
 from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.update_ssm_state import with_time
 
 _NORM_EPSILON = 1e-6
 # Tokens of a chunk with one decay a key channel: its segment decays are tokens x tokens x key_size numbers a head.
@@ -24,7 +25,7 @@ _CHUNKS_FIRST = [1, 0, 3, 4, 2, 5]
 def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
-    q, k, v, g, beta = (_with_time(body, name) for name in ("q", "k", "v", "g", "beta"))
+    q, k, v, g, beta = (with_time(body, name) for name in ("q", "k", "v", "g", "beta"))
     q, k = (_normed(body, tensor) for tensor in (q, k))
     time = body.size(v, 1)
     lengths = clamped_lengths(body, time)
@@ -81,11 +82,6 @@ def _states_after(body: Body, tokens: tuple[str, ...], valid: str, count: str) -
 def _chunk_size(body: Body) -> int:
     size = int(body.signature.attribute("chunk_size"))
     return size if body.signature.attribute("decay") == "head" else min(size, _CHANNEL_CHUNK)
-
-
-def _with_time(body: Body, name: str) -> str:
-    value = body.read(name)
-    return value if body.signature.has_time else body.unsqueeze(value, 1)
 
 
 def _normed(body: Body, tensor: str) -> str:

@@ -24,7 +24,7 @@ _SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]
 def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
     """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
-    x, B, C, dt = (_with_time(body, name) for name in ("x", "B", "C", "dt"))
+    x, B, C, dt = (with_time(body, name) for name in ("x", "B", "C", "dt"))
     y, state, after = ssm_outputs(body, x, B, C, dt)
     if not signature.has_time:
         y = body.op("Squeeze", y, body.constant([1]))
@@ -40,7 +40,7 @@ def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str, 
     time = body.size(x, 1)
     lengths = clamped_lengths(body, time)
     valid = valid_tokens(body, lengths, time, rank=4)
-    step = _time_step(body, dt, body.op("Squeeze", valid, body.constant([3])))
+    step = time_step(body, dt, body.op("Squeeze", valid, body.constant([3])))
     xdt = body.op("Where", valid, body.op("Mul", x, body.unsqueeze(step, 3)), body.float32(0.0))
     B = body.op("Where", valid, B, body.float32(0.0))
     log_decay = body.op("Mul", step, body.read("A"))
@@ -75,13 +75,14 @@ def _states_after(body: Body, state: str, xdt: str, log_decay: str, B: str, coun
     return body.reshape(after, body.size(xdt, 0, 2), body.size(state, 1, 4))
 
 
-def _with_time(body: Body, name: str) -> str:
+def with_time(body: Body, name: str) -> str:
+    """Input ``name`` as float32 with a token axis."""
     value = body.read(name)
     return value if body.signature.has_time else body.unsqueeze(value, 1)
 
 
-def _time_step(body: Body, dt: str, valid: str) -> str:
-    """clamp(softplus(dt + dt_bias)), zero at padding: [b, t, h]."""
+def time_step(body: Body, dt: str, valid: str) -> str:
+    """clamp(softplus(dt + dt_bias)), zero where ``valid`` is false; dt, valid and the result [b, t, h]."""
     low, high = (float(body.signature.attribute(f"time_step_{end}")) for end in ("min", "max"))
     step = body.op("Add", dt, body.read("dt_bias"))
     if body.signature.attribute("dt_softplus"):

@@ -52,7 +52,7 @@ def update_ssm_state(
     work, heads, groups = work_dtype(x), x.shape[2], B.shape[2]
     lengths = clamped_lengths(context_lengths, x.shape[1])
     valid = valid_tokens(lengths, x.shape[1])[:, :, None, None]
-    step = _time_step(dt.to(work) + dt_bias.to(work), dt_softplus, time_step_min, time_step_max)
+    step = time_step(dt.to(work) + dt_bias.to(work), dt_softplus, time_step_min, time_step_max)
     step = step.masked_fill(~valid[..., 0], 0.0)
     xs = x.to(work)
     y, last = _scan(
@@ -68,7 +68,8 @@ def update_ssm_state(
     return y.to(x.dtype), last
 
 
-def _time_step(dt: Tensor, dt_softplus: int, time_step_min: float, time_step_max: float) -> Tensor:
+def time_step(dt: Tensor, dt_softplus: int, time_step_min: float, time_step_max: float) -> Tensor:
+    """``dt``, after its bias, as the time step that the recurrence uses."""
     return (F.softplus(dt) if dt_softplus else dt).clamp(time_step_min, time_step_max)
 
 

@@ -20,6 +20,7 @@ from hybridge.trt_plugins.reference.paged_attention import paged_attention, page
 from hybridge.trt_plugins.reference.reshape_and_cache import reshape_and_cache, reshape_and_cache_fp8
 from hybridge.trt_plugins.reference.rounded_experts import rounded_experts
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
+from hybridge.trt_plugins.reference.selective_scan import selective_scan
 from hybridge.trt_plugins.reference.speculative import speculative_reference
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from hybridge.trt_plugins.spec import OpSpec, TensorSpec
@@ -34,6 +35,7 @@ _EAGER: dict[str, Callable] = {
     "update_ssm_state": update_ssm_state,
     "mamba2_conv_scan": mamba2_conv_scan,
     "gated_delta_rule": gated_delta_rule,
+    "selective_scan": selective_scan,
     "rounded_experts": rounded_experts,
     "routed_experts": routed_experts,
     "reshape_and_cache": reshape_and_cache,

@@ -15,6 +15,8 @@ import onnx_ir as ir
 from hybridge.runtime.engines.onnxruntime.gated_delta_rule import delta_rule, delta_rule_inputs
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.selective_scan import scan_inputs, scan_one_token
+from hybridge.runtime.engines.onnxruntime.selective_scan import with_skip as scan_with_skip
 from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
 from hybridge.trt_plugins.activations import silu
@@ -76,10 +78,26 @@ def gated_delta_rule_snapshots(
     return insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size), states
 
 
+def selective_scan_snapshots(
+    node: ir.Node, insert: Inserter, kernels: Kernels, count: int
+) -> tuple[ir.Value, list[ir.Value]] | None:
+    """One-token updates, one after another."""
+    inputs = scan_inputs(node, insert, padded=False)
+    if inputs is None:
+        return None
+    state, parts, states = inputs.state, [], []
+    for token in inputs.tokens(insert, count):
+        y, state = scan_one_token(insert, token.after(state))
+        parts.append(y)
+        states.append(state)
+    return scan_with_skip(node, insert, insert.op("Concat", *parts, axis=1)), states
+
+
 SNAPSHOT_BODIES: Mapping[str, SnapshotBody] = MappingProxyType(
     {
         "causal_conv1d": causal_conv1d_snapshots,
         "gated_delta_rule": gated_delta_rule_snapshots,
+        "selective_scan": selective_scan_snapshots,
         "update_ssm_state": update_ssm_state_snapshots,
     }
 )

@@ -40,19 +40,19 @@ def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | Non
     """Inputs of every form of the update; None where the sizes or the state's layout do not allow one."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
-    if x_shape is None or b_shape is None or len(x_shape) != 4 or not _is_engine_state(node):
+    if x_shape is None or b_shape is None or len(x_shape) != 4 or not is_engine_state(node):
         return None
     heads, head_dim, groups, state_size = *x_shape[2:], *b_shape[2:]
     if heads is None or head_dim is None or groups is None or state_size is None:
         return None
     assert B is not None and C is not None and state is not None
-    step = _time_step(node, insert, dt, dt_bias)
+    step = time_step(node, insert, dt, dt_bias)
     if padded:
         assert lengths is not None
         # A time step of zero leaves the state unchanged.
         step = without_padding(insert, step, lengths)
     scaled = insert.op("Mul", x, insert.op("Unsqueeze", step, insert.ints(3)))
-    _transpose_state(node)
+    transpose_state(node)
     return SsmInputs(
         insert.reshape(scaled, 0, 0, heads * head_dim),
         insert.reshape(B, 0, 0, groups * state_size),
@@ -78,7 +78,7 @@ def with_skip(node: ir.Node, insert: Inserter, i: SsmInputs, y: ir.Value) -> ir.
     return insert.reshape(y, 0, 0, i.heads, i.head_dim)
 
 
-def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.Value | None) -> ir.Value:
+def time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.Value | None) -> ir.Value:
     """clamp(softplus(dt + dt_bias)), without a clamp that cannot change anything."""
     attributes = op_attributes(node)
     step = insert.op("Add", dt, dt_bias)
@@ -92,7 +92,7 @@ def _time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir
     return insert.op("Clip", step, *limits)
 
 
-def _is_engine_state(node: ir.Node) -> bool:
+def is_engine_state(node: ir.Node) -> bool:
     """True when the state is a graph input and output that nothing else reads, so its layout is free to choose."""
     state, new_state = node.inputs[7], node.outputs[1]
     if state is None:
@@ -105,7 +105,8 @@ def _is_engine_state(node: ir.Node) -> bool:
     return alone and state.is_graph_input() and new_state.is_graph_output()
 
 
-def _transpose_state(node: ir.Node) -> None:
+def transpose_state(node: ir.Node) -> None:
+    """Swap the last two axes of the state, and of the pool that it comes from."""
     state = node.inputs[7]
     assert state is not None
     for value in dict.fromkeys((state, node.outputs[1], *state.meta.get(POOL, ()))):

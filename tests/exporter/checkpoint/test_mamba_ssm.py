@@ -1,4 +1,4 @@
-"""Original Mamba2 checkpoints: mamba_ssm's config, and a PyTorch file that is read without running anything."""
+"""Original checkpoints of Mamba and Mamba2: mamba_ssm's config, and a PyTorch file that is read without running it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.export import export_checkpoint
-from hybridge.exporter.families.mamba_ssm import NOTE, mamba2_config
+from hybridge.exporter.families.mamba_ssm import NOTE, transformers_config
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
@@ -37,10 +37,18 @@ def test_same_as_transformers(original: Path) -> None:
     assert_one_shot_agrees(original, reference_folder=original.parent / "reference")
 
 
+def test_mamba1_is_the_package_s_default(tmp_path: Path) -> None:
+    """With the fields of state-spaces/mamba-130m's config.json, other sizes, and the name of its embedding."""
+    folder = save_mamba_ssm(
+        tmp_path / "a", tmp_path / "reference", "mamba", ssm_cfg={"d_state": 8, "dt_rank": 5, "dt_init": "random"}
+    )
+    assert_one_shot_agrees(folder, reference_folder=tmp_path / "reference")
+
+
 def test_defaults_of_the_package() -> None:
     """The config.json of state-spaces/mamba2-130m, whose sizes are the package's defaults."""
     found = decoder_config(
-        mamba2_config(
+        transformers_config(
             {
                 "d_model": 768,
                 "d_intermediate": 0,
@@ -66,7 +74,7 @@ def test_defaults_of_the_package() -> None:
 def test_exported_verified_and_inspected(original: Path, tmp_path: Path) -> None:
     before = sorted(original.iterdir())
     report = export_checkpoint(original, tmp_path / "out")
-    assert NOTE in report.notes
+    assert NOTE.format("mamba2") in report.notes
     weights = load_file(tmp_path / "out" / "weights" / "model.safetensors")
     stored = torch.load(original / "pytorch_model.bin", weights_only=True)
     # The tied head is stored once.
@@ -88,7 +96,9 @@ def test_exported_verified_and_inspected(original: Path, tmp_path: Path) -> None
         ({"attn_layer_idx": [1], "attn_cfg": {"num_heads": 3}}, "attn_layer_idx"),
         ({"d_intermediate": 64}, "d_intermediate"),
         ({"rms_norm": False}, "rms_norm"),
-        ({"ssm_cfg": {}}, "ssm_cfg: layer: expected 'Mamba2', found 'Mamba1'"),
+        ({"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg: layer: expected 'Mamba1' or 'Mamba2', found 'Mamba3'"),
+        ({"ssm_cfg": {"headdim": 16}}, "headdim"),
+        ({"ssm_cfg": {"dt_rank": 0}}, "dt_rank"),
         ({"ssm_cfg": {"layer": "Mamba2", "D_has_hdim": True}}, "D_has_hdim"),
         ({"ssm_cfg": {"layer": "Mamba2", "d_ssm": 48}}, "d_ssm"),
         ({"ssm_cfg": {"layer": "Mamba2", "headdim": 36}}, "headdim"),
@@ -102,7 +112,7 @@ def test_exported_verified_and_inspected(original: Path, tmp_path: Path) -> None
 )
 def test_other_models_of_the_package_are_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(HybridgeError, match=named):
-        mamba2_config({**CONFIG, **fields})
+        transformers_config({**CONFIG, **fields})
 
 
 class Planted:

@@ -374,6 +374,48 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"mamba_d_ssm": 48, "mamba_d_head": 8},
         {"mlp_multipliers": None, "key_multiplier": 1.0, "ssm_in_multiplier": 1.0, "ssm_out_multiplier": 1.0},
     ],
+    **{
+        family: together(
+            [
+                {"state_size": 7},
+                {"state_size": 40},
+                {"conv_kernel": 2},
+                {"conv_kernel": 5},
+                {"use_conv_bias": False},
+                {"use_bias": True},
+                {"expand": 3},
+                {"expand": 1, "hidden_size": 40},
+                {"expand": 16, "intermediate_size": 56},
+                {"time_step_rank": 1},
+                {"time_step_rank": "auto"},
+                {"hidden_act": "swish"},
+            ],
+            [{"tie_word_embeddings": False}, ONE_LAYER, {"residual_in_fp32": False}, {"layer_norm_epsilon": 0.1}, *own],
+        )
+        for family, own in (("mamba", []), ("falcon_mamba", [{"mixer_rms_eps": 0.1}]))
+    },
+    "jamba": together(
+        [
+            {"mamba_d_state": 7},
+            {"mamba_d_state": 24},
+            {"mamba_d_conv": 2},
+            {"mamba_conv_bias": False},
+            {"mamba_proj_bias": True},
+            {"mamba_expand": 3},
+            {"mamba_dt_rank": 1},
+            {"attn_layer_period": 1, "attn_layer_offset": 0},
+            {"attn_layer_period": 8, "attn_layer_offset": 4},
+        ],
+        [*HEADS, {"head_dim": 18}, {"hidden_act": "swish"}],
+        [
+            {"num_experts": 1},
+            {"num_experts": 7, "num_experts_per_tok": 3},
+            {"num_experts": 3, "num_experts_per_tok": 1},
+            {"expert_layer_period": 1, "expert_layer_offset": 0},
+            {"expert_layer_period": 5, "expert_layer_offset": 4},
+        ],
+        [TIED, EPSILON],
+    ),
     "mamba2": together(
         [
             {"n_groups": 1},

@@ -166,6 +166,8 @@ WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
         ("nemotron_h", "exact", "exact", TOLERANCE),
         ("qwen3_next", "exact", "exact", TOLERANCE),
         pytest.param("kimi_linear", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
+        pytest.param("jamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
+        pytest.param("mamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
         ("nemotron_h", "exact", "int8", 2e-2),
         pytest.param("qwen3_next", "exact", "fp8", 8e-2, marks=pytest.mark.slow),
         pytest.param("nemotron_h", "int8", "exact", 2e-2, marks=pytest.mark.slow),

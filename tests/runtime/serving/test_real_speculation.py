@@ -37,7 +37,7 @@ ATTENTION_ALONE = ("llama", "qwen3")
         [
             *(
                 (family, "onnxruntime")
-                for family in ("nemotron_h", "qwen3_next", "kimi_linear", "mamba2", "lfm2", "llama")
+                for family in ("nemotron_h", "qwen3_next", "kimi_linear", "jamba", "mamba2", "lfm2", "llama")
             ),
             *ON_TORCH,
         ],

@@ -1,0 +1,135 @@
+"""Body of ``selective_scan``: standard operators for one token, and a Scan over them for many.
+
+Both hold the state as [state_size, channels] (``TRANSPOSED_STATE``), so that every product runs along the channels. One
+token's state stays in the processor's caches from the token before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.padding import without_padding
+from hybridge.runtime.engines.onnxruntime.ssm_inputs import split_tokens
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import is_engine_state, time_step, transpose_state
+
+# What names of values of the inner graph begin with.
+_TOKEN = "token."
+
+
+@dataclass(frozen=True)
+class ScanInputs:
+    """step, scaled [b, t, channels]: the time step, and x times it; B, C [b, t, 1, state_size]; log_decay [state_size,
+    channels]; state [b, 1, state_size, channels].
+    """
+
+    step: ir.Value
+    scaled: ir.Value
+    B: ir.Value
+    C: ir.Value
+    log_decay: ir.Value
+    state: ir.Value
+    channels: int
+
+    def tokens(self, insert: Inserter, count: int) -> Iterator[ScanInputs]:
+        """Each of the ``count`` tokens on its own, all with this state."""
+        given = (self.step, self.scaled, self.B, self.C)
+        for step, scaled, B, C in zip(*(split_tokens(insert, value, count) for value in given), strict=True):
+            yield replace(self, step=step, scaled=scaled, B=B, C=C)
+
+    def after(self, state: ir.Value) -> ScanInputs:
+        """The same with another state to begin with."""
+        return replace(self, state=state)
+
+
+def selective_scan_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
+    """y [batch, seq, channels] and the new state."""
+    inputs = scan_inputs(node, insert, padded)
+    if inputs is None:
+        return None
+    shape = fixed_shape(node.inputs[0])
+    walk = scan_one_token if shape is not None and shape[1] == 1 else _scan_tokens
+    y, new_state = walk(insert, inputs)
+    return [with_skip(node, insert, y), new_state]
+
+
+def scan_inputs(node: ir.Node, insert: Inserter, padded: bool) -> ScanInputs | None:
+    """Inputs of every form; None where the sizes or the state's layout do not allow one."""
+    x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
+    x_shape, b_shape = fixed_shape(x), fixed_shape(B)
+    if x_shape is None or b_shape is None or len(x_shape) != 3 or x_shape[2] is None or not is_engine_state(node):
+        return None
+    if b_shape[2] != 1:  # groups have their own B and C, which is not one product along all channels
+        return None
+    assert B is not None and C is not None and state is not None
+    step = time_step(node, insert, dt, dt_bias)
+    if padded:
+        assert lengths is not None
+        # A time step of zero leaves the state unchanged.
+        step = without_padding(insert, step, lengths)
+    log_decay = insert.op("Transpose", A, perm=[1, 0])
+    transpose_state(node)
+    return ScanInputs(step, insert.op("Mul", x, step), B, C, log_decay, state, x_shape[2])
+
+
+def with_skip(node: ir.Node, insert: Inserter, y: ir.Value) -> ir.Value:
+    """``y`` [batch, seq, channels] plus D times x."""
+    result: ir.Value = insert.op("Add", y, insert.op("Mul", node.inputs[0], node.inputs[4]))
+    return result
+
+
+def scan_one_token(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
+    """y [b, 1, channels], without the skip connection, and the new state."""
+    step, scaled = (insert.reshape(value, 0, 1, 1, i.channels) for value in (i.step, i.scaled))
+    B, C = insert.reshape(i.B, 0, 1, -1, 1), insert.reshape(i.C, 0, 1, 1, -1)
+    y, new_state = _token(insert, i.log_decay, i.state, step, scaled, B, C)
+    return insert.reshape(y, 0, 1, i.channels), new_state
+
+
+def _scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
+    """The same of any number of tokens, one after another."""
+    names = ("state", "step", "scaled", "B", "C")
+    inputs = [ir.Value(name=f"{_TOKEN}{name}", type=ir.TensorType(ir.DataType.FLOAT)) for name in names]
+    end = ir.node("Identity", inputs[:1])
+    graph = ir.Graph(inputs, [], nodes=[end], name="token")
+    body = _TokenInserter(graph, end)
+    state, step, scaled, B, C = inputs  # of one token: step, scaled [b, channels]; B, C [b, 1, state_size]
+    step, scaled = (body.op("Unsqueeze", value, insert.ints(1, 2)) for value in (step, scaled))
+    B, C = body.op("Unsqueeze", B, insert.ints(3)), body.op("Unsqueeze", C, insert.ints(2))
+    y, after = _token(body, i.log_decay, state, step, scaled, B, C)
+    graph.outputs.extend([after, y])
+    graph.remove(end, safe=True)
+    tokens = (i.step, i.scaled, i.B, i.C)
+    axes: dict[str, Any] = {"scan_input_axes": [1] * len(tokens), "scan_output_axes": [1]}
+    new_state, y = insert.op("Scan", i.state, *tokens, outputs=2, body=graph, num_scan_inputs=len(tokens), **axes)
+    return insert.reshape(y, 0, -1, i.channels), new_state
+
+
+def _token(
+    insert: Inserter,
+    log_decay: ir.Value,
+    state: ir.Value,
+    step: ir.Value,
+    scaled: ir.Value,
+    B: ir.Value,
+    C: ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """y [b, 1, 1, channels] and the next state: step, scaled [b, 1, 1, channels]; B [b, 1, n, 1]; C [b, 1, 1, n]."""
+    decay = insert.op("Exp", insert.op("Mul", log_decay, step))
+    new_state = insert.op("Add", insert.op("Mul", state, decay), insert.op("Mul", B, scaled))
+    return insert.op("MatMul", C, new_state), new_state
+
+
+class _TokenInserter(Inserter):
+    """Creates nodes of an inner graph, whose names must not be those of values around it."""
+
+    def op(self, op_type: str, *inputs: ir.Value | None, **options: Any) -> Any:
+        """Insert a node; returns its output value."""
+        value = super().op(op_type, *inputs, **options)
+        value.name = f"{_TOKEN}{value.name}"
+        return value
