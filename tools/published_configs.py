@@ -215,7 +215,7 @@ PUBLISHED: Mapping[str, Fields] = {
         "num_attention_heads": 128,
         "num_hidden_layers": 126,
     },
-    "falcon-mamba-7b": {
+    "falcon-mamba-7B": {
         "model_type": "falcon_mamba",
         "conv_kernel": 4,
         "expand": 16,

@@ -54,5 +54,5 @@ def selective_scan(
         last = decay * last + (step[:, t] * xs[:, t]).unsqueeze(-1) * written
         y[:, t] = (last * read).sum(-1)
     y = (y + D.to(work) * xs).masked_fill(~valid, 0.0)
-    kept = lengths[:, None, None, None] > 0
-    return y.to(x.dtype), torch.where(kept, last.unsqueeze(1).to(state.dtype), state)
+    touched = lengths[:, None, None, None] > 0
+    return y.to(x.dtype), torch.where(touched, last.unsqueeze(1).to(state.dtype), state)
