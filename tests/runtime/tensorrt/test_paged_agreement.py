@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from hybridge.artifact.dtypes import DType
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
+from tests.support.quantized_checkpoints import eight_bits, save_quantized
 from tests.support.versions import needs_opset_24
+from tests.verify.network_cases import exported as exported_family
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -59,3 +63,39 @@ def test_keys_and_values_of_8_bits_agree_with_transformers(
     report = verify(exported.checkpoint, exported.folder, options)
     assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
     assert ("free blocks and slots", "unchanged") in {(c.scenario, c.item) for c in report.comparisons}
+
+
+@needs_opset_24
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [REPLAY, SNAPSHOT])
+def test_gated_delta_net_with_experts_agrees_with_transformers(
+    mode: str, artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = exported_family(artifacts, "qwen3_next", "bfloat16", layout="paged", dtype=DType.FLOAT16)
+    parsed = ParsedEngine(exported.folder, tmp_path, speculative_tokens=DRAFTS, plugins="on", draft_states=mode)
+    assert "gated_delta_rule" in parsed.record.plugins.ops
+    use_double(parsed, monkeypatch)
+    report = verify(
+        exported.checkpoint, exported.folder, VerifyOptions("tensorrt", (1, 9), 3, speculative_tokens=DRAFTS)
+    )
+    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
+    assert ("draft tokens", "recurrent_state") in {(c.scenario, c.item) for c in report.comparisons}
+
+
+@needs_opset_24
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int", "float"])
+def test_weights_of_8_bits_agree_with_the_checkpoint(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "head_dim": 64}
+    quantized, _ = save_quantized(tmp_path, "qwen3_5_text", eight_bits(kind, "channel"), **overrides)
+    options = ExportOptions(max_batch_size=3, max_seq_len=96, dtype=DType.FLOAT32, layout="paged")
+    export_checkpoint(quantized, tmp_path / "out", options)
+    (tmp_path / "engine").mkdir()
+    parsed = ParsedEngine(tmp_path / "out", tmp_path / "engine", plugins="on")
+    kinds = {layer.kind for layer in parsed.parsed.network.description.layers}
+    assert "DEQUANTIZE" in kinds and parsed.record.plugins.ops
+    use_double(parsed, monkeypatch)
+    report = verify(quantized, tmp_path / "out", VerifyOptions("tensorrt", (5, 9), 2, 1e-5))
+    assert report.passed, (report.verdict(), max(c.error for c in report.comparisons))
