@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.engine_record import EngineRecord
-from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
-from hybridge.runtime.engines.dense import StepInputs
-from hybridge.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from hybridge.runtime.engines.tensorrt import TensorRTEngine
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
+from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
 from hybridge.trt_plugins.build.builder import build_engine, engine_folder
 from hybridge.trt_plugins.build.options import BuildOptions
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.tensorrt.fake_memory import FakeMemory
-from tests.runtime.tensorrt.stand_in import StandIn
+from tests.runtime.tensorrt.network_double import network_compute
+from tests.runtime.tensorrt.stand_in import Compute, StandIn
 
 PRESET, CAPABILITY = "rtx-ampere", "8.6"
 
@@ -96,20 +94,7 @@ def open_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch, **opti
     return Opened(TensorRTEngine(artifact.config, artifact.built, memory, library), memory, stand_in)
 
 
-def compute_of(folder: Path) -> Any:
-    """One step of the artifact's own graph, in float32 on the CPU."""
-    engine = OnnxRuntimeEngine(folder)
-
-    def compute(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        batch = values[INPUT_IDS].shape[0]
-        states = engine.allocate_states(batch, engine.max_seq_len)
-        for name, buffer in states.buffers.items():
-            for row in range(batch):
-                buffer.write_row(row, values[name][row].astype(np.float32))
-        inputs = StepInputs(values[INPUT_IDS], values[CONTEXT_LENGTHS], values[PAST_LENGTHS])
-        outputs = {engine.config.result.name: engine.step(inputs, states)}
-        for spec in engine.state_specs:
-            outputs[str(spec.replaced_by)] = np.stack([states.buffers[spec.name].read_row(r) for r in range(batch)])
-        return outputs
-
-    return compute
+@cache
+def compute_of(folder: Path) -> Compute:
+    """One step of the network that TensorRT's parser makes of the artifact."""
+    return network_compute(parse_artifact(folder, plugins="off").network)

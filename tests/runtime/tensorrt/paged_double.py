@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord
@@ -20,7 +18,6 @@ from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
 from hybridge.runtime.engines.tensorrt_network.interpreter import NetworkInterpreter
 from hybridge.runtime.engines.tensorrt_network.parsed import ParsedArtifact, parse_artifact, tensor_summaries
-from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array
 from hybridge.trt_plugins.build.advance_engine import (
     ADVANCE_FILE,
     advance_bindings,
@@ -34,6 +31,7 @@ from hybridge.trt_plugins.catalog import DOMAIN
 from hybridge.trt_plugins.network.description import PLUGIN
 from tests.runtime.tensorrt.built import CAPABILITY
 from tests.runtime.tensorrt.fake_memory import FakeMemory
+from tests.runtime.tensorrt.network_double import network_compute
 from tests.runtime.tensorrt.stand_in import StandIn
 
 SCRATCH = 1000
@@ -117,19 +115,6 @@ def install(
         step.others = (advance,)
     monkeypatch.setattr(trt, "Runtime", step.runtime)
     return step, advance
-
-
-def network_compute(network: NetworkInterpreter) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-    """One run of ``network`` on copies of its inputs; all its outputs."""
-    tensors = network.description.tensors
-
-    def compute(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        assert set(values) == set(network.description.inputs), "inputs of another network"
-        inputs = {name: tensor_from_array(value, tensors[name].dtype) for name, value in values.items()}
-        found = network.run({name: value.to(network.input_type(name)) for name, value in inputs.items()})
-        return {name: array_from_tensor(value, tensors[name].dtype) for name, value in found.items()}
-
-    return compute
 
 
 def _record(parsed: ParsedArtifact) -> EngineRecord:

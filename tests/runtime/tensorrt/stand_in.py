@@ -1,4 +1,4 @@
-"""TensorRT-RTX without a GPU: its real module, enumerations and logger, but engines that compute in ONNX Runtime.
+"""TensorRT-RTX without a GPU: its real module, enumerations and logger, but engines that compute the parsed network.
 
 Every object that the runtime gets is a ``CheckedDouble`` of the real class, so that a method, a property or an
 argument that TensorRT does not have fails. The contexts refuse what TensorRT refuses: a tensor without address, a
