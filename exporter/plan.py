@@ -22,12 +22,13 @@ from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 from hybridge.exporter.rounded_products import products_with_rounding
 from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
-from hybridge.exporter.trace.interface import runtime_config
+from hybridge.exporter.trace.interface import runtime_config, sequence_limit
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Exp
 def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, ExportPlan]:
     source = open_checkpoint(checkpoint)
     decoder = as_stored(decoder_config(source.config, options.ignore_config_fields), source.tensors)
+    decoder = at_length(decoder, sequence_limit(decoder, options))
     if options.kernels == REQUIRED:
         check_kernel_sizes(decoder)
     parameters = bind_parameters(decoder, source.tensors, options.head)

@@ -172,6 +172,15 @@ def _text_and_images(model_type: str, text: Fields) -> Fields:
     }
 
 
+_PHI4_FACTORS = [
+    *(1, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898),
+    *(2.735880826, 3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424),
+    *(6.693110555, 7.485043894, 8.370679318, 9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252),
+    *(16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418, 28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6),
+    *(32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77),
+]
+
+
 # name -> config.json.
 PUBLISHED: Mapping[str, Fields] = {
     "Qwen3-0.6B": {
@@ -384,6 +393,31 @@ PUBLISHED: Mapping[str, Fields] = {
         "sliding_window": 4096,
         "tie_word_embeddings": False,
         "vocab_size": 100278,
+    },
+    "Phi-4-mini-instruct-3.8B": {
+        "model_type": "phi3",
+        "attention_bias": False,
+        "embd_pdrop": 0.0,
+        "full_attn_mod": 1,
+        "hidden_act": "silu",
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "interpolate_factor": 1,
+        "lm_head_bias": False,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": _PHI4_FACTORS},
+        "rope_theta": 10000.0,
+        "sliding_window": 262144,
+        "tie_word_embeddings": True,
+        "vocab_size": 200064,
     },
     # Of the defaults of transformers' config class.
     "LFM3-1.7B": {"model_type": "lfm3"},

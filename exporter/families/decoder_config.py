@@ -24,12 +24,15 @@ from hybridge.exporter.families.mamba1_config import Mamba1Config
 class RopeConfig:
     """Rotary position embedding: ``inv_freq`` [rotary_dim / 2] in radians per position.
 
-    ``attention_scaling`` multiplies cos and sin (1 without YaRN).
+    ``attention_scaling`` multiplies cos and sin (1 without YaRN). ``longest``: the tokens of the longest sequence that
+    ``inv_freq`` is for, None for any; ``beyond``: the frequencies for longer ones, where the model has them.
     """
 
     rotary_dim: int
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
+    longest: int | None = None
+    beyond: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class AttentionConfig:
     ``bias`` covers q, k and v; ``output_bias`` the output projection. ``qk_norm`` norms every query and key head, with
     ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
     q_proj holds a gate next to each query head, whose sigmoid multiplies the output. ``head_gate``: g_proj gives one
-    gate for each query head instead. Keys are multiplied by ``key_multiplier`` before the rotary embedding.
+    gate for each query head instead. ``fused``: qkv_proj holds queries, keys and values, in this order. Keys are
+    multiplied by ``key_multiplier`` before the rotary embedding.
     """
 
     num_heads: int
@@ -53,6 +57,7 @@ class AttentionConfig:
     norm_offset: float = 0.0
     output_gate: bool = False
     head_gate: bool = False
+    fused: bool = False
     key_multiplier: float = 1.0
     sliding_window: int | None = None
     rope: RopeConfig | None = None

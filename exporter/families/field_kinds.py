@@ -111,6 +111,11 @@ _GEMMA3: Table = {
     "number?": "attention_dropout",
     "object?": "rope_parameters",
 }
+_PHI3: Table = {
+    "int": "intermediate_size original_max_position_embeddings",
+    "int?": "num_key_value_heads sliding_window",
+    "number": "resid_pdrop embd_pdrop attention_dropout",
+}
 _LFM3: Table = {
     "int": "head_dim",
     "int?": "sliding_window",
@@ -247,6 +252,7 @@ _UNDECLARED: Mapping[str, Table] = {
     "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
+    "phi3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "qwen3_moe": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "smollm3": {**_UNDECLARED_ROPE, "int": "head_dim"},
@@ -288,6 +294,7 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "olmo2": _kinds(_ATTENTION, _BIAS, _OLMO2),
     "olmo3": _kinds(_ATTENTION, _BIAS, _OLMO2, _OLMO3),
     "olmo_hybrid": _kinds(_ATTENTION, _BIAS, _OLMO_HYBRID),
+    "phi3": _kinds(_ATTENTION, _PHI3),
     "qwen2": _kinds(_ATTENTION, _QWEN2),
     "qwen3": _kinds(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),
     "qwen3_5_moe_text": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT),

@@ -220,9 +220,12 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[st
 
 def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    yield from _linear("q_proj", 2 * width if a.output_gate else width, hidden, a.bias)
-    yield from _linear("k_proj", kv_width, hidden, a.bias)
-    yield from _linear("v_proj", kv_width, hidden, a.bias)
+    if a.fused:
+        yield from _linear("qkv_proj", width + 2 * kv_width, hidden, a.bias)
+    else:
+        yield from _linear("q_proj", 2 * width if a.output_gate else width, hidden, a.bias)
+        yield from _linear("k_proj", kv_width, hidden, a.bias)
+        yield from _linear("v_proj", kv_width, hidden, a.bias)
     yield from _linear("o_proj", hidden, width, a.output_bias)
     if a.head_gate:
         yield "g_proj.weight", (a.num_heads, hidden)

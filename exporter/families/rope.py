@@ -15,8 +15,9 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.json_fields import Fields, is_count
 from hybridge.exporter.families.decoder_config import RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig, finite
+from hybridge.exporter.families.rope_length import dynamic, longrope
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 LARGEST_BETA = 1e9
 # Larger ones are damage: each dimension is a number of the graph.
 MOST_ROTARY = 2**16
@@ -33,13 +34,16 @@ def rope_from_config(
     partial: bool = False,
     ignored: tuple[str, ...] = (),
     absent_theta: float = 10000.0,
+    types: Mapping[str, str] | None = None,
+    original: int | None = None,
 ) -> RopeConfig:
     """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
 
     ``partial`` tells whether the family can rotate a part of each head, by default the share ``default_partial``.
-    ``ignored`` are parameters without influence on it.
+    ``ignored`` are parameters without influence on it. ``types``: the names of types that the family knows, and what
+    each means. ``original``: the positions that the model was first trained for, where the config gives them outside.
     """
-    fields = _rope_fields(config)
+    fields = _rope_fields(config, types)
     for name in ignored:
         fields.raw(name, None)
     if SECTIONS in ignored:
@@ -52,10 +56,17 @@ def rope_from_config(
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected {default_partial}, found {factor}")
     if factor > 1:
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
-    return rope_of(fields, head_dim, theta, factor, config.positive("max_position_embeddings", default=None))
+    return rope_of(fields, head_dim, theta, factor, config.positive("max_position_embeddings", default=None), original)
 
 
-def rope_of(fields: Fields, head_dim: int, theta: float, factor: float, max_positions: int | None) -> RopeConfig:
+def rope_of(
+    fields: Fields,
+    head_dim: int,
+    theta: float,
+    factor: float,
+    max_positions: int | None,
+    original: int | None = None,
+) -> RopeConfig:
     """The rotary embedding of one object ``fields``, of which ``theta`` and the partial ``factor`` have been read."""
     proportional = fields.raw("rope_type") == "proportional"
     rotary_dim = 2 * int(head_dim * factor // 2) if proportional else int(head_dim * factor)
@@ -70,8 +81,9 @@ def rope_of(fields: Fields, head_dim: int, theta: float, factor: float, max_posi
         )
     if theta <= 1:
         raise UnsupportedError(f"config.json: rope_theta: expected a number above 1, found {theta}")
-    rope = _rope(fields, theta, rotary_dim, head_dim if proportional else rotary_dim, max_positions)
-    if not all(0 < f < math.inf for f in (*rope.inv_freq, rope.attention_scaling)):
+    exponent_dim = head_dim if proportional else rotary_dim
+    rope = _rope(fields, theta, rotary_dim, exponent_dim, (max_positions, original))
+    if not all(0 < f < math.inf for f in (*rope.inv_freq, *(rope.beyond or ()), rope.attention_scaling)):
         raise UnsupportedError("config.json: the rotary embedding's frequencies are not positive finite numbers")
     if not proportional:
         return rope
@@ -79,7 +91,7 @@ def rope_of(fields: Fields, head_dim: int, theta: float, factor: float, max_posi
     return replace(rope, rotary_dim=head_dim, inv_freq=rope.inv_freq + unturned)
 
 
-def _rope_fields(config: HfConfig) -> Fields:
+def _rope_fields(config: HfConfig, types: Mapping[str, str] | None) -> Fields:
     """The object that holds the parameters: rope_scaling in older configs, rope_parameters in newer ones."""
     config.ignore("rope_parameters", "rope_scaling")
     given = [n for n in ("rope_parameters", "rope_scaling") if config.raw(n, None) is not None]
@@ -87,16 +99,20 @@ def _rope_fields(config: HfConfig) -> Fields:
     value = config.raw(name, None)
     if value is not None and not isinstance(value, dict):
         raise config.fail(name, "an object or null")
-    return rope_fields(value or {}, name)
+    return rope_fields(value or {}, name, types)
 
 
-def rope_fields(value: Mapping[str, Any], name: str) -> Fields:
-    """The parameters ``value`` of the field ``name``, with a rope_type."""
+def rope_fields(value: Mapping[str, Any], name: str, types: Mapping[str, str] | None = None) -> Fields:
+    """The parameters ``value`` of the field ``name``, with a rope_type, which ``types`` may rename."""
     data = dict(value)
     old_spelling = data.pop("type", data.get("rope_type", "default"))
     kind = data.setdefault("rope_type", old_spelling)
     if old_spelling != kind:
         raise UnsupportedError(f"config.json: {name}: type {old_spelling!r} and rope_type {kind!r} contradict")
+    if types is not None:
+        if not isinstance(kind, str) or kind not in types:
+            raise UnsupportedError(f"config.json: rope_type: expected one of {', '.join(types)}, found {kind!r}")
+        data["rope_type"] = types[kind]
     return Fields(data, f"config.json: {name}", UnsupportedError)
 
 
@@ -116,26 +132,33 @@ def _check_sections(fields: Fields) -> None:
         raise fields.fail(SECTIONS, "a list of three sizes")
 
 
-def _rope(fields: Fields, theta: float, rotary_dim: int, exponent_dim: int, max_positions: int | None) -> RopeConfig:
+def _rope(
+    fields: Fields, theta: float, rotary_dim: int, exponent_dim: int, positions: tuple[int | None, int | None]
+) -> RopeConfig:
     kind = fields.raw("rope_type")
     if kind not in ROPE_TYPES:
         raise UnsupportedError(f"config.json: rope_type: expected one of {', '.join(ROPE_TYPES)}, found {kind!r}")
     base = [theta ** (-2.0 * i / exponent_dim) for i in range(rotary_dim // 2)]
-    scaling = 1.0
+    rope = RopeConfig(rotary_dim, tuple(base))
     if kind == "linear":
         factor = finite(fields, "factor", positive=True)
-        base = [f / factor for f in base]
+        rope = replace(rope, inv_freq=tuple(f / factor for f in base))
     elif kind == "proportional":
         factor = number(fields, "factor") or 1.0
-        base = [f / factor for f in base]
+        rope = replace(rope, inv_freq=tuple(f / factor for f in base))
     elif kind == "llama3":
-        base = _llama3(fields, base)
+        rope = replace(rope, inv_freq=tuple(_llama3(fields, base)))
     elif kind == "yarn":
-        base, scaling = _yarn(fields, base, theta, rotary_dim, max_positions)
+        frequencies, scaling = _yarn(fields, base, theta, rotary_dim, positions[0])
+        rope = RopeConfig(rotary_dim, tuple(frequencies), scaling)
+    elif kind == "longrope":
+        rope = longrope(fields, base, rotary_dim, positions[1], positions[0])
+    elif kind == "dynamic":
+        rope = dynamic(fields, base, rotary_dim, positions[0])
     fields.raw("original_max_position_embeddings", None)
     if unread := fields.unread():
         raise fields.fail(unread[0], f"no such field with rope_type {kind!r}, because it may change the embedding")
-    return RopeConfig(rotary_dim, tuple(base), scaling)
+    return rope
 
 
 def _llama3(fields: Fields, base: list[float]) -> list[float]:

@@ -19,9 +19,12 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(hidden_size, width * (2 if config.output_gate else 1), bias=config.bias)
-        self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
-        self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
+        if config.fused:
+            self.qkv_proj = nn.Linear(hidden_size, width + 2 * kv_width, bias=config.bias)
+        else:
+            self.q_proj = nn.Linear(hidden_size, width * (2 if config.output_gate else 1), bias=config.bias)
+            self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
+            self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
         self.g_proj = nn.Linear(hidden_size, config.num_heads, bias=False) if config.head_gate else None
         if config.qk_norm:
@@ -36,12 +39,12 @@ class Attention(nn.Module):
         [2, num_blocks, block_size, kv_heads, head_dim].
         """
         config = self.config
-        q, gate = self._query(x, step)
-        keys = self.k_proj(x)
+        queries, keys, values = self._projected(x)
+        q, gate = self._query(queries, step)
         if config.qk_norm_joint:
             keys = self.k_norm(keys)
         k = self._heads(keys, config.num_kv_heads, step)
-        v = self._heads(self.v_proj(x), config.num_kv_heads, step)
+        v = self._heads(values, config.num_kv_heads, step)
         if config.qk_norm and not config.qk_norm_joint:
             q, k = self.q_norm(q), self.k_norm(k)
         if config.key_multiplier != 1.0:
@@ -57,9 +60,16 @@ class Attention(nn.Module):
             y = (y.unflatten(-1, (config.num_heads, config.head_dim)) * gates).flatten(-2)
         return self.o_proj(y), *new_caches
 
-    def _query(self, x: torch.Tensor, step: Step | PackedStep) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the projections of queries, keys and values give."""
+        if not self.config.fused:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        width, kv_width = (n * self.config.head_dim for n in (self.config.num_heads, self.config.num_kv_heads))
+        q, k, v = self.qkv_proj(x).split([width, kv_width, kv_width], dim=-1)
+        return q, k, v
+
+    def _query(self, q: torch.Tensor, step: Step | PackedStep) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Queries by head and, where the layer has one, the output gate [..., heads * head_dim]."""
-        q = self.q_proj(x)
         if self.config.qk_norm_joint:
             q = self.q_norm(q)
         if not self.config.output_gate:

@@ -64,11 +64,15 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
     return states
 
 
+def sequence_limit(config: DecoderConfig, options: ExportOptions) -> int:
+    """The most tokens of a sequence."""
+    return options.max_seq_len or config.max_position_embeddings or DEFAULT_MAX_SEQ_LEN
+
+
 def runtime_config(
     config: DecoderConfig, options: ExportOptions, dtype: DType, eos_token_ids: tuple[int, ...]
 ) -> RuntimeConfig:
     """The contents of config.json."""
-    limit = options.max_seq_len or config.max_position_embeddings or DEFAULT_MAX_SEQ_LEN
     return RuntimeConfig(
         model_type=config.model_type,
         layout=options.layout,
@@ -76,7 +80,7 @@ def runtime_config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         max_batch_size=options.max_batch_size,
-        max_seq_len=limit,
+        max_seq_len=sequence_limit(config, options),
         layer_types=config.layer_types,
         kv_layers=tuple(body.kv for body in config.attention_bodies),
         kv_cache_dtype=options.kv_cache_dtype(dtype),

@@ -122,7 +122,11 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
     if isinstance(body, AttentionConfig):
         heads = np.arange(body.num_heads) // (body.num_heads // body.num_kv_heads)
         positions = (heads[:, None] * body.head_dim + np.arange(body.head_dim)).reshape(-1)
-        yield of("v_proj.weight", "o_proj.weight", positions)
+        if body.fused:
+            values = (body.num_heads + body.num_kv_heads) * body.head_dim
+            yield of("qkv_proj.weight", "o_proj.weight", positions + values)
+        else:
+            yield of("v_proj.weight", "o_proj.weight", positions)
     elif isinstance(body, LatentAttentionConfig):
         if body.query_rank is not None:
             yield of("q_a_layernorm.weight", "q_b_proj.weight", np.arange(body.query_rank))

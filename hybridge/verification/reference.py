@@ -16,7 +16,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.far_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer, joined_latents, update_rounded, with_heads
-from hybridge.verification.reference_rotary import exact_frequencies
+from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
 from hybridge.verification.transformers_model import TransformersModel
 
 
@@ -53,6 +53,7 @@ class Reference(TransformersModel):
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
         self._config = config
+        use_long_factors(self.model, config.max_seq_len)
 
     def run(
         self,
@@ -69,7 +70,9 @@ class Reference(TransformersModel):
         """
         torch, attends = self.torch, bool(self._config.attention_layer_indices)
         with self._hidden_states(inputs) as hidden:
-            exact = contextlib.nullcontext() if filled is None else exact_frequencies(self.model)
+            exact = (
+                contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
+            )
             with self.failures("run"), torch.no_grad(), exact:
                 given = {**self.arguments(len(tokens), attends), **self._cache(filled)}
                 given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}

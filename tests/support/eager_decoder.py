@@ -16,10 +16,11 @@ from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.parameters import bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.layers.decoder import Decoder
 from hybridge.exporter.options import ExportOptions
-from hybridge.exporter.trace.interface import runtime_config
+from hybridge.exporter.trace.interface import runtime_config, sequence_limit
 from hybridge.exporter.trace.tracing import TORCH_DTYPES
 from hybridge.trt_plugins import torch_ops
 
@@ -39,8 +40,9 @@ class EagerDecoder:
     def __init__(self, folder: Path, dtype: DType = DType.FLOAT32) -> None:
         torch_ops.register()
         checkpoint = open_checkpoint(folder)
-        self.decoder_config: DecoderConfig = as_stored(decoder_config(checkpoint.config), checkpoint.tensors)
-        options = ExportOptions(all_logits=True)
+        decoder, options = decoder_config(checkpoint.config), ExportOptions(all_logits=True)
+        decoder = as_stored(decoder, checkpoint.tensors)
+        self.decoder_config: DecoderConfig = at_length(decoder, sequence_limit(decoder, options))
         self.config: RuntimeConfig = runtime_config(self.decoder_config, options, dtype, checkpoint.eos_token_ids)
         self.module = _module(self.decoder_config, TORCH_DTYPES[dtype])
         declared = dict(self.module.named_parameters())

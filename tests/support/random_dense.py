@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-DENSE = ("gemma3_text", "lfm3", "olmo3")
+DENSE = ("gemma3_text", "lfm3", "olmo3", "phi3")
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 _ROPES: tuple[dict[str, Any], ...] = (
     {"rope_type": "default"},
@@ -23,6 +23,8 @@ _ROPES: tuple[dict[str, Any], ...] = (
 
 def random_dense(random: Random, family: str) -> dict[str, Any]:
     """Overrides of the family's tiny config."""
+    if family == "phi3":
+        return _phi3(random)
     layers = random.randint(1, 4)
     kinds = ["sliding_attention", "full_attention", *(["conv"] * 2 if family == "lfm3" else [])]
     ropes = {
@@ -54,4 +56,22 @@ def random_dense(random: Random, family: str) -> dict[str, Any]:
         "hidden_activation": random.choice(_ACTIVATIONS),
         "query_pre_attn_scalar": random.choice((7, 24, 256)),
         "final_logit_softcapping": random.choice((None, 1.5, 30.0)),
+    }
+
+
+def _phi3(random: Random) -> dict[str, Any]:
+    head_dim, part = random.choice((8, 16, 24)), random.choice((0.5, 0.75, 1.0))
+    angles = int(head_dim * part) // 2
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if random.random() < 0.7:
+        factors = {name: [random.uniform(1, 9) for _ in range(angles)] for name in ("short_factor", "long_factor")}
+        rope = {"rope_type": "longrope", **factors, **random.choice(({}, {"factor": 4.0}, {"attention_factor": 1.2}))}
+    return {
+        "head_dim": head_dim,
+        "num_hidden_layers": random.randint(1, 4),
+        "sliding_window": random.choice((None, 1, 5, 17)),
+        "intermediate_size": random.choice((20, 52)),
+        "hidden_act": random.choice(_ACTIVATIONS),
+        "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": part, **rope},
+        "original_max_position_embeddings": random.choice((16, 40, 64)),
     }

@@ -47,8 +47,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
 # follows take llama (lfm2, mamba).
 LIKE_LLAMA = frozenset(
     {
-        *("falcon_mamba", "gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "qwen2", "qwen3_moe"),
-        "smollm3",
+        *("falcon_mamba", "gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
+        *("qwen3_moe", "smollm3"),
     }
 )
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -220,6 +220,13 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 512,
     },
     "olmo2": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "phi3": {
         **COMMON,
         **ATTENTION,
         "num_hidden_layers": 2,

@@ -57,6 +57,12 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.5, 4.0, 9.0],
+}
 ROPES: list[dict[str, Any]] = [
     {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0}},
     {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
@@ -266,6 +272,18 @@ ROWS: dict[str, list[dict[str, Any]]] = {
             ],
         ),
         {"layer_types": ["sliding_attention"] * 4},
+    ],
+    "phi3": [
+        *together(
+            [*HEADS, {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}}],
+            [{"sliding_window": 5}, {"hidden_act": "gelu"}, ONE_LAYER],
+            [TIED, EPSILON],
+        ),
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 64, "rope_parameters": LONG},
+        {
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {**LONG, "rope_type": "su", "original_max_position_embeddings": 64},
+        },
     ],
     "qwen2": [
         *together([*HEADS, *ROPES[2:4], {"head_dim": 18}], [{"hidden_act": "gelu"}, ONE_LAYER], [TIED, EPSILON]),

@@ -71,6 +71,20 @@ ROPES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "original_max_position_embeddings": 32,
         },
     ),
+    "longrope": (
+        "phi3",
+        "rope_parameters",
+        {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.5, 4.0, 9.0],
+            "factor": 2.0,
+            "attention_factor": 1.1,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    "dynamic": ("llama", "rope_parameters", {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
     "linear, old spelling": ("llama", "rope_scaling", {"type": "linear", "rope_theta": 1e4, "factor": 2.5}),
     **{
         f"{family}, half": (

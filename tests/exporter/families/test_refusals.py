@@ -55,7 +55,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo_hybrid", {"hidden_act": "gelu"}, "hidden_act"),
     ("olmo_hybrid", {"linear_use_gate": False}, "linear_use_gate"),
     ("qwen3", {"hidden_act": "tanh"}, "hidden_act"),
-    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
+    ("llama", {"rope_parameters": {"rope_type": "axial", "factor": 2.0}}, "rope_type"),
     ("llama", {"quantization_config": {"quant_method": "hqq", "bits": 4}}, "hqq"),
     ("llama", {"clip_qkv": 8.0}, "clip_qkv"),
     ("qwen3", {"attention_sink": 4, "logit_soft_cap": 30.0}, "attention_sink, logit_soft_cap"),

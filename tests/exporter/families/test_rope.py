@@ -11,9 +11,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.errors import HybridgeError, UnsupportedError
 from hybridge.exporter.families.decoder_config import RopeConfig
 from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.rope_length import at_length
 from tests.support.tiny_models import BASE_CONFIGS
 
 # A realistic head: 64 frequencies reach every branch of the piecewise formulas.
@@ -21,6 +22,11 @@ HEADS = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
 BAMBA_HEADS = {**HEADS, "mamba_n_heads": 8, "mamba_d_head": 128}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 2048}
+LONG = {
+    "short_factor": [1 + i / 64 for i in range(64)],
+    "long_factor": [1 + i / 4 for i in range(64)],
+    "original_max_position_embeddings": 64,
+}
 ROWS: list[tuple[str, dict[str, Any]]] = [
     ("default", {}),
     ("linear", {"factor": 2.5}),
@@ -35,6 +41,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {**YARN, "mscale": 0.7}),
     ("yarn", {**YARN, "mscale": 0.0, "mscale_all_dim": 0.0}),
     ("yarn", {"factor": 4.0}),
+    ("dynamic", {"factor": 2.0}),
+    *(("longrope", {**LONG, **own}) for own in ({}, {"factor": 2.0}, {"factor": 0.5}, {"attention_factor": 1.3})),
 ]
 
 
@@ -61,6 +69,31 @@ def test_frequencies_equal_transformers(model_type: str, kind: str, parameters: 
     # transformers computes in float32, the smoothing of llama3 with cancellation.
     np.testing.assert_allclose(np.array(ours.inv_freq), expected, rtol=5e-6)
     assert ours.attention_scaling == pytest.approx(scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3"])
+def test_an_artifact_of_long_sequences_has_the_long_factors(model_type: str) -> None:
+    parameters = {"rope_type": "longrope", "rope_theta": 5e5, **LONG}
+    fields = {**BASE_CONFIGS[model_type], **HEADS, "original_max_position_embeddings": 64}
+    if model_type == "llama":
+        del fields["original_max_position_embeddings"]
+    decoder = decoder_config({"model_type": model_type, **fields, "rope_parameters": parameters})
+    config = AutoConfig.for_model("llama", **{**BASE_CONFIGS["llama"], **HEADS}, rope_parameters=dict(parameters))
+    for tokens in (64, 65, 512):
+        expected, scaling = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=tokens)
+        changed = at_length(decoder, tokens)
+        (rope,) = changed.ropes
+        np.testing.assert_allclose(np.array(rope.inv_freq), expected.numpy(), rtol=5e-6)
+        assert rope.attention_scaling == pytest.approx(scaling)
+        assert bool(changed.notes) == (tokens > 64)
+
+
+def test_frequencies_that_change_with_every_token_are_refused() -> None:
+    fields = {**BASE_CONFIGS["llama"], "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}
+    decoder = decoder_config({"model_type": "llama", **fields})
+    assert at_length(decoder, 512) is decoder
+    with pytest.raises(UnsupportedError, match="at most max_position_embeddings 512 tokens, found 513"):
+        at_length(decoder, 513)
 
 
 @pytest.mark.parametrize(("kind", "parameters"), ROWS, ids=str)
@@ -94,8 +127,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "original_max_position_embeddings",
     ),
     ("llama", {"head_dim": 2**30}, "head_dim"),
-    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
-    ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "factor"),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "head_dim": 2}, "rope_type"),
+    ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "short_factor"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope", **LONG, "long_factor": [1.0]}}, "long_factor"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope", **LONG, "short_factor": [0.0] * 64}}, "short_factor"),
+    ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
     ("llama", {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type"),
     ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, "rope_type"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
