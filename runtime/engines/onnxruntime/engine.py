@@ -18,6 +18,7 @@ from hybridge.runtime.engines.onnxruntime.bound_run import BoundRun, FormSession
 from hybridge.runtime.engines.onnxruntime.decoder import BoundDecoder
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
+from hybridge.runtime.engines.onnxruntime.linear_form import library_notes
 from hybridge.runtime.engines.onnxruntime.row_runs import RowRun, row_runs
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
@@ -65,7 +66,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         self._value_forms: dict[tuple[GraphForm, tuple[str, ...]], FormSession] = {}
         graph = self._open(GraphForm.GENERAL)
         self._layouts, self._has_one_session = graph.layouts, graph.block_bytes > MOST_BLOCK_BYTES
-        self.notes = graph.rounding_notes(exact_products)
+        self.notes = (*graph.rounding_notes(exact_products), *library_notes(graph))
         # Opened now, so that the first answer does not pause before its second token.
         self._form(RowRun(0, 1, 1))
 

@@ -27,6 +27,7 @@ from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.artifact.user_cache import is_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
+from hybridge.runtime.engines.onnxruntime.cpu_library import library_key
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
 from hybridge.runtime.engines.onnxruntime.session_graph import (
@@ -100,7 +101,8 @@ def _key(artifact: Path, form: str) -> str | None:
         return None
     if digest is None:
         return None
-    return json.dumps([_FORMAT, form, code, ort.__version__, ort.get_build_info(), _processor(), onnx_ir, digest])
+    installed = [ort.__version__, ort.get_build_info(), _processor(), onnx_ir, library_key()]
+    return json.dumps([_FORMAT, form, code, *installed, digest])
 
 
 @lru_cache(maxsize=1)

@@ -10,8 +10,8 @@ from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeigh
 
 # By number of axes: operators, and which input, that read a weight where it is.
 _READERS = {
-    1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
-    2: {("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
+    1: {("MatMulNBits", 2), ("MatMulNBits", 3), ("Linear", 2)},
+    2: {("Linear", 1), ("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
     3: {
         ("MatMulNBits", 1),
         *(("MoE", index) for index in (2, 4)),

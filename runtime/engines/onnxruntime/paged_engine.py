@@ -13,6 +13,7 @@ from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, available_cpus
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
+from hybridge.runtime.engines.onnxruntime.linear_form import library_notes
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -98,7 +99,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         # Operators with a state after each token of deferred rows, and how many tokens these may have.
         self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
         self._sessions = {key: self._created(key, graph)}
-        self.notes = graph.rounding_notes(exact_products)
+        self.notes = (*graph.rounding_notes(exact_products), *library_notes(graph))
         self._saves_sessions = graph.block_bytes > MOST_BLOCK_BYTES
         if not self._saves_sessions:
             self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))

@@ -27,6 +27,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
+from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -69,6 +70,7 @@ def rewrite(
     widen_types(model)
     use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)
+    use_stored_products(model, exact)
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
     use_quantized_experts(model, kernels, exact)

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
@@ -49,6 +50,8 @@ def create_session(
     packs = packs or any(weight.block for weight in graph.weights)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
+    if graph.uses_cpu_library:
+        _register_cpu_library(options)
     # Keep these alive until the session has been created.
     attached = weights.attach(graph.weights, options)
     try:
@@ -57,3 +60,12 @@ def create_session(
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot run this artifact: {error}") from error
     finally:
         attached.clear()
+
+
+def _register_cpu_library(options: ort.SessionOptions) -> None:
+    library = cpu_library()
+    if library.path is None:
+        raise EngineError(
+            f"expected the library of CPU kernels, found none ({library.reason}): open the artifact again"
+        )
+    options.register_custom_ops_library(str(library.path))

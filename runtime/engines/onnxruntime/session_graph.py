@@ -68,6 +68,8 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
+# As STORED: the bytes of the numbers [rows, n] or of the scales [n] that our operator Linear reads.
+LINEAR = "linear"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
 
@@ -113,10 +115,19 @@ class SessionGraph:
 
     def rounding_notes(self, exact: bool) -> tuple[str, ...]:
         """Notes for the user on rounded inputs of quantised weights; none if ``exact``, when inputs are not rounded."""
-        count = sum(weight.form == BLOCKS for weight in self.weights)
+        count = sum(weight.form == BLOCKS for weight in self.weights) + len(self._linear_numbers)
         if exact or not count:
             return ()
         return (f"inputs of {count} products with weights of 4 or 8 bits are rounded to 8 bits (see exact_products)",)
+
+    @property
+    def uses_cpu_library(self) -> bool:
+        """Whether a session needs the library of cpu_library.py."""
+        return bool(self._linear_numbers)
+
+    @property
+    def _linear_numbers(self) -> list[GraphWeight]:
+        return [weight for weight in self.weights if weight.form == LINEAR and len(weight.parts[0].shape) == 2]
 
     @property
     def block_bytes(self) -> int:

@@ -30,6 +30,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
     BLOCKS,
+    LINEAR,
     ROW_SCALES,
     ROW_ZEROS,
     STORED,
@@ -141,14 +142,14 @@ class _OpenFiles(ExitStack):
 
 def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
     (part, *_) = weight.parts
-    if weight.form == STORED and isinstance(part, StoredTensor):
+    if weight.form in (LINEAR, STORED) and isinstance(part, StoredTensor):
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, part.dtype.onnx)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    if weight.form == STORED:
+    if weight.form in (LINEAR, STORED):
         return _aligned(_numbers(weight.parts[0], read))
     if weight.joined is None:
         return _aligned(widened(_formed(weight, weight.parts[0], read)))

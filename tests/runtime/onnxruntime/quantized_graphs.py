@@ -23,6 +23,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 _LIMITS = {DType.INT4: (-8, 8), DType.INT8: (-128, 128)}
@@ -151,12 +152,14 @@ class QuantizedGraph:
         """The graph output ``name``: rows of the matrix."""
         self.output(name, self.op("Gather", matrix, indices))
 
-    def session(self, exact: bool = False) -> tuple[ort.InferenceSession, WeightStore, list[str]]:
-        """A session as the engine creates it, its weight store, and its operator types."""
+    def session(self, exact: bool = False, linear: bool = False) -> tuple[ort.InferenceSession, WeightStore, list[str]]:
+        """A session as the engine creates it, its weight store, and its operators; linear: with our CPU library."""
         (self._folder / "weights.bin").write_bytes(self._bytes)
         model = ir.Model(self.graph, ir_version=10)
         gather_weights(model)
         use_stored_weights(model)
+        if linear:
+            use_stored_products(model, exact)
         use_quantized_products(model, installed_kernels(), exact)
         use_packed_tables(model)
         use_quantized_experts(model, installed_kernels(), exact)

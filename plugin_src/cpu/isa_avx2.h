@@ -1,0 +1,104 @@
+// Vectors of 8 numbers: AVX2 with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace linear {
+namespace {
+
+struct Avx2 {
+    using F = __m256;
+    using I = __m256i;
+    static constexpr int lanes = 8;
+    static constexpr int rounded_tile = 4, tile = 8;
+    static constexpr int offset8 = 0;
+
+    static F zero() { return _mm256_setzero_ps(); }
+    static F all(float value) { return _mm256_set1_ps(value); }
+    static F load(const float* p) { return _mm256_loadu_ps(p); }
+    static F load_part(const float* p, int64_t count) { return _mm256_maskload_ps(p, mask(count)); }
+    static void store(float* p, F a) { _mm256_storeu_ps(p, a); }
+    static void store_part(float* p, F a, int64_t count) { _mm256_maskstore_ps(p, mask(count), a); }
+    static F fma(F a, F b, F sum) { return _mm256_fmadd_ps(a, b, sum); }
+    static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+    static F max(F a, F b) { return _mm256_max_ps(a, b); }
+    static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+    static float sum(F a) {
+        __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+        return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+    }
+    static float highest(F a) {
+        __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+        return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+    }
+
+    static F load16(const uint8_t* p, bool is_bfloat) {
+        __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return is_bfloat ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)) : _mm256_cvtph_ps(raw);
+    }
+    static F load16_part(const uint8_t* p, bool is_bfloat, int64_t count) {
+        uint8_t whole[16] = {};
+        std::memcpy(whole, p, static_cast<size_t>(2 * count));
+        return load16(whole, is_bfloat);
+    }
+
+    static I bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+    static I bytes_part(const void* p, int64_t count) {
+        uint8_t whole[32] = {};
+        std::memcpy(whole, p, static_cast<size_t>(count < 32 ? count : 32));
+        return bytes(whole);
+    }
+    static I integers(int32_t value) { return _mm256_set1_epi32(value); }
+    static I load_integers(const int32_t* p) { return bytes(p); }
+    static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
+    static I low_halves(I a) {
+        return _mm256_and_si256(_mm256_xor_si256(a, _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
+    }
+    static I high_halves(I a) {
+        return _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
+    }
+    static I weights8(I a) { return a; }
+    // Sums of two products of halves (0 to 15) and inputs fit into 16 bits. So do those of 8-bit weights without sign
+    // (0 to 128) and inputs (-127 to 127) that are given it.
+    static I dot4(I sum, I halves, I x) { return with_pairs(sum, _mm256_maddubs_epi16(halves, x)); }
+    static I dot8(I sum, I weights, I x) {
+        return with_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)));
+    }
+    static I gather(const uint8_t* p, I starts) {
+        return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p), starts, 1);
+    }
+
+    template <int count>
+    static F spread(const float* p) {
+        if constexpr (count >= 8) {
+            return all(*p);
+        } else if constexpr (count == 4) {
+            return _mm256_permutevar8x32_ps(pair(p), _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0));
+        } else {
+            return _mm256_permutevar8x32_ps(pair(p), _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0));
+        }
+    }
+
+    static void store_rounded(int8_t* p, F a) {
+        __m256i words = _mm256_cvtps_epi32(a);
+        __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(halves, halves));
+    }
+
+  private:
+    static __m256i mask(int64_t count) {
+        return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+    }
+    static I with_pairs(I sum, I pairs) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static F pair(const float* p) { return _mm256_castps128_ps256(_mm_loadu_ps(p)); }
+};
+
+}  // namespace
+}  // namespace linear

@@ -1,0 +1,95 @@
+// Vectors of 16 numbers: AVX-512 with VNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace linear {
+namespace {
+
+struct Avx512 {
+    using F = __m512;
+    using I = __m512i;
+    static constexpr int lanes = 16;
+    // Inputs that a tile of many inputs takes at a time, with and without rounding.
+    static constexpr int rounded_tile = 12, tile = 12;
+    // What is added to 8-bit weights where `dot8` reads them.
+    static constexpr int offset8 = 128;
+
+    static __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+    static F zero() { return _mm512_setzero_ps(); }
+    static F all(float value) { return _mm512_set1_ps(value); }
+    static F load(const float* p) { return _mm512_loadu_ps(p); }
+    static F load_part(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first(count), p); }
+    static void store(float* p, F a) { _mm512_storeu_ps(p, a); }
+    static void store_part(float* p, F a, int64_t count) { _mm512_mask_storeu_ps(p, first(count), a); }
+    static F fma(F a, F b, F sum) { return _mm512_fmadd_ps(a, b, sum); }
+    static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static F max(F a, F b) { return _mm512_max_ps(a, b); }
+    static F abs(F a) { return _mm512_abs_ps(a); }
+    static float sum(F a) { return _mm512_reduce_add_ps(a); }
+    static float highest(F a) { return _mm512_reduce_max_ps(a); }
+
+    static F load16(const uint8_t* p, bool is_bfloat) {
+        __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return is_bfloat ? widened_bfloat(raw) : _mm512_cvtph_ps(raw);
+    }
+    static F load16_part(const uint8_t* p, bool is_bfloat, int64_t count) {
+        __m256i raw = _mm256_maskz_loadu_epi16(first(count), p);
+        return is_bfloat ? widened_bfloat(raw) : _mm512_cvtph_ps(raw);
+    }
+
+    static I bytes(const void* p) { return _mm512_loadu_si512(p); }
+    static I bytes_part(const void* p, int64_t count) {
+        return _mm512_maskz_loadu_epi8(count >= 64 ? ~0ull : (1ull << count) - 1, p);
+    }
+    static I integers(int32_t value) { return _mm512_set1_epi32(value); }
+    static I load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
+    static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+    // Of each byte, the low or high half as a number from 0 to 15: the signed number plus 8.
+    static I low_halves(I a) {
+        return _mm512_and_si512(_mm512_xor_si512(a, _mm512_set1_epi8(8)), _mm512_set1_epi8(15));
+    }
+    static I high_halves(I a) {
+        return _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(8)), _mm512_set1_epi8(15));
+    }
+    // The 8-bit weights as `dot8` reads them.
+    static I weights8(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(static_cast<char>(0x80))); }
+    // sum plus the products of each four neighbouring bytes: of halves and signed inputs, of `weights8` and signed inputs.
+    static I dot4(I sum, I halves, I x) { return _mm512_dpbusd_epi32(sum, halves, x); }
+    static I dot8(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+    // One dword from each of 16 rows.
+    static I gather(const uint8_t* p, I starts) { return _mm512_i32gather_epi32(starts, p, 1); }
+
+    // Each of p[0], p[1], ... repeated `count` times.
+    template <int count>
+    static F spread(const float* p) {
+        if constexpr (count >= 16) {
+            return all(*p);
+        } else if constexpr (count == 8) {
+            return _mm512_permutexvar_ps(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+                                         _mm512_castps128_ps512(_mm_loadu_ps(p)));
+        } else if constexpr (count == 4) {
+            return _mm512_permutexvar_ps(_mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0),
+                                         _mm512_castps128_ps512(_mm_loadu_ps(p)));
+        } else {
+            return _mm512_permutexvar_ps(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
+                                         _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+        }
+    }
+
+    // The nearest integers of a as 8-bit numbers.
+    static void store_rounded(int8_t* p, F a) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+    }
+
+  private:
+    static F widened_bfloat(__m256i raw) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+    }
+};
+
+}  // namespace
+}  // namespace linear

@@ -1,0 +1,90 @@
+// Vectors of 4 numbers: Arm NEON with the dot product instructions.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace linear {
+namespace {
+
+struct Neon {
+    using F = float32x4_t;
+    using I = int32x4_t;
+    static constexpr int lanes = 4;
+    static constexpr int rounded_tile = 8, tile = 12;
+    static constexpr int offset8 = 0;
+
+    static F zero() { return vdupq_n_f32(0); }
+    static F all(float value) { return vdupq_n_f32(value); }
+    static F load(const float* p) { return vld1q_f32(p); }
+    static F load_part(const float* p, int64_t count) {
+        float whole[4] = {};
+        std::memcpy(whole, p, sizeof(float) * static_cast<size_t>(count));
+        return load(whole);
+    }
+    static void store(float* p, F a) { vst1q_f32(p, a); }
+    static void store_part(float* p, F a, int64_t count) {
+        float whole[4];
+        store(whole, a);
+        std::memcpy(p, whole, sizeof(float) * static_cast<size_t>(count));
+    }
+    static F fma(F a, F b, F sum) { return vfmaq_f32(sum, a, b); }
+    static F mul(F a, F b) { return vmulq_f32(a, b); }
+    static F max(F a, F b) { return vmaxq_f32(a, b); }
+    static F abs(F a) { return vabsq_f32(a); }
+    static float sum(F a) { return vaddvq_f32(a); }
+    static float highest(F a) { return vmaxvq_f32(a); }
+
+    static F load16(const uint8_t* p, bool is_bfloat) { return load16_part(p, is_bfloat, 4); }
+    static F load16_part(const uint8_t* p, bool is_bfloat, int64_t count) {
+        uint16_t raw[4] = {};
+        std::memcpy(raw, p, static_cast<size_t>(2 * count));
+        uint16x4_t halves = vld1_u16(raw);
+        if (is_bfloat) return vreinterpretq_f32_u32(vshll_n_u16(halves, 16));
+        return vcvt_f32_f16(vreinterpret_f16_u16(halves));
+    }
+
+    static I bytes(const void* p) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
+    static I bytes_part(const void* p, int64_t count) {
+        uint8_t whole[16] = {};
+        std::memcpy(whole, p, static_cast<size_t>(count < 16 ? count : 16));
+        return bytes(whole);
+    }
+    static I integers(int32_t value) { return vdupq_n_s32(value); }
+    static I load_integers(const int32_t* p) { return vld1q_s32(p); }
+    static F to_float(I a) { return vcvtq_f32_s32(a); }
+    static I low_halves(I a) {
+        return vreinterpretq_s32_u8(vandq_u8(veorq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(8)), vdupq_n_u8(15)));
+    }
+    static I high_halves(I a) {
+        return vreinterpretq_s32_u8(veorq_u8(vshrq_n_u8(vreinterpretq_u8_s32(a), 4), vdupq_n_u8(8)));
+    }
+    static I weights8(I a) { return a; }
+    static I dot4(I sum, I halves, I x) { return dot8(sum, halves, x); }
+    static I dot8(I sum, I weights, I x) {
+        return vdotq_s32(sum, vreinterpretq_s8_s32(weights), vreinterpretq_s8_s32(x));
+    }
+    static I gather(const uint8_t* p, I starts) {
+        int32_t where[4], found[4];
+        vst1q_s32(where, starts);
+        for (int i = 0; i < 4; ++i) std::memcpy(found + i, p + where[i], 4);
+        return vld1q_s32(found);
+    }
+
+    template <int count>
+    static F spread(const float* p) {
+        if constexpr (count >= 4) return all(*p);
+        return vcombine_f32(vdup_n_f32(p[0]), vdup_n_f32(p[1]));
+    }
+
+    static void store_rounded(int8_t* p, F a) {
+        int32_t words[4];
+        vst1q_s32(words, vcvtnq_s32_f32(a));
+        for (int i = 0; i < 4; ++i) p[i] = static_cast<int8_t>(words[i]);
+    }
+};
+
+}  // namespace
+}  // namespace linear

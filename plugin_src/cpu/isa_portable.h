@@ -1,0 +1,107 @@
+// Vectors of 4 numbers in plain C++.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace linear {
+namespace {
+
+inline float float_of_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// float16 as float32, subnormal numbers, infinities and NaN included.
+inline float float_of_half(uint16_t half) {
+    uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
+    if (exponent == 31) return float_of_bits(sign | 0x7f800000 | fraction << 13);
+    if (exponent) return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+    float small = static_cast<float>(fraction) * 0x1p-24f;
+    return sign ? -small : small;
+}
+
+struct Portable {
+    struct F { float at[4]; };
+    struct I { uint8_t at[16]; };
+    static constexpr int lanes = 4;
+    static constexpr int rounded_tile = 4, tile = 4;
+    static constexpr int offset8 = 0;
+
+    template <class Number>
+    static F each(Number number) { return {{number(0), number(1), number(2), number(3)}}; }
+
+    static F zero() { return all(0); }
+    static F all(float value) { return {{value, value, value, value}}; }
+    static F load(const float* p) { return each([&](int i) { return p[i]; }); }
+    static F load_part(const float* p, int64_t count) { return each([&](int i) { return i < count ? p[i] : 0.0f; }); }
+    static void store(float* p, F a) { std::memcpy(p, a.at, sizeof a.at); }
+    static void store_part(float* p, F a, int64_t count) { std::memcpy(p, a.at, sizeof(float) * static_cast<size_t>(count)); }
+    static F fma(F a, F b, F sum) { return each([&](int i) { return a.at[i] * b.at[i] + sum.at[i]; }); }
+    static F mul(F a, F b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
+    static F max(F a, F b) { return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
+    static F abs(F a) { return each([&](int i) { return std::fabs(a.at[i]); }); }
+    static float sum(F a) { return (a.at[0] + a.at[1]) + (a.at[2] + a.at[3]); }
+    static float highest(F a) { return std::fmax(std::fmax(a.at[0], a.at[1]), std::fmax(a.at[2], a.at[3])); }
+
+    static F load16(const uint8_t* p, bool is_bfloat) { return load16_part(p, is_bfloat, 4); }
+    static F load16_part(const uint8_t* p, bool is_bfloat, int64_t count) {
+        uint16_t raw[4] = {};
+        std::memcpy(raw, p, static_cast<size_t>(2 * count));
+        return each([&](int i) {
+            return is_bfloat ? float_of_bits(static_cast<uint32_t>(raw[i]) << 16) : float_of_half(raw[i]);
+        });
+    }
+
+    static I bytes(const void* p) { return bytes_part(p, 16); }
+    static I bytes_part(const void* p, int64_t count) {
+        I a = {};
+        std::memcpy(a.at, p, static_cast<size_t>(count < 16 ? count : 16));
+        return a;
+    }
+    static I integers(int32_t value) {
+        int32_t whole[4] = {value, value, value, value};
+        return bytes(whole);
+    }
+    static I load_integers(const int32_t* p) { return bytes(p); }
+    static F to_float(I a) {
+        int32_t words[4];
+        std::memcpy(words, a.at, sizeof words);
+        return each([&](int i) { return static_cast<float>(words[i]); });
+    }
+    static I low_halves(I a) {
+        for (auto& byte : a.at) byte = (byte ^ 8) & 15;
+        return a;
+    }
+    static I high_halves(I a) {
+        for (auto& byte : a.at) byte = (byte >> 4) ^ 8;
+        return a;
+    }
+    static I weights8(I a) { return a; }
+    static I dot4(I sum, I halves, I x) { return dot8(sum, halves, x); }
+    static I dot8(I sum, I weights, I x) {
+        int32_t words[4];
+        std::memcpy(words, sum.at, sizeof words);
+        for (int i = 0; i < 16; ++i) words[i / 4] += static_cast<int8_t>(weights.at[i]) * static_cast<int8_t>(x.at[i]);
+        return bytes(words);
+    }
+    static I gather(const uint8_t* p, I starts) {
+        int32_t where[4];
+        std::memcpy(where, starts.at, sizeof where);
+        I a;
+        for (int i = 0; i < 4; ++i) std::memcpy(a.at + 4 * i, p + where[i], 4);
+        return a;
+    }
+
+    template <int count>
+    static F spread(const float* p) { return each([&](int i) { return p[i / count]; }); }
+
+    static void store_rounded(int8_t* p, F a) {
+        for (int i = 0; i < 4; ++i) p[i] = a.at[i] == a.at[i] ? static_cast<int8_t>(std::lrint(a.at[i])) : 0;
+    }
+};
+
+}  // namespace
+}  // namespace linear

@@ -1,0 +1,47 @@
+"""Which matrices our operator Linear reads, and how it rounds its inputs. Needs no onnx_ir."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd, prod
+from types import MappingProxyType
+
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+from hybridge.runtime.engines.onnxruntime.session_graph import BLOCKS, QuantizedMatrix, SessionGraph
+
+# Numbers of types in plugin_src/cpu/linear.h.
+TYPES: Mapping[DType, int] = MappingProxyType(
+    {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
+)
+_SCALES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+# Fewest inputs of a block, and most by type: what rounding them adds has to stay small beside that of the weights.
+_SMALLEST_BLOCK = 16
+_LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32})
+# Where all numbers of a row share a scale.
+_BLOCK_OF_ROWS = 32
+
+
+def input_block(matrix: QuantizedMatrix) -> int | None:
+    """How many neighbouring inputs are rounded with one scale; None for a matrix that Linear does not read."""
+    largest = _LARGEST_BLOCK.get(matrix.values.dtype)
+    if largest is None or matrix.zero_points is not None or matrix.global_scale is not None:
+        return None
+    if matrix.scales.dtype not in _SCALES or not prod(matrix.shape):
+        return None
+    columns, shape = matrix.shape[1], matrix.scales.shape
+    block = gcd(columns // shape[1], largest) if len(shape) == 2 else gcd(columns, _BLOCK_OF_ROWS)
+    return block if block >= _SMALLEST_BLOCK else None
+
+
+def library_notes(graph: SessionGraph) -> tuple[str, ...]:
+    """A note for the user where Linear would be used, but its library is not there."""
+    parts = (part for weight in graph.weights if weight.form == BLOCKS for part in weight.parts)
+    if not any(isinstance(part, QuantizedMatrix) and input_block(part) for part in parts):
+        return ()
+    library = cpu_library()
+    if library.path is not None:
+        return ()
+    return (
+        f"products with quantised weights use ONNX Runtime's kernels, which are slower than ours: {library.reason}",
+    )

@@ -1,0 +1,188 @@
+"""The operator Linear of our CPU library against float64: every type, instruction set and tile, odd sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+from hybridge.runtime.engines.onnxruntime.linear_form import TYPES
+from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph
+
+pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
+PORTABLE, AVX2, AVX512 = 1, 2, 3
+BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight as stored, and what it means in float64 [rows, columns]."""
+
+    dtype: DType
+    numbers: np.ndarray
+    scales: np.ndarray | None
+    scale_dtype: DType
+    meant: np.ndarray
+
+
+def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype: DType = DType.BFLOAT16) -> Matrix:
+    """Random; group None: one scale for each row, 0: one for all."""
+    random = np.random.default_rng(rows + columns)
+    if dtype not in (DType.INT4, DType.INT8):
+        values = random.standard_normal((rows, columns)).astype(dtype.numpy)
+        stored = values.view(np.uint8).reshape(rows, -1)
+        return Matrix(dtype, stored, None, DType.FLOAT32, values.astype(np.float64))
+    half = 8 if dtype is DType.INT4 else 128
+    values = random.integers(-half, half, (rows, columns)).astype(np.int8)
+    values[0, :2] = -half, half - 1
+    groups = 1 if not group else columns // group
+    scales = random.uniform(1e-3, 1e-2, (1 if group == 0 else rows, groups)).astype(scale_dtype.numpy)
+    pairs = values.view(np.uint8) & 15
+    stored = pairs[:, ::2] | pairs[:, 1::2] << 4 if dtype is DType.INT4 else values.view(np.uint8)
+    meant = values.astype(np.float64) * np.repeat(scales.astype(np.float64), columns // groups, axis=1)
+    return Matrix(dtype, stored, scales.reshape(-1).view(np.uint8), scale_dtype, meant)
+
+
+def product(
+    weight: Matrix, x: np.ndarray, block: int = 0, exact: bool = False, instructions: int = 0, threads: int = 1
+) -> np.ndarray:
+    """Linear's output, written over NaN; skips where the processor lacks the ``instructions``."""
+    given = {"w": weight.numbers} if weight.scales is None else {"w": weight.numbers, "s": weight.scales}
+    attributes = {"type": TYPES[weight.dtype], "scale_type": TYPES[weight.scale_dtype], "block": block}
+    node = helper.make_node(
+        "Linear", ["x", *given], ["y"], domain="hybridge.cpu", exact=int(exact), instructions=instructions, **attributes
+    )
+    shapes = {"x": [None] * (x.ndim - 1) + [x.shape[-1]], "y": [None] * (x.ndim - 1) + [len(weight.numbers)]}
+    values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    weights = [numpy_helper.from_array(array, name) for name, array in given.items()]
+    graph = helper.make_graph([node], "linear", [values["x"]], [values["y"]], weights)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("hybridge.cpu", 1)]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.register_custom_ops_library(str(cpu_library().path))
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if "instructions that this processor has" in str(error):
+            pytest.skip("this processor lacks the instructions")
+        raise
+    y = np.full((*x.shape[:-1], len(weight.numbers)), np.nan, np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(y))
+    session.run_with_iobinding(binding)
+    return y
+
+
+def inputs(count: int, columns: int) -> np.ndarray:
+    """[count, columns]: ordinary rows, and among them one of zeros, one with an outlier and one of tiny numbers."""
+    x = np.random.default_rng(columns).standard_normal((count, columns)).astype(np.float32)
+    for row, scale in ((1, 0.0), (2, 1e-30), (4, 1e30)):
+        x[row:][:1] *= np.float32(scale)
+    x[3:][:1, 5] = 900.0
+    return x
+
+
+def rounding_step(x: np.ndarray, block: int) -> np.ndarray:
+    """Half of an 8-bit step of each input: the largest of its block divided by 254."""
+    largest = np.abs(x.astype(np.float64)).reshape(len(x), x.shape[1] // block, block).max(2)
+    return np.repeat(largest / 254, block, axis=1)
+
+
+# Type, columns, numbers that share a scale, inputs of a block, type of scales.
+QUANTIZED = {
+    "int4 by 16": (DType.INT4, 48, 16, 16, DType.FLOAT16),
+    "int4 by 32": (DType.INT4, 672, 32, 32, DType.BFLOAT16),
+    "int4 by 48": (DType.INT4, 144, 48, 16, DType.FLOAT32),
+    "int4 by 64": (DType.INT4, 320, 64, 64, DType.BFLOAT16),
+    "int4 by 128": (DType.INT4, 640, 128, 128, DType.BFLOAT16),
+    "int4 by row": (DType.INT4, 96, None, 32, DType.FLOAT16),
+    "int4, one scale": (DType.INT4, 96, 0, 32, DType.FLOAT32),
+    "int8 by 16": (DType.INT8, 48, 16, 16, DType.FLOAT16),
+    "int8 by 32": (DType.INT8, 608, 32, 32, DType.BFLOAT16),
+    "int8 by 128": (DType.INT8, 384, 128, 32, DType.BFLOAT16),
+    "int8 by row": (DType.INT8, 96, None, 32, DType.FLOAT32),
+}
+
+
+@pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_rounds_inputs_by_blocks_and_nothing_else(name: str, instructions: int) -> None:
+    dtype, columns, group, block, scales = QUANTIZED[name]
+    for rows in (1, 37):
+        weight = matrix(dtype, rows, columns, group, scales)
+        for count in (0, 1, 7, 33):
+            x = inputs(count, columns)
+            y = product(weight, x, block, instructions=instructions, threads=1 + count % 2)
+            size = np.abs(x.astype(np.float64)) @ np.abs(weight.meant.T)
+            bound = rounding_step(x, block) @ np.abs(weight.meant.T) + 1e-5 * size
+            assert (np.abs(y - x.astype(np.float64) @ weight.meant.T) <= bound).all()
+
+
+@pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
+@pytest.mark.parametrize("name", [*QUANTIZED, "float16", "bfloat16", "float32"])
+def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -> None:
+    dtype, columns, group, block, scales = QUANTIZED.get(name) or (DType(name), 603, None, 0, DType.FLOAT32)
+    for rows in (1, 37):
+        weight = matrix(dtype, rows, columns, group, scales)
+        for count in (1, 7, 33):
+            x = inputs(count, columns)
+            y = product(weight, x, block, exact=True, instructions=instructions, threads=1 + count % 2)
+            size = np.abs(x.astype(np.float64)) @ np.abs(weight.meant.T)
+            # float32 sums of 672 products round at most so much, as a random walk of 2**-24 each.
+            assert (np.abs(y - x.astype(np.float64) @ weight.meant.T) <= 672**0.5 * 2.0**-24 * size).all()
+
+
+def test_a_float16_weight_keeps_its_smallest_and_largest_numbers() -> None:
+    values = np.array([[6e-8, -6.1e-5, 65504.0, -1.0, 0.0, 3.05e-5, 1e-7]], np.float16)
+    weight = Matrix(DType.FLOAT16, values.view(np.uint8), None, DType.FLOAT32, values.astype(np.float64))
+    for instructions in (PORTABLE, 0):
+        found = product(weight, np.eye(7, dtype=np.float32), instructions=instructions)
+        np.testing.assert_array_equal(found[:, 0], values[0].astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_input_that_is_not_finite_gives_nan(value: float) -> None:
+    weight, x = matrix(DType.INT4, 5, 96, 32), inputs(17, 96)
+    x[9, 40] = value
+    for count in (17, 10):
+        y = product(weight, x[:count], 32)
+        assert np.isnan(y[9]).all() and np.isfinite(np.delete(y, 9, 0)).all()
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    weight, x = matrix(DType.INT4, 5, 96, 32), inputs(2, 96)
+    for wrong, block in ((x[:, :64], 32), (x, 64), (x, 24), (x, 0)):
+        with pytest.raises(Exception, match="expected x, numbers and scales of one matrix"):
+            product(weight, np.ascontiguousarray(wrong), block)
+
+
+@pytest.mark.parametrize("dtype", [DType.INT4, DType.INT8])
+def test_weights_are_read_where_the_file_is_mapped(dtype: DType, tmp_path: Path) -> None:
+    made = QuantizedGraph(tmp_path)
+    weight, meant = made.matrix("w", Form(dtype, 32), 64, 128)
+    made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)
+    session, store, types = made.session(exact=True, linear=True)
+    assert types == ["Linear"] and store.copied_bytes == 0 and store.mapped_bytes > 0
+    x = inputs(7, 128)
+    size = np.abs(x.astype(np.float64)) @ np.abs(meant.T)
+    assert (np.abs(session.run(None, {"x": x})[0] - x.astype(np.float64) @ meant.T) <= 1e-6 * size).all()
+
+
+def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
+    made = QuantizedGraph(tmp_path)
+    x = made.input("x", ir.DataType.FLOAT, "rows", 96)
+    forms = (Form(DType.INT4, 32, zeros=True), Form(DType.INT4, 8), Form(DType.INT8, 32, zeros=True))
+    for index, form in enumerate(forms):
+        made.product(f"y{index}", x, made.matrix(f"w{index}", form, 5, 96)[0])
+    assert "Linear" not in made.session(linear=True)[2]
