@@ -42,6 +42,4 @@ def library_notes(graph: SessionGraph) -> tuple[str, ...]:
     library = cpu_library()
     if library.path is not None:
         return ()
-    return (
-        f"products with quantised weights use ONNX Runtime's kernels, which are slower than ours: {library.reason}",
-    )
+    return (f"quantised weights use ONNX Runtime's kernels, which are slower than Hybridge's: {library.reason}",)

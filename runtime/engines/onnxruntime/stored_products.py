@@ -27,7 +27,7 @@ def use_stored_products(model: ir.Model, exact: bool) -> None:
 
     Nothing is replaced where the library cannot be compiled.
     """
-    nodes = [node for node in model.graph if node.op_type == "FusedMatMul" and node.attributes.get_int("transB", 0)]
+    nodes = [node for node in model.graph if node.op_type == "FusedMatMul" and node.attributes.get_int("transB", False)]
     for node in nodes:
         weight = node.inputs[1]
         matrix = quantized_matrix(weight)

@@ -39,8 +39,7 @@ def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype
     random = np.random.default_rng(rows + columns)
     if dtype not in (DType.INT4, DType.INT8):
         values = random.standard_normal((rows, columns)).astype(dtype.numpy)
-        stored = values.view(np.uint8).reshape(rows, -1)
-        return Matrix(dtype, stored, None, DType.FLOAT32, values.astype(np.float64))
+        return Matrix(dtype, values.view(np.uint8).reshape(rows, -1), None, DType.FLOAT32, values.astype(np.float64))
     half = 8 if dtype is DType.INT4 else 128
     values = random.integers(-half, half, (rows, columns)).astype(np.int8)
     values[0, :2] = -half, half - 1
