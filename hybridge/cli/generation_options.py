@@ -47,7 +47,7 @@ SAMPLING = (
     ),
     *options_of(SamplingParams, group=_SAMPLING),
 )
-DRAFTS = (
+DRAFT = (
     Option(
         "--draft",
         help="Source of draft tokens: ngram, mtp, or the folder of a draft model.",
@@ -62,6 +62,9 @@ DRAFTS = (
         default="the artifact's, or 4",
         group=_DRAFTS,
     ),
+)
+DRAFTS = (
+    *DRAFT,
     Switch("--draft-sampling", help="Sample the tokens of a draft model for requests that sample.", group=_DRAFTS),
     Option(
         "--speculative-mode",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from hybridge.artifact.errors import SettingError
+from hybridge.cli.generation_options import DRAFT
 from hybridge.cli.options import ARTIFACT, ENGINE_NAME
 from hybridge.cli.parser import PATH, Command, Option, Switch, given, options_of
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
@@ -23,6 +24,8 @@ def _run(
     engine_folder: str | None,
     threads: int | None,
     embeddings: bool,
+    draft: str | None,
+    draft_tokens: int | None,
     **settings: Any,
 ) -> None:
     from hybridge.requirements import require
@@ -31,7 +34,7 @@ def _run(
     require("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
     values, models = ({}, []) if config is None else read_config_file(config)
     chosen: dict[str, Any] = {"engine": engine or AUTO, "engine_folder": engine_folder, "threads": threads}
-    chosen["embeddings"] = embeddings
+    chosen |= {"embeddings": embeddings, "draft": draft, "draft_tokens": draft_tokens}
     if out is not None:
         models.insert(0, ModelSettings(out.resolve().name, out, preload=True, **chosen))
     for text in model:
@@ -72,4 +75,5 @@ COMMAND = Command(
     *options_of(ServeSettings),
     ENGINE_NAME,
     *options_of(EngineOptions),
+    *DRAFT,
 )

@@ -12,6 +12,8 @@ from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.scheduler import Priority
 from hybridge.runtime.serving.settings import GIB, ServingSettings
+from hybridge.runtime.speculation import DraftModel, SpeculationSettings
+from hybridge.runtime.speculation.settings import MTP, NGRAM
 from hybridge.serve.errors import OVERLOADED, RATE_LIMIT, ApiError
 from hybridge.serve.grammars import Grammars
 from hybridge.serve.settings import ModelSettings
@@ -88,6 +90,7 @@ def open_model(settings: ModelSettings) -> ServedModel:
         memory_bytes=settings.memory_bytes,
         policy=Priority(),
         prefix_cache=PrefixCacheSettings(host_bytes=settings.host_bytes),
+        speculation=_speculation(settings),
         hidden_states=settings.embeddings,
     )
     llm = AsyncLLM(
@@ -100,6 +103,14 @@ def open_model(settings: ModelSettings) -> ServedModel:
         serving,
     )
     return ServedModel(settings.name, llm, settings.embeddings)
+
+
+def _speculation(settings: ModelSettings) -> SpeculationSettings | None:
+    if settings.draft is None and settings.draft_tokens is None:
+        return None
+    named = settings.draft or NGRAM
+    drafter = named if named in (NGRAM, MTP) else DraftModel(named)
+    return SpeculationSettings(settings.draft_tokens or SpeculationSettings.tokens, drafter)
 
 
 def loading_error(name: str, error: HybridgeError) -> ApiError:

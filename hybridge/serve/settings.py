@@ -76,8 +76,8 @@ class ServeSettings:
 class ModelSettings:
     """One artifact by name. ``preload``: it is loaded at the start and stays loaded.
 
-    memory_bytes: size of its pools (``ServingSettings``). embeddings: it serves them, too. The other settings are those
-    of ``LLM``.
+    memory_bytes: size of its pools (``ServingSettings``). embeddings: it serves them, too. draft: source of draft
+    tokens, "ngram", "mtp" or the folder of a draft model. The other settings are those of ``LLM``.
     """
 
     name: str
@@ -91,6 +91,8 @@ class ModelSettings:
     memory_bytes: int | None = setting(None, least=1)
     host_bytes: int = setting(0, least=0)
     embeddings: bool = setting(False)
+    draft: str | None = setting(None)
+    draft_tokens: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)

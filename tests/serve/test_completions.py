@@ -81,6 +81,9 @@ def test_echo_gives_the_log_probabilities_of_a_prompt(served: Running, llm: LLM)
     assert lists["top_logprobs"][0] is None and [len(top) for top in lists["top_logprobs"][1:]] == [2] * (
         len(logprobs) - 1
     )
+    events = served.events(PATH, prompt=TEXT, max_tokens=1, echo=True)
+    assert "".join(event["choices"][0]["text"] for event in events) == TEXT + expected.text
+    assert served.refusal(PATH, 400, prompt=TEXT, echo=True, logprobs=1, stream=True)["param"] == "echo"
     both = served.post(PATH, prompt=TEXT, max_tokens=1, echo=True, logprobs=2)["choices"][0]
     assert both["text"] == TEXT + expected.text
     assert both["logprobs"]["token_logprobs"][-1] == pytest.approx(expected.logprobs[0].logprob, abs=1e-4)

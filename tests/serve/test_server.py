@@ -95,6 +95,28 @@ def test_a_full_queue_refuses_with_the_time_until_a_row_is_free(
         assert int(response.headers["retry-after"]) >= 1
 
 
+def test_urgent_requests_run_first(served: Running, gate: Gate) -> None:
+    """All rows are taken; of two requests that wait, the one that came later is the more urgent one."""
+    ended: list[str] = []
+
+    def post(name: str, tokens: int, priority: int) -> None:
+        served.post(PATH, prompt=f"The sea {name}", max_tokens=tokens, priority=priority)
+        ended.append(name)
+
+    threads = []
+    for number in range(served.model().llm.max_batch_size):
+        threads.append(threading.Thread(target=post, args=(f"first {number}", 90 if number else 10, -9)))
+    for name, priority in (("later", 5), ("sooner", 4)):
+        threads.append(threading.Thread(target=post, args=(name, 30, priority)))
+    for running_count, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda count=running_count: served.model().running == count)
+    gate.free = True
+    for thread in threads:
+        thread.join()
+    assert ended.index("sooner") < ended.index("later")
+
+
 def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# clients\nann key-of-ann\nkey-of-bob\n")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.serve.running import Running
+from hybridge.serve.settings import ModelSettings
+from tests.serve.running import Running, running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Where is the sea?"}]
@@ -134,3 +136,17 @@ def test_tools_that_cannot_be_used(served: Running, tooled: Running) -> None:
             "response_format",
         )
     assert tooled.post(CHAT, messages=USER, tools=[TOOL], tool_choice="none", max_tokens=2)["choices"]
+
+
+def test_draft_tokens_follow_the_grammar_too(served: Running, demo: ModelSettings) -> None:
+    """n-grams of the prompt propose tokens that the grammar forbids, and others that it allows."""
+    text = "-".join(["2024", "1177", "2024", "1177", "2024"])
+    fields = {"prompt": f"{text} then {text} and then ", "max_tokens": 40}
+    for outputs in ({"regex": "([0-9]{4}-){5}[0-9]"}, {"regex": "([0-9]{3}-){5}[0-9]"}):
+        found = []
+        with running([replace(demo, draft="ngram", draft_tokens=3)]) as drafting:
+            for server in (served, drafting):
+                found.append(server.post(COMPLETIONS, **fields, structured_outputs=outputs)["choices"][0]["text"])
+            speculation = drafting.model().llm.loop.speculation
+            assert speculation is not None and speculation.proposed > 0
+        assert found[0] == found[1] and re.fullmatch(outputs["regex"], found[0])

@@ -45,7 +45,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
             )
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
         await call.start(prompts, [params] * len(prompts), body.priority, namespace)
-        answer = _Answer(body, call, params)
+        answer = _Answer(body, call, params, prompts)
         if body.stream:
             return await call.stream(answer.events)
         return JSONResponse(answer.whole(await call.results()))
@@ -54,6 +54,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 def _params(body: CompletionRequest, call: Call) -> SamplingParams:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, f"best_of: expected n ({body.n or 1}), found {body.best_of}: leave it out", param="best_of")
+    if body.stream and body.echo and (body.logprobs is not None or body.max_tokens == 0):
+        raise ApiError(
+            400, "echo: expected no stream with logprobs or max_tokens 0, found one: set stream", param="echo"
+        )
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: expected at least 1 without echo, found 0", param="max_tokens")
     longest = call.model.llm.max_seq_len if body.max_tokens is None else max(1, body.max_tokens)
@@ -68,8 +72,10 @@ def _params(body: CompletionRequest, call: Call) -> SamplingParams:
 class _Answer:
     """The response to one request, whole or in events."""
 
-    def __init__(self, body: CompletionRequest, call: Call, params: SamplingParams) -> None:
-        self._body, self._params = body, params
+    def __init__(
+        self, body: CompletionRequest, call: Call, params: SamplingParams, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        self._body, self._params, self._prompts = body, params, prompts
         self._tokenizer = call.model.llm.tokenizer
         self._texts = LogprobTexts(self._tokenizer)
         self._head = {
@@ -92,11 +98,15 @@ class _Answer:
 
     async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
         options = self._body.stream_options
-        begun: dict[int, int] = {}  # characters of each choice so far
+        begun: dict[int, int] = {}  # characters of each answer so far
         ended: dict[int, list[Generation]] = {}
+        echoed: set[int] = set()
         async for batch in batches:
             for pieces in by_choice(batch).values():
                 choice = self._chunk_choice(pieces, begun)
+                if self._body.echo and choice["index"] not in echoed:
+                    echoed.add(choice["index"])
+                    choice["text"] = self._prompt_text(self._prompts[pieces[0].index]) + choice["text"]
                 yield event({**self._head, "choices": [choice]})
                 if pieces[-1].generation is not None:
                     ended.setdefault(pieces[-1].index, []).append(pieces[-1].generation)
@@ -115,7 +125,7 @@ class _Answer:
         return {"index": index, "text": text, "logprobs": lists, "finish_reason": pieces[-1].finish_reason}
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
-        prompt = self._prompt_text(answer) if self._body.echo else ""
+        prompt = self._prompt_text(answer.prompt_token_ids) if self._body.echo else ""
         only_prompt = self._body.max_tokens == 0
         lists, top = None, self._params.logprobs
         if top is not None:
@@ -130,9 +140,9 @@ class _Answer:
             "finish_reason": "length" if only_prompt else answer.finish_reason,
         }
 
-    def _prompt_text(self, answer: Generation) -> str:
+    def _prompt_text(self, ids: Sequence[int]) -> str:
         if isinstance(self._body.prompt, str):
             return self._body.prompt
         if self._tokenizer is None:
             raise RequestError("echo: expected a model with a tokenizer, found none: leave it out")
-        return self._tokenizer.decode(answer.prompt_token_ids, skip_special_tokens=self._params.skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=self._params.skip_special_tokens)
