@@ -13,7 +13,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridge.serve.api_keys import ANONYMOUS, Client
-from hybridge.serve.errors import AUTHENTICATION, OVERLOADED, TIMEOUT, ApiError, api_error, error_response
+from hybridge.serve.errors import (
+    AUTHENTICATION,
+    OVERLOADED,
+    PERMISSION,
+    TIMEOUT,
+    ApiError,
+    api_error,
+    error_response,
+)
+from hybridge.serve.loopback import host_name, is_loopback
 
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
@@ -64,6 +73,13 @@ class _Passing:
     async def admitted(self, receive: Receive) -> Receive:
         """Check the request and read its body; ApiError when it is refused."""
         service = self._service
+        host = self._headers.get("host", "")
+        if service.local_only and host and not is_loopback(host_name(host)):
+            raise ApiError(
+                403,
+                "expected a host name of this machine, found another: use --api-key-file behind a proxy",
+                PERMISSION,
+            )
         if not _OPEN.fullmatch(self._scope["path"]):
             self._client = self._scope["state"]["client"] = self._known_client()
             if service.draining:

@@ -13,6 +13,7 @@ import uvicorn
 from hybridge.artifact.errors import OutputError, SettingError
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
+from hybridge.serve.loopback import is_loopback
 from hybridge.serve.protocol import TimedProtocol
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.service import Service, new_service
@@ -35,6 +36,8 @@ class HttpServer:
     ) -> None:
         """HybridgeError for wrong settings, or a folder that is no artifact."""
         self.service = new_service(settings, models, keys, log)
+        # A web page of another origin must not reach the server by a name that resolves to this machine.
+        self.service.local_only = keys is None and is_loopback(settings.host)
         self._server = _Server(_config(self.service), self.service)
         self._listener = _listener(settings.host, settings.port)
         self._event_loop: asyncio.AbstractEventLoop | None = None

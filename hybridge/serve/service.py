@@ -22,7 +22,7 @@ from hybridge.serve.settings import ModelSettings, ServeSettings
 class Service:
     """``keys``: None where none is needed. ``draining``: new requests are refused. ``started``: seconds since 1970.
 
-    streams: responses that are streams of events now.
+    streams: responses that are streams of events now. local_only: requests have to name this machine as their host.
     """
 
     settings: ServeSettings
@@ -33,6 +33,7 @@ class Service:
     sessions: SessionFiles
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
+    local_only: bool = False
     streams: int = 0
     started: int = field(default_factory=lambda: int(time.time()))
 

@@ -81,3 +81,29 @@ def test_headers_without_end_are_refused(served: Running) -> None:
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 200_000)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("host", "accepted"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:1", True),
+        ("127.1.2.3:8000", True),
+        ("[::1]:8000", True),
+        ("models.localhost", True),
+        ("example.com", False),
+        ("127.0.0.1.example.com:8000", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_without_keys_only_names_of_this_machine_are_accepted(served: Running, host: str, accepted: bool) -> None:
+    """Else a web page whose name resolves to 127.0.0.1 could use the server of its visitor."""
+    response = served.client.get("/v1/models", headers={"host": host})
+    assert response.status_code == (200 if accepted else 403)
+
+
+def test_forms_of_web_pages_are_no_requests(served: Running) -> None:
+    body = b'{"model": "demo", "prompt": "The sea", "max_tokens": 1}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        response = served.client.post(COMPLETIONS, content=body, headers={"content-type": kind})
+        assert response.status_code == 400

@@ -50,7 +50,7 @@ def leave(served: Running, body: dict, reads: int) -> None:
     """Send a request, read until the response has ``reads`` lines of data, and close the connection."""
     host, port = served.server.url.removeprefix("http://").split(":")
     text = json.dumps({"model": "demo", **body}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+    head = f"POST {PATH} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head.encode() + text)
         found = b""
@@ -161,7 +161,7 @@ def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
         assert response.status_code == 413
         host, port = served.server.url.removeprefix("http://").split(":")
         for start, status in (
-            (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", b"408"),
+            (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{", b"408"),
             (b"GET /he", b""),
         ):
             with socket.create_connection((host, int(port)), timeout=60) as connection:
