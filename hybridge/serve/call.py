@@ -44,7 +44,9 @@ class Call:
         self.client: Client = request.state.client
         self._streams: list[RequestStream] = []
         self._ends: list[Callable[[], None]] = []
-        self._expired = self._streaming = False
+        self._expired = self._streaming = self._counted = False
+        # Of the prompts and of the answers so far.
+        self._tokens = 0
         limit = float(service.settings.request_timeout)
         self._timeout = min(limit, timeout or limit)
         self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
@@ -86,6 +88,7 @@ class Call:
         await self.admit(sum(each.n for each in params))
         llm = self.model.llm
         for ids, each in zip(prompts, params, strict=True):
+            self._tokens += len(ids)
             self._streams.append(llm.add(ids, each, None, priority or 0, namespace, checkpoints))
 
     async def admit(self, sequences: int) -> None:
@@ -99,6 +102,7 @@ class Call:
         try:
             async for index, batch in _merged(self._streams):
                 began = event_loop.time()
+                self._tokens += sum(len(piece.token_ids) for piece in batch)
                 answers.setdefault(index, []).extend(each.generation for each in batch if each.generation is not None)
                 yield batch if not index else [piece._replace(index=index) for piece in batch]
                 interval = self.service.streams / _EVENTS_PER_SECOND if self._streaming else 0.0
@@ -174,6 +178,7 @@ class Call:
 
     def count(self, answers: Sequence[Sequence[Generation]]) -> None:
         """Add the answers to each prompt to the metrics, the client's tokens and the log."""
+        self._counted = True
         prompt = sum(len(each[0].prompt_token_ids) for each in answers)
         cached = sum(each[0].cached_tokens for each in answers)
         new = sum(len(answer.token_ids) for each in answers for answer in each)
@@ -199,6 +204,11 @@ class Call:
             self._first.cancel()
         for stream in self._streams:
             await stream.aclose()
+        if self._streams and not self._counted:
+            self._counted = True
+            self.service.metrics.abandoned(self.model.name, len(self._streams))
+            self.service.rate_limits.use_tokens(self.client.name, self._tokens)
+            self.log(model=self.model.name, abandoned_tokens=self._tokens)
         for end in self._ends:
             end()
         self._ends.clear()

@@ -75,6 +75,10 @@ class Metrics:
             if times.new_tokens > 1:
                 self._per_token.labels(model).observe((times.last_token - times.first_token) / (times.new_tokens - 1))
 
+    def abandoned(self, model: str, prompts: int) -> None:
+        """Count prompts whose answers did not end: the client left, the time was over, or a step failed."""
+        self._finished.labels(model, "abandoned").inc(prompts)
+
     async def render(self, models: Iterable[ServedModel]) -> bytes:
         """All metrics in Prometheus' text format."""
         for gauge in (*self._gauges.values(), self._misses):

@@ -68,6 +68,7 @@ def test_computing_stops_within_a_step_when_the_client_leaves(served: Running, g
     gate.free = True
     until(lambda: not served.model().llm.loop.busy)
     assert gate.steps <= steps + 2  # the step in progress, and one that had been planned
+    until(lambda: any("abandoned_tokens" in line for line in served.lines("request")))
     assert served.post(PATH, prompt="The sea", max_tokens=2)["choices"]
 
 
@@ -143,6 +144,14 @@ def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Pa
         assert names.count("ann") == 4 and names.count("") == 3
         assert sum(name.startswith("key-") for name in names) == 2
         assert "prompt to be found" not in served.log.getvalue() and "key-of" not in served.log.getvalue()
+
+
+def test_tokens_of_clients_that_leave_count(demo: ModelSettings) -> None:
+    with running([demo], tokens_per_minute=20) as served:
+        leave(served, {"prompt": "The sea", "max_tokens": 400, "ignore_eos": True, "stream": True}, 30)
+        until(lambda: served.model().running == 0)
+        assert served.refusal(PATH, 429, prompt="The sea")["code"] == "rate_limit_exceeded"
+        assert 'hybridge_answers_total{model="demo",reason="abandoned"} 1.0' in served.client.get("/metrics").text
 
 
 @pytest.mark.parametrize(
