@@ -47,8 +47,14 @@ def test_a_module_that_cannot_be_imported_is_named() -> None:
 
 
 def test_a_builder_that_is_refused_is_an_error(full: TensorRTLibrary) -> None:
-    full.trt = SimpleNamespace(Builder=lambda logger: None)
+    full.trt = SimpleNamespace(Builder=lambda logger: None, IKVCacheUpdateLayer=trt.IKVCacheUpdateLayer)
     with pytest.raises(EngineError, match="no usable GPU or driver"):
+        full.create_builder(None)
+
+
+def test_an_old_tensorrt_is_refused_by_its_version(full: TensorRTLibrary) -> None:
+    full.trt, full.version = SimpleNamespace(), "10.3.0"
+    with pytest.raises(EngineError, match=r"expected tensorrt 10\.15 or newer, .* found 10\.3\.0: .*JetPack 7\.2"):
         full.create_builder(None)
 
 

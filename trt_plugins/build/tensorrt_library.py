@@ -14,6 +14,9 @@ from hybridge.trt_plugins.build.capability import sm_name
 from hybridge.trt_plugins.build.target import TENSORRT_RTX
 from hybridge.trt_plugins.plugins.aliasing import aliasing_feature
 
+# https://docs.nvidia.com/deeplearning/tensorrt/latest/getting-started/release-notes-10/10.15.1.html
+_NEEDED_LAYER, _NEEDED_SINCE = "IKVCacheUpdateLayer", "10.15"
+
 
 class TensorRTLibrary:
     """One imported TensorRT module. ``trt`` is the module itself, ``version`` its version."""
@@ -32,7 +35,12 @@ class TensorRTLibrary:
         return self.name == TENSORRT_RTX
 
     def create_builder(self, logger: Any) -> Any:
-        """A builder; EngineError when TensorRT makes none (no usable driver with full TensorRT)."""
+        """A builder; EngineError when TensorRT is too old, or makes none (no usable driver with full TensorRT)."""
+        if not hasattr(self.trt, _NEEDED_LAYER):
+            raise EngineError(
+                f"expected {self.name} {_NEEDED_SINCE} or newer, which has layers for attention and its caches, found "
+                f"{self.version}: update it (on a Jetson, JetPack 7.2 has 10.16)"
+            )
         try:
             builder = self.trt.Builder(logger)
         except (TypeError, RuntimeError):  # the bindings' answer to a builder that was not made
