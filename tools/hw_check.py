@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.artifacts import artifact_document, export_artifacts, find_artifacts
-from hardware.forms import FORMS, Form
+from hardware.forms import FORMS
 from hardware.machine import machine_document
 from hardware.page import write_page
 from hardware.process import run_isolated
@@ -89,20 +89,13 @@ def _check(report: Report, options: argparse.Namespace, scratch: Path, runner: R
     names = [name for name in STEPS if options.step is None or name in ("build", *options.step)]
     for name in options.form or list(FORMS):
         form = FORMS[name]
-        reason = _reason(form, artifacts, report.machine["gpu"]["capability"])
-        if reason is not None:
+        if form.artifact not in artifacts:
+            reason = f"expected the artifact {form.artifact!r} for it, found {', '.join(artifacts)}"
             report.add({"step": "form", "form": name, "status": UNSUPPORTED, "seconds": 0.0, "reason": reason})
             continue
         subject = Subject(artifacts[form.artifact], form, options.max_batch, options.max_seq_len)
         for record in runner(subject, names, deadline):
             report.add({"step": record["step"], "form": name, **record})
-
-
-def _reason(form: Form, artifacts: Mapping[str, Path], capability: str) -> str | None:
-    """Why ``form`` cannot be checked; None where it can."""
-    if form.artifact not in artifacts:
-        return f"expected the artifact {form.artifact!r} for it, found {', '.join(artifacts)}"
-    return form.missing(capability)
 
 
 if __name__ == "__main__":

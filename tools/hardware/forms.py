@@ -22,24 +22,16 @@ _DRAFTS = {**_PLUGINS, "speculative_tokens": DRAFT_TOKENS}
 
 @dataclass(frozen=True)
 class Form:
-    """``options``: of ``hybridge.build_engine``, for the artifact of that name. least_capability: of its GPU."""
+    """``options``: of ``hybridge.build_engine``, for the artifact of that name."""
 
     name: str
     artifact: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    least_capability: str | None = None
 
     @property
     def drafts(self) -> int:
         """Draft tokens of a row."""
         return int(self.options.get("speculative_tokens", 0))
-
-    def missing(self, capability: str | None) -> str | None:
-        """Why a GPU of ``capability`` cannot run it; None where it may."""
-        least = self.least_capability
-        if least is None or capability is None or float(capability) >= float(least):
-            return None
-        return f"expected compute capability {least} or newer, found {capability}"
 
 
 FORMS = {
@@ -55,6 +47,6 @@ FORMS = {
         Form("paged-replay", PAGED, {**_DRAFTS, "draft_states": "replay"}),
         Form("paged-bfloat16", BFLOAT16, _PLUGINS),
         Form("paged-int4", INT4, _PLUGINS),
-        Form("paged-fp8-kv", FP8_KV, _PLUGINS, least_capability="8.9"),
+        Form("paged-fp8-kv", FP8_KV, _PLUGINS),
     )
 }

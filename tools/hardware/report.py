@@ -30,7 +30,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every step of every form that the GPU supports passed, and some form was checked."""
+        """Whether every step of every form that has its artifact passed, and some form was checked."""
         states = [step["status"] for step in self.steps]
         checked = any("form" in step and step["status"] == PASSED for step in self.steps)
         return checked and all(state in (PASSED, UNSUPPORTED) for state in states)
