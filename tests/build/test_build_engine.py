@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import onnx
@@ -22,9 +22,10 @@ from hybridge.artifact.errors import (
     UnsupportedError,
 )
 from hybridge.artifact.progress import NoProgress
-from hybridge.trt_plugins.build import build_plan
+from hybridge.trt_plugins.build import build_plan, builder
 from hybridge.trt_plugins.build.build_progress import TOTAL
 from hybridge.trt_plugins.build.builder import build_engine, engine_folder
+from hybridge.trt_plugins.build.job import BuildJob, BuildResult, TensorSummary
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import check_float32, value_dtypes
 from hybridge.trt_plugins.build.options import BuildOptions
@@ -125,8 +126,9 @@ def test_memory_grows_with_the_tokens_only(built: tuple[Path, EngineRecord, Reco
     assert len(reserved) == 2 and max(reserved) < 32 << 20
 
 
+# test_plugin_engines.py builds for several targets on every push; others build native layers of float16 and bfloat16.
+@pytest.mark.slow
 def test_several_targets_make_one_engine_and_float32_builds(tmp_path: Path) -> None:
-    """bfloat16 is built in test_exported_families.py."""
     artifact = write_tiny_artifact(tmp_path / "artifact", DType.FLOAT32)
     options = BuildOptions(compute_capabilities=("8.9", "12.0"), library="tensorrt_rtx", max_seq_len=16)
     record = build_engine(artifact, options)
@@ -177,16 +179,33 @@ def test_interruption_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in artifact.iterdir()) == ["config.json", "model.onnx", "weights"]
 
 
-def test_an_engine_is_replaced_only_on_request(built: tuple[Path, EngineRecord, Recorder]) -> None:
+def test_an_engine_is_replaced_only_on_request(
+    built: tuple[Path, EngineRecord, Recorder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second build's process is a double, which writes another file."""
     artifact, record, _ = built
     path = engine_folder(artifact, "rtx-ampere") / "engine.json"
+    summaries = [asdict(TensorSummary(b["name"], b["mode"], b["dtype"], b.get("aliases"))) for b in record.bindings]
+
+    def interrupted(job: BuildJob, *others: object) -> BuildResult:
+        Path(job.engine).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    def rebuilt(job: BuildJob, *others: object) -> BuildResult:
+        Path(job.engine).write_bytes(b"another")
+        return BuildResult(record.library_version, 7, "0" * 64, record.layers, summaries)
+
     with pytest.raises(OutputError, match="`overwrite=True`"):
         build_engine(artifact, AMPERE)
+    monkeypatch.setattr(builder, "run_job", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_engine(artifact, replace(AMPERE, overwrite=True), Interrupt())
+        build_engine(artifact, replace(AMPERE, overwrite=True))
     assert read_engine_record(path) == record
+    assert hashlib.sha256((path.parent / record.engine).read_bytes()).hexdigest() == record.sha256
+    monkeypatch.setattr(builder, "run_job", rebuilt)
     again = build_engine(artifact, replace(AMPERE, overwrite=True, max_seq_len=32, max_batch_size=1))
     assert read_engine_record(path) == again != record
+    assert (path.parent / again.engine).read_bytes() == b"another"
 
 
 def test_a_foreign_folder_is_never_replaced(tmp_path: Path) -> None:

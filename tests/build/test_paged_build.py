@@ -24,6 +24,8 @@ def paged(artifacts: ArtifactCache) -> Exported:
     return artifacts.get("llama", "bfloat16", {"num_hidden_layers": 1}, layout="paged")
 
 
+# On every push, verify computes the networks that the parser makes of such graphs.
+@pytest.mark.slow
 def test_paged_engine_is_built_of_native_layers(paged: Exported) -> None:
     record = build_engine(paged.folder, replace(AMPERE, overwrite=True))
     assert record.nbytes > 0 and not record.plugins.ops
@@ -86,7 +88,8 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
         # No kernel has snapshots of a joined mixer's states.
         pytest.param("nemotron_h", 3, "joined", {"causal_conv1d", "update_ssm_state"}, marks=pytest.mark.slow),
         pytest.param("qwen3_next", 0, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
-        ("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}),
+        # On every push, test_replay_engines.py parses it and test_gated_delta_plugin.py builds its dense form.
+        pytest.param("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
         pytest.param("kimi_linear", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
     ],
 )

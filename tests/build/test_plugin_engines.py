@@ -206,8 +206,11 @@ def test_a_tensorrt_without_aliasing_gets_two_buffers(
 
 
 def test_states_may_be_kept_separate(artifacts: ArtifactCache) -> None:
-    options = BuildOptions(target="dgx-spark", library="tensorrt_rtx", max_seq_len=16, plugin_states="separate")
-    record = build_engine(artifact_of(artifacts, "mamba2 fp16"), options)
+    """Also an engine for several targets."""
+    options = BuildOptions(compute_capabilities=("8.9", "12.1"), library="tensorrt_rtx", max_seq_len=16)
+    artifact = artifact_of(artifacts, "mamba2 fp16")
+    record = build_engine(artifact, replace(options, plugin_states="separate"))
+    assert record.compute_capabilities == ["8.9", "12.1"] and engine_folder(artifact, "sm89-sm121").is_dir()
     assert record.plugins.ops == {"mamba2_conv_scan": 1}
     assert record.plugins and not record.plugins.aliased
     assert not [binding for binding in record.bindings if "aliases" in binding]

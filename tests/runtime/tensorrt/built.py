@@ -1,38 +1,42 @@
-"""Hand-made artifacts with engines that TensorRT-RTX really built, and the runtime's engine over the stand-in."""
+"""Hand-made artifacts with the records of their engines, and the runtime's engine over the stand-in."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hybridge.artifact.config import RuntimeConfig, read_config
-from hybridge.artifact.engine_record import EngineRecord
+from hybridge.artifact.engine_record import ENGINE_FILE, EngineRecord, write_engine_record
+from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.tensorrt import TensorRTEngine
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
-from hybridge.runtime.engines.tensorrt_network.parsed import parse_artifact
-from hybridge.trt_plugins.build.builder import build_engine, engine_folder
-from hybridge.trt_plugins.build.options import BuildOptions
+from hybridge.trt_plugins.build.builder import engine_folder
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.network_double import network_compute
+from tests.runtime.tensorrt.paged_double import ParsedEngine
 from tests.runtime.tensorrt.stand_in import Compute, StandIn
 
-PRESET, CAPABILITY = "rtx-ampere", "8.6"
+PRESET = "rtx-ampere"
 
 
 @dataclass(frozen=True)
 class BuiltArtifact:
-    """An artifact, its oracle, and the engine that was built of it. Shared between tests: not to be changed."""
+    """An artifact, its oracle, the record that a build of it writes, and what its engine computes.
+
+    Shared between tests: not to be changed.
+    """
 
     folder: Path
     made: HandMade
     record: EngineRecord
+    compute: Compute
 
     @property
     def config(self) -> RuntimeConfig:
@@ -44,7 +48,7 @@ class BuiltArtifact:
 
 
 class BuiltArtifacts:
-    """Builds by plan, each made on first use."""
+    """Artifacts by plan, each made on first use; TensorRT parses them, but builds no engine."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -55,8 +59,12 @@ class BuiltArtifacts:
         if plan not in self._made:
             made = HandMade(plan)
             folder = made.write(self._root / str(len(self._made)))
-            options = BuildOptions(target=PRESET, library="tensorrt_rtx", plugins="off")
-            self._made[plan] = BuiltArtifact(folder, made, build_engine(folder, options))
+            files = engine_folder(folder, PRESET)
+            files.mkdir(parents=True)
+            engine = ParsedEngine(folder, files, plugins="off")
+            record = replace(engine.record, model_sha256=sha256((folder / MODEL_FILE).read_bytes()).hexdigest())
+            write_engine_record(files / ENGINE_FILE, record)
+            self._made[plan] = BuiltArtifact(folder, made, record, network_compute(engine.parsed.network))
         return self._made[plan]
 
 
@@ -81,7 +89,7 @@ def stand_in_of(
     """A stand-in of ``artifact``'s engine instead of ``tensorrt_rtx.Runtime``."""
     import tensorrt_rtx as trt
 
-    stand_in = StandIn(trt, artifact.record, memory, compute_of(artifact.folder), **options)
+    stand_in = StandIn(trt, artifact.record, memory, artifact.compute, **options)
     monkeypatch.setattr(trt, "Runtime", stand_in.runtime)
     return stand_in
 
@@ -92,9 +100,3 @@ def open_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch, **opti
     stand_in = stand_in_of(artifact, memory, monkeypatch, **options)
     library = RuntimeLibrary(name, plugins=False)
     return Opened(TensorRTEngine(artifact.config, artifact.built, memory, library), memory, stand_in)
-
-
-@cache
-def compute_of(folder: Path) -> Compute:
-    """One step of the network that TensorRT's parser makes of the artifact."""
-    return network_compute(parse_artifact(folder, plugins="off").network)

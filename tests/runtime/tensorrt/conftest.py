@@ -1,4 +1,4 @@
-"""Engines built once for all tests of this folder."""
+"""Artifacts made once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def built_artifacts(tmp_path_factory: pytest.TempPathFactory) -> BuiltArtifacts:
-    """The session's engines, really built by TensorRT-RTX on the CPU."""
+    """The session's artifacts, parsed by TensorRT-RTX."""
     pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
     from tests.runtime.tensorrt.built import BuiltArtifacts
 

@@ -1,4 +1,4 @@
-"""Paged engines without a GPU: the execution context computes the parsed network over the memory of the fake device."""
+"""Engines without a GPU: the execution context computes the parsed network over the memory of the fake device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from hybridge.trt_plugins.build.record import engine_bindings
 from hybridge.trt_plugins.build.target import Machine
 from hybridge.trt_plugins.catalog import DOMAIN
 from hybridge.trt_plugins.network.description import PLUGIN
-from tests.runtime.tensorrt.built import CAPABILITY
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.network_double import network_compute
-from tests.runtime.tensorrt.stand_in import StandIn
+from tests.runtime.tensorrt.stand_in import CAPABILITY, StandIn
 
 SCRATCH = 1000
 

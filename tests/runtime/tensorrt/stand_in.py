@@ -22,6 +22,7 @@ from tests.support.checked_double import CheckedDouble
 
 Compute = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 SCRATCH_BYTES = 1000
+CAPABILITY = "8.6"
 
 
 @dataclass

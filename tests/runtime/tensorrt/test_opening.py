@@ -15,8 +15,9 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.trt_plugins.build.target import Machine
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
-from tests.runtime.tensorrt.built import CAPABILITY, PRESET, BuiltArtifact, BuiltArtifacts, stand_in_of
+from tests.runtime.tensorrt.built import PRESET, BuiltArtifact, BuiltArtifacts, stand_in_of
 from tests.runtime.tensorrt.fake_memory import FakeMemory
+from tests.runtime.tensorrt.stand_in import CAPABILITY
 
 
 @pytest.fixture
