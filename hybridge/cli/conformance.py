@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.errors import SettingError
+from hybridge.artifact.limits import API_KEYS_BYTES
+from hybridge.artifact.untrusted_file import read_given
 from hybridge.cli.options import JSON, QUIET
 from hybridge.cli.parser import PATH, TEXT, Argument, Command, Option, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.conformance.options import ConformanceOptions
-
-_KEY_CHARACTERS = 4096
 
 
 def _run(url: str, api_key_file: Path | None, as_json: bool, quiet: bool, **settings: Any) -> int:
@@ -27,11 +27,10 @@ def _run(url: str, api_key_file: Path | None, as_json: bool, quiet: bool, **sett
 
 def _key(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
-            key = file.read(_KEY_CHARACTERS).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"api_key_file: expected a readable text file, found {error}") from error
-    if not key or not key.isprintable() or not key.isascii():
+        key = read_given(path, API_KEYS_BYTES, SettingError).decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable():
         raise SettingError("api_key_file: expected a key of printable ASCII characters, found other content")
     return key
 

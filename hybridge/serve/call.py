@@ -53,7 +53,7 @@ class Call:
         self._first: asyncio.Task[Any] | None = None
 
     @classmethod
-    async def open(cls, request: Request, model: str, timeout: float | None = None) -> Call:
+    async def begin(cls, request: Request, model: str, timeout: float | None = None) -> Call:
         """ApiError when the model is unknown or cannot be loaded."""
         service: Service = request.app.state.service
         return cls(service, request, await service.store.lease(model), timeout)

@@ -84,7 +84,7 @@ class SamplingParams:
     include_stop_str_in_output  the returned text ends with the stop text, or the text of the stop token
     prompt_logprobs     like logprobs, for each token of the prompt; turns off the prefix cache for this request
 
-    Order of the steps: allowed_token_ids and allowed_tokens, bad_words, min_tokens, logit_bias, logits_processors,
+    Order of the steps: allowed_token_ids, allowed_tokens, bad_words, min_tokens, logit_bias, logits_processors,
     repetition_penalty, frequency_penalty, presence_penalty, temperature, top_k, top_p, min_p, sample. Frequency and
     presence penalties count tokens of the answer (as in vLLM), the repetition penalty those of prompt and answer (as in
     transformers).

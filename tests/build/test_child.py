@@ -61,7 +61,10 @@ def test_result_and_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ),
         ("import os; os.kill(os.getpid(), 6)", "signal SIGABRT"),
         ("import os; os.kill(os.getpid(), 9)", r"signal SIGKILL.*\(memory may have run out: .* add swap"),
-        (SAY + "sys.stderr.write('terminate: std::bad_alloc'); os.kill(os.getpid(), 6)", "SIGABRT.*add swap"),
+        (
+            SAY + "print('terminate: std::bad_alloc', file=sys.stderr, flush=True); os.kill(os.getpid(), 6)",
+            "SIGABRT.*add swap",
+        ),
         (READ, "exit code 0"),
     ],
 )

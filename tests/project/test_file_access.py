@@ -43,6 +43,7 @@ ALLOWED = {
     "runtime/engines/tensorrt/library.py": "maps a file that untrusted_file has opened",
     "trt_plugins/build/child.py": "the log that it has written",
     "trt_plugins/build/describe.py": "writes",
+    "trt_plugins/build/mapped_weights.py": "the mappings of its own process",
     "trt_plugins/build/plan_file.py": "writes",
     "trt_plugins/kernels/compiler.py": "its own sources",
     "trt_plugins/kernels/source.py": "its own sources",

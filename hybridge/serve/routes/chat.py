@@ -31,7 +31,7 @@ router = APIRouter()
 @router.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_none=True)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    async with await Call.open(request, body.model, body.timeout) as call:
+    async with await Call.begin(request, body.model, body.timeout) as call:
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
         job = await start_chat(call, _chat(body), _params(body, call), body.priority, namespace)
         answer = _Answer(body, job)

@@ -31,7 +31,7 @@ router = APIRouter()
 @router.post("/v1/completions", response_model=Completion)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, token ids, or several of either."""
-    async with await Call.open(request, body.model, body.timeout) as call:
+    async with await Call.begin(request, body.model, body.timeout) as call:
         params = _params(body, call)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         if grammar is not None:

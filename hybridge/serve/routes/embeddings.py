@@ -22,7 +22,7 @@ router = APIRouter()
 @router.post("/v1/embeddings", response_model=EmbeddingList)
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The hidden states of texts or token ids, after the model's last layer."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         llm = call.model.llm
         if not call.model.embeddings:
             raise ApiError(

@@ -25,7 +25,7 @@ router = APIRouter()
 @router.post("/v1/messages", response_model=Message)
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         job = await start_chat(call, chat_of(body), _params(body, call), None, call.client.namespace(None, None))
         answer = _Answer(body, job)
         if body.stream:
@@ -37,7 +37,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=TokenCount)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The tokens of a conversation."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         prompt = await prompt_of(call, chat_of(body))
         return JSONResponse({"input_tokens": len(prompt.ids)})
 

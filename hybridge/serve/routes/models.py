@@ -40,7 +40,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The tokens of a text, or of a chat."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: expected a prompt or messages, found both or none: give one", param="prompt")
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         ids = await call.prepare(lambda: _tokens(body, call))
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": call.model.llm.max_seq_len})
 
@@ -48,7 +48,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
 @router.post("/detokenize", response_model=Detokenized)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         tokenizer = call.model.llm.tokenizer
         if tokenizer is None:
             raise RequestError("tokens: expected a model with a tokenizer, found none")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from hybridge.artifact.resources import data_folder
+from hybridge.artifact.untrusted_file import read_inside
 from hybridge.runtime.serving.memory_view import MemoryView, PoolUse
 from hybridge.serve.errors import NOT_FOUND, ApiError
 from hybridge.serve.service import Service
 
 router = APIRouter(include_in_schema=False)
 _INDEX = "index.html"
+_BYTES = 1 << 20
 _TYPES = {"index.html": "text/html", "page.css": "text/css"} | dict.fromkeys(
     ("main.js", "chat.js", "memory.js"), "text/javascript"
 )
@@ -73,4 +75,4 @@ def _file(name: str) -> Response:
 
 @cache
 def _content(name: str) -> bytes:
-    return (files("hybridge.serve") / "page" / name).read_bytes()
+    return read_inside(data_folder("serve") / "page", name, _BYTES)

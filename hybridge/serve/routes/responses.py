@@ -26,7 +26,7 @@ router = APIRouter()
 @router.post("/v1/responses", response_model=ResponseObject)
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation; nothing of it is stored."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         namespace = call.client.namespace(body.prompt_cache_key, None)
         job = await start_chat(call, chat_of(body), _params(body, call), None, namespace)
         answer = _Answer(body, job)

@@ -25,7 +25,7 @@ async def save(body: SaveRequest, request: Request) -> Response:
     """Save what the prefix cache has of a conversation; a session of this name is replaced."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "messages: expected messages or a prompt, found both or none: give one", param="messages")
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         path = call.service.sessions.to_write(call.client, body.name)
         ids = await call.prepare(lambda: _tokens(body, call))
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
@@ -36,7 +36,7 @@ async def save(body: SaveRequest, request: Request) -> Response:
 @router.post("/v1/sessions/{name}/load", response_model=Session)
 async def load(name: str, body: LoadRequest, request: Request) -> Response:
     """Put a session into the prefix cache, under the names that it was saved with."""
-    async with await Call.open(request, body.model) as call:
+    async with await Call.begin(request, body.model) as call:
         path = call.service.sessions.existing(call.client, name)
         loaded = await call.model.llm.load_session(path)
         return JSONResponse(_session(described(path), loaded.length))

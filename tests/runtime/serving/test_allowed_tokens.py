@@ -14,17 +14,17 @@ from tests.runtime.sampling.edited import edited
 from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_paged_engine import VOCAB, toy_logits
 
-NEW = 9
+NEW, FEW = 9, range(3, 9)
 
 
-class ByDifference:
-    """After a token t, the tokens t + 1 to t + 5 (modulo the vocabulary); first, the even ones."""
+class OtherThanLast:
+    """Few tokens, so that n-grams repeat: each but the last one; first, the even ones."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
 
     def allowed(self) -> list[int]:
-        return [(self.tokens[-1] + i) % VOCAB for i in range(1, 6)] if self.tokens else list(range(0, VOCAB, 2))
+        return [token for token in FEW if (token != self.tokens[-1] if self.tokens else token % 2 == 0)]
 
     def mask(self) -> np.ndarray:
         return mask_of(np.array(self.allowed()), VOCAB).view(np.int32)
@@ -34,7 +34,7 @@ class ByDifference:
         self.tokens.append(token)
 
 
-class Failing(ByDifference):
+class Failing(OtherThanLast):
     """``broken`` breaks it at its third token."""
 
     def __init__(self, broken: Callable[[], np.ndarray], on_accept: bool) -> None:
@@ -54,10 +54,10 @@ class Failing(ByDifference):
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.4, "seed": 3}, {"repetition_penalty": 1.5, "logprobs": 1}])
 def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSettings | None) -> None:
     loop, engine = toy_loop(speculation=drafts)
-    made: list[ByDifference] = []
+    made: list[OtherThanLast] = []
 
-    def make() -> ByDifference:
-        made.append(ByDifference())
+    def make() -> OtherThanLast:
+        made.append(OtherThanLast())
         return made[-1]
 
     prompt = [3, 4, 5] * 4
@@ -70,7 +70,7 @@ def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSetti
     if options.get("temperature"):
         return
     # The same without a mask, written out.
-    follow, tokens = ByDifference(), list(prompt)
+    follow, tokens = OtherThanLast(), list(prompt)
     for _ in range(NEW):
         params = make_request(prompt, NEW, allowed_token_ids=follow.allowed(), **options).request.params
         scores = edited(toy_logits(engine.config, tokens), params, prompt, tokens[len(prompt) :])
