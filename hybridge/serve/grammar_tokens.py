@@ -1,0 +1,86 @@
+"""The tokens that a grammar allows next, for all answers of a step together."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybridge.artifact.errors import RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+# Threads that compute masks; more take time from the engine.
+_THREADS = max(1, min(4, os.cpu_count() or 1))
+
+
+class MaskBatch:
+    """Computes the masks of all answers that need one when the first of them is asked for.
+
+    llguidance then works on them in several threads, without Python's lock. All calls come from one thread.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self._waiting: list[GrammarTokens] = []
+
+    def add(self, tokens: GrammarTokens) -> None:
+        """``tokens`` need a mask."""
+        self._waiting.append(tokens)
+
+    def compute(self) -> None:
+        """Give a mask to each of those that need one."""
+        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+
+        waiting, self._waiting = self._waiting, []
+        masks = np.zeros((len(waiting), self._words), np.int32)
+        if len(waiting) == 1:
+            fill_next_token_bitmask(waiting[0].matcher, masks, 0)
+        else:
+            rows = [(each.matcher, row) for row, each in enumerate(waiting)]
+            fill_next_token_bitmask_par(self._executor, rows, masks)
+        for each, mask in zip(waiting, masks, strict=True):
+            each.computed = mask
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        from llguidance import LLExecutor
+
+        return LLExecutor(_THREADS)
+
+
+class GrammarTokens:
+    """``AllowedTokens`` of one answer. ``computed``: the mask after the last token, None until it is needed."""
+
+    def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch) -> None:
+        """``stops``: tokens that end the answer."""
+        self.matcher, self._stops, self._batch = matcher, stops, batch
+        self.computed: np.ndarray | None = None
+        batch.add(self)
+
+    def mask(self) -> np.ndarray:
+        """RequestError when the grammar needs more work than a step may have."""
+        if self.computed is None:
+            self._batch.compute()
+        assert self.computed is not None
+        if self.matcher.is_error():
+            raise grammar_error(self.matcher.get_error())
+        return self.computed
+
+    def accept(self, token: int) -> None:
+        if token in self._stops and (self.matcher.is_accepting() or self.matcher.is_stopped()):
+            return
+        if not self.matcher.consume_token(token):
+            raise grammar_error(self.matcher.get_error())
+        if self.computed is not None:  # else it waits for its mask already
+            self.computed = None
+            self._batch.add(self)
+
+
+def grammar_error(reason: str) -> RequestError:
+    """The refusal of a grammar, with llguidance's ``reason``."""
+    shown = " ".join(reason.split())[:300]
+    return RequestError(f"response_format: expected a grammar that can be followed, found {shown}: simplify it")

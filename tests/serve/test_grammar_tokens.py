@@ -1,0 +1,65 @@
+"""Masks of several answers are computed together, and are those of each alone."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from hybridge.artifact.errors import RequestError
+from hybridge.serve.grammar_tokens import GrammarTokens, MaskBatch
+
+# A byte-level vocabulary of single characters, and an EOS token.
+LETTERS = string.ascii_lowercase
+VOCAB, EOS = 40, 39
+
+
+class Letters:
+    """What llguidance needs of a tokenizer."""
+
+    eos_token_id, bos_token_id = EOS, None
+    tokens = [letter.encode() for letter in LETTERS] + [b""] * (VOCAB - len(LETTERS))
+    special_token_ids = (EOS,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [LETTERS.index(chr(byte)) for byte in text]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    from llguidance import TokenizerWrapper  # type: ignore[attr-defined]
+
+    return LLTokenizer(TokenizerWrapper(Letters()), n_vocab=VOCAB)
+
+
+def matcher(tokenizer: LLTokenizer, regex: str) -> LLMatcher:
+    return LLMatcher(tokenizer, LLMatcher.grammar_from_regex(regex), log_level=0)
+
+
+def allowed(tokens: GrammarTokens) -> str:
+    """The letters that may come next, and "$" for the end."""
+    mask = tokens.mask()
+    found = [token for token in range(VOCAB) if mask.view(np.uint32)[token // 32] >> (token % 32) & 1]
+    return "".join("$" if token == EOS else LETTERS[token] for token in found)
+
+
+def test_answers_in_different_states_get_their_own_masks(tokenizer: LLTokenizer) -> None:
+    batch = MaskBatch(VOCAB)
+    stops = frozenset({EOS})
+    regexes = {"ab*c": "", "(dog|cat)": "", "x{3}": ""}
+    answers = {regex: GrammarTokens(matcher(tokenizer, regex), stops, batch) for regex in regexes}
+    GrammarTokens(matcher(tokenizer, "left"), stops, batch)  # an answer that ended before its first mask
+    assert [allowed(answer) for answer in answers.values()] == ["a", "cd", "x"]
+    for answer, letter in zip(answers.values(), "acx", strict=True):
+        answer.accept(LETTERS.index(letter))
+    assert [allowed(answer) for answer in answers.values()] == ["bc", "a", "x"]
+    first, second, third = answers.values()
+    first.accept(LETTERS.index("b"))
+    third.accept(LETTERS.index("x"))
+    third.accept(LETTERS.index("x"))  # without a mask in between
+    assert [allowed(answer) for answer in (third, first, second)] == ["$", "bc", "a"]
+    third.accept(EOS)
+    with pytest.raises(RequestError, match="grammar"):
+        second.accept(LETTERS.index("z"))
