@@ -85,3 +85,9 @@ def _range(array: np.ndarray) -> tuple[int, int]:
         return int(array.min()), int(array.max())
     numbers = array.ravel().tolist()  # less than a reduction takes
     return (min(numbers), max(numbers)) if numbers else (-1, -1)
+
+
+def check_token_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """EngineError where the vocabulary lacks one of ``ids``."""
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise EngineError(f"expected token ids from 0 to {vocab_size - 1}, found {ids.min()} to {ids.max()}")

@@ -167,6 +167,11 @@ class PagedEngine(ABC):
         return ArrayResult(self.step(inputs))
 
     @property
+    def samples_in_steps(self) -> bool:
+        """Whether ``launch`` samples tokens on a device, also those after draft tokens."""
+        return False
+
+    @property
     def chains_steps(self) -> bool:
         """Whether the engine has ``launch_next``."""
         return False

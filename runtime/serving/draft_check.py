@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import DraftToken
+from hybridge.runtime.sampling import DraftToken, TokenSampling
 from hybridge.runtime.scheduler import PlannedRow, ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
 from hybridge.runtime.serving.draft_outcome import DraftOutcome
 from hybridge.runtime.serving.group import Group
 from hybridge.runtime.serving.live_requests import LiveRequests, choice_error
 from hybridge.runtime.serving.speculator import Speculator
+from hybridge.runtime.serving.step_in_flight import StepInFlight
 from hybridge.runtime.speculation import accepted_count
 
 
@@ -41,19 +42,39 @@ class DraftCheck:
                 drafting.append((sequence, room, known[1].max_draft_tokens, known[1].draw(sequence)))
         return self._speculator.propose(self._speculator.requests(drafting, rows))
 
-    def verdict(
-        self, plan: StepPlan, sampling: Sequence[ScheduledSequence], result: StepResult, best: Sequence[int | None]
-    ) -> Verdict:
-        """Give the sequences with draft tokens their tokens; ``sampling`` are all that get one, in the plan's order."""
+    def samplings(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], vocab: int) -> dict[int, TokenSampling]:
+        """How to sample the tokens of rows with draft tokens in the step, by index of their logits.
+
+        Without those that depend on whether draft tokens are accepted, and those that are best or not sampled.
+        """
+        found: dict[int, TokenSampling] = {}
+        for sequence, row, first in _rows(plan, sampling):
+            if not row.draft_tokens:
+                continue
+            known, proposal = self._requests.of(sequence), self._speculator.proposal(sequence.id, len(row.draft_tokens))
+            sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
+            if sampler is None or proposal.probabilities is not None:
+                continue
+            how = sampler.draw(vocab)
+            if how.edits is None and how.process is None:
+                tokens = range(1 + len(row.draft_tokens))
+                found |= {first + index: how._replace(position=how.position + index) for index in tokens}
+        return found
+
+    def verdict(self, step: StepInFlight, result: StepResult, best: Sequence[int | None]) -> Verdict:
+        """Give the sequences of ``step`` with draft tokens their tokens. result, best: the step's."""
         accepted: dict[int, int] = {}
         others: list[tuple[ScheduledSequence, int]] = []
-        rows = [place for place in zip(plan.rows, plan.logits_starts(), strict=True) if place[0].samples]
-        for sequence, (row, begin) in zip(sampling, rows, strict=True):
-            first = begin + row.prompt_logits
+        drafted: list[tuple[ScheduledSequence, PlannedRow, int]] = []
+        for sequence, row, first in _rows(step.plan, step.sampling):
             if row.draft_tokens:
-                accepted[row.sequence] = self._verify(sequence, row, DraftOutcome(result, best, first))
+                drafted.append((sequence, row, first))
             else:
                 others.append((sequence, first))
+        indices = [first + index for _, row, first in drafted for index in range(1 + len(row.draft_tokens))]
+        sampled = result.sampled({index: step.samplings[index] for index in indices if index in step.samplings})
+        for sequence, row, first in drafted:
+            accepted[row.sequence] = self._verify(sequence, row, DraftOutcome(result, best, first, sampled))
         return Verdict(others, accepted)
 
     def _verify(self, sequence: ScheduledSequence, row: PlannedRow, step: DraftOutcome) -> int:
@@ -86,6 +107,17 @@ class DraftCheck:
         draft_token: DraftToken | None,
     ) -> int | None:
         """The token after ``place`` draft tokens; None when the sequence has ended with it."""
-        logits, token = step.after(place, group.takes_best)
-        self._requests.tell(id_, group.accept(sequence, logits, token, draft_token))
+        sampled = step.sampled_after(place)
+        if sampled is not None:
+            self._requests.tell(id_, group.take(sequence, sampled))
+        else:
+            logits, token = step.after(place, group.takes_best)
+            self._requests.tell(id_, group.accept(sequence, logits, token, draft_token))
         return None if sequence.cancelled else sequence.tokens[-1]
+
+
+def _rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterator[tuple[ScheduledSequence, PlannedRow, int]]:
+    """The rows of the sequences ``sampling``, and the index of the logits after each one's own token."""
+    rows = [(row, begin) for row, begin in zip(plan.rows, plan.logits_starts(), strict=True) if row.samples]
+    for sequence, (row, begin) in zip(sampling, rows, strict=True):
+        yield sequence, row, begin + row.prompt_logits

@@ -61,7 +61,7 @@ class ServingLoop:
         self._draft_check = DraftCheck(speculator, self.scheduler, requests) if speculator else None
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
-        self._runs_ahead = engine.runs_ahead
+        self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
         self._chains_steps = engine.chains_steps and speculator is None
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: list[ScheduledSequence] = []
@@ -159,7 +159,7 @@ class ServingLoop:
         try:
             best = in_flight.best_tokens()
             if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
-                chosen, accepted = self._draft_check.verdict(plan, in_flight.sampling, result, best)
+                chosen, accepted = self._draft_check.verdict(in_flight, result, best)
                 self._executor.advance(plan, accepted)
         except BaseException as error:
             self._fail(plan, error)
@@ -244,6 +244,8 @@ class ServingLoop:
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
                 self._samplers = self._requests.samplers(_sampled(plan, self._sampling))
             samplings = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
+            if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
+                samplings |= self._draft_check.samplings(plan, self._sampling, self._vocab)
             result = self._executor.launch(plan, samplings)
         except BaseException as error:
             self._fail(plan, error)

@@ -9,10 +9,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
 from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
@@ -288,8 +287,4 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
     def _check(self, inputs: PackedInputs) -> None:
         most = self.max_rollback_tokens if self._deferred is None else self._deferred.limits.tokens
         check_packed(inputs, self.limits, self.config, self.pools.sizes, most)
-        ids = inputs.input_ids
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            raise EngineError(
-                f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
-            )
+        check_token_ids(inputs.input_ids, self.config.vocab_size)

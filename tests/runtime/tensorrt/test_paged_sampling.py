@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hybridge.runtime.sampling.edits import mask_of
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.speculation import SpeculationSettings
 from tests.support.artifacts import ArtifactCache
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -59,9 +61,12 @@ def parsed(artifacts: ArtifactCache, tmp_path_factory: pytest.TempPathFactory) -
     return ParsedEngine(folder, tmp_path_factory.mktemp("engine"), plugins="off")
 
 
-def served(opened: OpenedDouble, requests: Sequence[dict[str, Any]]) -> dict[int, Any]:
+def served(
+    opened: OpenedDouble, requests: Sequence[dict[str, Any]], speculation: SpeculationSettings | None = None
+) -> dict[int, Any]:
     """The answer of each request, or its error."""
-    loop = ServingLoop(opened.engine, ServingSettings(memory_bytes=1 << 20), (), None)
+    settings = ServingSettings(memory_bytes=1 << 20, speculation=speculation)
+    loop = ServingLoop(opened.engine, settings, (), None)
     rng, ids = np.random.default_rng(6), []
     for seed, params in enumerate(requests):
         prompt = tuple(rng.integers(0, VOCAB, 1 + 3 * (seed % 3)).tolist())
@@ -76,6 +81,10 @@ def served(opened: OpenedDouble, requests: Sequence[dict[str, Any]]) -> dict[int
     return ends
 
 
+def refuse(logits: StepLogits, rows: np.ndarray) -> np.ndarray:
+    raise AssertionError("logits were copied to the host")
+
+
 def no_kernels(*arguments: object) -> None:
     raise UnsupportedError("a vocabulary without kernels")
 
@@ -83,9 +92,6 @@ def no_kernels(*arguments: object) -> None:
 def test_tokens_are_those_of_the_host_and_logits_stay_on_the_device(
     parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(logits: StepLogits, rows: np.ndarray) -> np.ndarray:
-        raise AssertionError("logits were copied to the host")
-
     opened = open_double(parsed, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(StepLogits, "read", refuse)
@@ -141,3 +147,23 @@ def test_samplers_of_different_sizes_share_their_tables() -> None:
         memory.synchronize()
         assert sampler.sampled({0: draws[token - 3]}) == {0: (token, None)}
     assert sampling.of(3, {}) is None
+
+
+@pytest.mark.slow
+def test_tokens_after_draft_tokens_are_sampled_on_the_device(
+    artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"layout": "paged", "max_batch_size": 3, "max_seq_len": 64}
+    folder = artifacts.get("llama", "float32", {"num_hidden_layers": 1}, **sizes).folder
+    parsed = ParsedEngine(folder, tmp_path, plugins="off", speculative_tokens=3)
+    params = [{}, {"temperature": 0.3}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.4, "logprobs": 2}]
+    opened = open_double(parsed, monkeypatch)
+    expected = served(opened, params)
+    monkeypatch.setattr(StepLogits, "read", refuse)
+    found = served(opened, params, SpeculationSettings(3, adaptive=False, shortest=1))
+    assert any(size.tokens > size.rows for size, *_ in opened.engine.steps.captured)
+    for id_, answer in expected.items():
+        assert found[id_].token_ids == answer.token_ids
+        pairs = zip(found[id_].logprobs or (), answer.logprobs or (), strict=True)
+        assert all(abs(one.logprob - other.logprob) < 1e-4 for one, other in pairs)
+    opened.close()

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.packed_check import check_packed
+from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PooledEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
@@ -159,6 +159,10 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
         return True
 
     @property
+    def samples_in_steps(self) -> bool:
+        return True
+
+    @property
     def max_rollback_tokens(self) -> int:
         return self._bindings.row_tokens if self._bindings.drafts else 0
 
@@ -191,7 +195,7 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> DeviceResult:
         self._check_open()
         check_packed(inputs, self.limits, self.config, self.pools.sizes, self.max_rollback_tokens)
-        self._check_tokens(inputs.input_ids)
+        check_token_ids(inputs.input_ids, self.config.vocab_size)
         self._memory.enter()
         # The pinned inputs and logits of the step before are about to be overwritten.
         self._finish_pending()
@@ -268,12 +272,6 @@ class TensorRTPagedEngine(PooledEngine[DevicePools]):
                     f"expected pools of at most {most} {what}, for which the engine was built, found {found}: lower "
                     "`memory_bytes`"
                 )
-
-    def _check_tokens(self, ids: np.ndarray) -> None:
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            raise EngineError(
-                f"expected token ids from 0 to {self.config.vocab_size - 1}, found {ids.min()} to {ids.max()}"
-            )
 
     def _check_open(self) -> None:
         if self._closed:
