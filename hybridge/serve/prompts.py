@@ -74,7 +74,7 @@ def chat_prompt(
         raise RequestError("chat_template_kwargs: expected variables of the template, found a field of the request")
     mark = secrets.token_hex(16)
     given = list(messages) if control_tokens else _guarded(messages, tokenizer, mark)
-    text = llm.chat_template.render(given, tools, add_generation_prompt, **variables)
+    text, ends = llm.chat_template.render_with_ends(given, tools, add_generation_prompt, **variables)
     limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
 
     def tokens(shown: str) -> list[int]:
@@ -87,22 +87,12 @@ def chat_prompt(
         raise RequestError("messages: expected a chat of at least one token, found none: write a text")
     check_length(len(ids), limit, "messages")
     turns = []
-    for count in (len(given), len(given) - 1):
-        before = _rendered(llm, given[:count], tools, variables)
-        if before and before != text and text.startswith(before):
-            # What follows is short, so few tokens are made twice.
-            following = tokens(text[len(before) :])
-            if ids[len(ids) - len(following) :] == following:
-                turns.append(len(ids) - len(following))
+    for end in ends:
+        # What follows is short, so few tokens are made twice.
+        following = tokens(text[end:])
+        if ids[len(ids) - len(following) :] == following:
+            turns.append(len(ids) - len(following))
     return ChatPrompt(ids, text[-_END:], tuple(turns))
-
-
-def _rendered(llm: AsyncLLM, messages: Sequence[Any], tools: Sequence[Any] | None, variables: Mapping[str, Any]) -> str:
-    """The messages without a prompt for the next one; empty where the template refuses that."""
-    try:
-        return llm.chat_template.render(messages, tools, False, **variables) if messages else ""
-    except RequestError:
-        return ""
 
 
 def _guarded(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, mark: str) -> list[Mapping[str, Any]]:

@@ -69,6 +69,24 @@ def render(source: str, variables: dict[str, Any]) -> bytes:
         raise RequestError(f"the chat template fails on the conversation: {_short(repr(error))}") from error
 
 
+def render_with_ends(source: str, variables: dict[str, Any]) -> bytes:
+    """``render``, after a line with the lengths of its beginnings that all messages, and all but the last, make alone.
+
+    A beginning is without a prompt for the next message. It is left out where the template refuses it, or begins the
+    conversation otherwise.
+    """
+    text, messages = render(source, variables), variables["messages"]
+    ends = []
+    for first in (messages, messages[:-1]):
+        try:
+            before = render(source, {**variables, "messages": first, "add_generation_prompt": False}) if first else b""
+        except RequestError:
+            continue
+        if before and before != text and text.startswith(before):
+            ends.append(len(before.decode("utf-8", "surrogatepass")))
+    return " ".join(map(str, ends)).encode() + b"\n" + text
+
+
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
     try:

@@ -52,10 +52,10 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
 
 def _job(name: str) -> Job:
     # Imported on demand: a child that renders templates loads no tokenizer, and vice versa.
-    if name == "render":
-        from hybridge.runtime.sandbox.templates import render
+    if name.startswith("render"):
+        from hybridge.runtime.sandbox import templates
 
-        return render
+        return getattr(templates, name)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from hybridge.runtime.sandbox import tokenizer
 

@@ -94,15 +94,43 @@ class ChatTemplate:
     ) -> Callable[[], str]:
         """``render`` in two parts: checks the lists and copies them, but leaves all that they contain to the result,
         which may run in another thread."""
+        values = self._values(messages, tools, add_generation_prompt, template, variables)
+        return lambda: self._rendered("render", *values())
+
+    def render_with_ends(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template: str | None = None,
+        **variables: Any,
+    ) -> tuple[str, tuple[int, ...]]:
+        """``render``, and the characters after which its messages end: all of them, and all but the last.
+
+        An end is left out where the text does not begin with these messages as the template renders them alone.
+        """
+        values = self._values(messages, tools, add_generation_prompt, template, variables)
+        ends, _, text = self._rendered("render_with_ends", *values()).partition("\n")
+        return text, tuple(map(int, ends.split()))
+
+    def _values(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        template: str | None,
+        variables: Mapping[str, Any],
+    ) -> Callable[[], tuple[str, dict[str, Any]]]:
+        """What makes the template's text and its variables, which are copies."""
         source = self.source(template, tools)
         conversation = _short_list("messages", messages)
         if not conversation:
             raise RequestError("messages: expected at least one message, found none")
         functions = None if tools is None else _short_list("tools", tools)
 
-        def render() -> str:
+        def copied() -> tuple[str, dict[str, Any]]:
             plain = PlainData()
-            values = {
+            return source, {
                 "documents": None,
                 **self._special_tokens,
                 **plain.copy(variables),
@@ -110,13 +138,12 @@ class ChatTemplate:
                 "tools": plain.copy(functions),
                 "add_generation_prompt": add_generation_prompt,
             }
-            return self._rendered(source, values)
 
-        return render
+        return copied
 
-    def _rendered(self, source: str, values: dict[str, Any]) -> str:
+    def _rendered(self, job: str, source: str, values: dict[str, Any]) -> str:
         try:
-            return self._process.call("render", source, values).decode("utf-8", "surrogatepass")
+            return self._process.call(job, source, values).decode("utf-8", "surrogatepass")
         except LimitError as error:
             raise RequestError(
                 f"the chat template needs {error} for this conversation: shorten it, or use another template"

@@ -270,3 +270,25 @@ def test_a_malformed_template_entry_is_an_artifact_error() -> None:
 def test_templates_of_the_config_have_the_limits_of_files(value: Any) -> None:
     with pytest.raises(ArtifactError, match="chat_template: expected at most 64 templates of 1048576 bytes, found"):
         template(value)
+
+
+def test_a_text_comes_with_the_ends_of_its_messages() -> None:
+    source = (
+        "{% if messages[-1].role == 'odd' %}{{ raise_exception('odd') }}{% endif %}\n"
+        "{% for m in messages %}[{{ m.content }}]\n{% endfor %}{% if add_generation_prompt %}>>{% endif %}"
+    )
+    template = ChatTemplate({"default": source}, {})
+    user, odd = {"role": "user", "content": "a\ud800\n"}, {"role": "odd", "content": "b"}
+    text, ends = template.render_with_ends([user, user])
+    assert text == template.render([user, user]) and text.endswith("]\n>>")
+    assert [text[:end] for end in ends] == [template.render([user] * n, add_generation_prompt=False) for n in (2, 1)]
+    assert template.render_with_ends([user])[1] == (len(template.render([user])) - 2,)
+    # Nothing follows the messages; the template refuses the first alone; another beginning for one message.
+    assert template.render_with_ends([user, user], add_generation_prompt=False)[1] == ends[1:]
+    assert len(template.render_with_ends([odd, user])[1]) == 1
+    counting = ChatTemplate({"default": "{{ messages | length }}{% if add_generation_prompt %}>{% endif %}"}, {})
+    assert counting.render_with_ends([user, user]) == ("2>", (1,))
+    with pytest.raises(RequestError, match="odd"):
+        template.render_with_ends([user, odd])
+    template.close()
+    counting.close()
