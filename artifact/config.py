@@ -24,10 +24,11 @@ CONFIG_FILE = "config.json"
 # The multi-token prediction head of the model: its graph, and its contract in the form of config.json.
 MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"
 ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
+LIGHTNING_ATTENTION = "lightning_attention"
 # Attention and Mamba2 side by side in one layer, which has the states of both.
 ATTENTION_AND_MAMBA = "attention_and_mamba"
 ATTENTION_LAYER_TYPES = (ATTENTION, ATTENTION_AND_MAMBA)
-RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV, ATTENTION_AND_MAMBA)
+RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV, ATTENTION_AND_MAMBA, LIGHTNING_ATTENTION)
 # Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
 STATELESS_LAYER_TYPES = ("mlp", "moe")
 LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
@@ -137,6 +138,13 @@ class RuntimeConfig:
                     for index, layer in zip(self.recurrent_layer_indices, self.recurrent_layers, strict=False)
                 ),
                 f"recurrent_state_num_heads is 0 for other layers than {SHORT_CONV}, or not for these",
+            ),
+            (
+                all(
+                    layer.has_conv_state == (self.layer_types[index] != LIGHTNING_ATTENTION)
+                    for index, layer in zip(self.recurrent_layer_indices, self.recurrent_layers, strict=False)
+                ),
+                f"conv_dim is 0 for other layers than {LIGHTNING_ATTENTION}, or not for these",
             ),
             (
                 self.layout == PAGED or not self.has_kv_scales,

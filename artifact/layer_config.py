@@ -20,7 +20,8 @@ class KVLayerConfig:
 class RecurrentLayerConfig:
     """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size].
 
-    Without heads (a short convolution) there is no recurrent state.
+    Without heads (a short convolution) there is no recurrent state, without channels (lightning attention) no conv
+    state.
     """
 
     num_heads: int
@@ -35,9 +36,16 @@ class RecurrentLayerConfig:
 
     @property
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of one row's convolution state and recurrent state."""
-        return (self.conv_dim, self.conv_kernel), (self.num_heads, self.head_dim, self.state_size)
+        """Shapes of one row's states, in the order of ``state_names``."""
+        conv = ((self.conv_dim, self.conv_kernel),) if self.has_conv_state else ()
+        recurrent = ((self.num_heads, self.head_dim, self.state_size),) if self.has_recurrent_state else ()
+        return (*conv, *recurrent)
+
+    @property
+    def has_conv_state(self) -> bool:
+        return self.conv_dim > 0
 
     def state_names(self, r: int) -> tuple[str, ...]:
         """The state inputs of the layer with local index ``r``, in graph order."""
-        return (conv_state(r), recurrent_state(r)) if self.has_recurrent_state else (conv_state(r),)
+        conv = (conv_state(r),) if self.has_conv_state else ()
+        return (*conv, recurrent_state(r)) if self.has_recurrent_state else conv

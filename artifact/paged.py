@@ -56,7 +56,9 @@ def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Bindin
 
 def state_bindings(r: int, layer: RecurrentLayerConfig, dtypes: Sequence[DType], rows: str) -> tuple[Binding, ...]:
     """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent."""
-    found = zip(layer.state_names(r), dtypes, layer.state_shapes, strict=False)
+    present = zip(dtypes, (layer.has_conv_state, layer.has_recurrent_state), strict=True)
+    own = [dtype for dtype, is_present in present if is_present]
+    found = zip(layer.state_names(r), own, layer.state_shapes, strict=True)
     return tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
 
 

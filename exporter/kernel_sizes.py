@@ -9,6 +9,7 @@ from hybridge.exporter.families.decoder_config import (
     DecoderConfig,
     GatedDeltaConfig,
     Mamba1Config,
+    LightningAttentionConfig,
     MambaConfig,
     RecurrentConfig,
 )
@@ -33,8 +34,12 @@ def check_kernel_sizes(decoder: DecoderConfig) -> None:
 
 def _gaps(body: RecurrentConfig) -> Iterator[str]:
     """One sentence for each size that the kernels of ``body``'s operators do not take."""
-    yield from OPS["causal_conv1d"].kernel_gaps({"conv_dim": body.conv_dim, "kernel": body.conv_kernel})
+    if body.recurrent.has_conv_state:
+        conv = {"conv_dim": body.recurrent.conv_dim, "kernel": body.recurrent.conv_kernel}
+        yield from OPS["causal_conv1d"].kernel_gaps(conv)
     match body:
+        case LightningAttentionConfig():
+            yield from OPS["update_ssm_state"].kernel_gaps({"head_dim": body.head_dim, "state_size": body.head_dim})
         case MambaConfig():
             yield from OPS["update_ssm_state"].kernel_gaps({"head_dim": body.head_dim, "state_size": body.state_size})
         case Mamba1Config():

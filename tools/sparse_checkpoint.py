@@ -36,7 +36,16 @@ from tools.published_configs import PUBLISHED
 SHARD_BYTES = 5_000_000_000
 ROOTS = dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "nemotron_h"), "backbone.")
 # Families whose checkpoints hold one tensor for each matrix of each expert.
-EXPERT_BY_EXPERT = ("bailing_hybrid", "jamba", "kimi_linear", "lfm2_moe", "qwen3_moe", "qwen3_next", "nemotron_h")
+EXPERT_BY_EXPERT = (
+    "bailing_hybrid",
+    "jamba",
+    "kimi_linear",
+    "lfm2_moe",
+    "minimax",
+    "qwen3_moe",
+    "qwen3_next",
+    "nemotron_h",
+)
 FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias", "expert_bias")
 
 Tensors = dict[str, tuple[DType, tuple[int, ...]]]

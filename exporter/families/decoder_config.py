@@ -12,6 +12,7 @@ from hybridge.artifact.config import (
     ATTENTION,
     ATTENTION_AND_MAMBA,
     GATED_DELTA_NET,
+    LIGHTNING_ATTENTION,
     MAMBA,
     SHORT_CONV,
     STATELESS_LAYER_TYPES,
@@ -239,6 +240,37 @@ class ShortConvConfig:
 
 
 @dataclass(frozen=True)
+class LightningAttentionConfig:
+    """Linear attention whose decays are constants (MiniMax-01, arXiv 2501.08313).
+
+    ``layer`` of ``layers``, counted from 0, tells the decays: in front they are the strongest.
+    """
+
+    num_heads: int
+    head_dim: int
+    layer: int
+    layers: int
+    chunk_size: int = 256
+    norm_eps: float = 1e-6
+
+    layer_type = LIGHTNING_ATTENTION
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def log_decays(self) -> tuple[float, ...]:
+        """Of each head and token: ALiBi's slopes, which fall to almost 0 in the last layer."""
+        share = 1 - self.layer / (self.layers - 1 + 1e-5) + 1e-5
+        return tuple(-share * 2.0 ** (-8.0 * head / self.num_heads) for head in range(1, self.num_heads + 1))
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        return RecurrentLayerConfig(self.num_heads, self.head_dim, self.head_dim, 0, 0)
+
+
+@dataclass(frozen=True)
 class MlpConfig:
     """A feed-forward block.
 
@@ -295,7 +327,7 @@ class MoeConfig:
         return self.intermediate_size * (2 if self.gated else 1)
 
 
-RecurrentConfig = MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig
+RecurrentConfig = MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig | LightningAttentionConfig
 
 
 @dataclass(frozen=True)
@@ -332,7 +364,8 @@ class BlockConfig:
     ``norm_alias`` and ``source_alias`` are other names that checkpoints use for the norm and the body. ``names``: of
     parts of the body, ours and the checkpoint's, where they differ. With ``norm_after`` the block is
     ``x + residual_multiplier * norm(body(x))``; with ``output_norm_source``, the name of a second norm,
-    ``x + residual_multiplier * output_norm(body(norm(x)))``.
+    ``x + residual_multiplier * output_norm(body(norm(x)))``. With ``residual_factors`` (a, b) it is
+    ``a * norm(x) + b * body(norm(x))``.
     """
 
     norm_source: str
@@ -341,6 +374,7 @@ class BlockConfig:
     norm_alias: str | None = None
     norm_after: bool = False
     output_norm_source: str | None = None
+    residual_factors: tuple[float, float] | None = None
     names: tuple[tuple[str, str], ...] = ()
     source_alias: str | None = None
 

@@ -161,6 +161,15 @@ _LING: Table = {
     "number": "rope_theta mtp_loss_scaling_factor",
     "object?": "rope_parameters",
 }
+_MINIMAX: Table = {
+    "int": "intermediate_size num_key_value_heads num_experts_per_tok num_local_experts block_size",
+    "int?": "head_dim sliding_window",
+    "number": "attention_dropout full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor "
+    "linear_attn_beta_factor mlp_alpha_factor mlp_beta_factor",
+    "float": "router_aux_loss_coef router_jitter_noise",
+    "bool": "output_router_logits",
+    "[str]?": "layer_types",
+}
 _GRANITE: Table = {
     "int": "shared_intermediate_size",
     "int?": "num_local_experts num_experts_per_tok",
@@ -289,6 +298,7 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
     "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
     "mamba": _kinds(_MAMBA),
     "mamba2": _kinds(_MAMBA2),
+    "minimax": _kinds(_ATTENTION, _MINIMAX),
     "mistral": _kinds(_ATTENTION, _MISTRAL),
     "nemotron_h": _kinds(_NEMOTRON_H),
     "olmo2": _kinds(_ATTENTION, _BIAS, _OLMO2),

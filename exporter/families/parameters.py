@@ -21,6 +21,7 @@ from hybridge.exporter.families.decoder_config import (
     GatedDeltaConfig,
     LatentAttentionConfig,
     Mamba1Config,
+    LightningAttentionConfig,
     MambaConfig,
     MlpConfig,
     MoeConfig,
@@ -34,8 +35,11 @@ from hybridge.exporter.families.moe_parameters import MOE_NAMES, moe_tensors
 # The second is that of the text model in a vision-language model.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
 EMBEDDING, LM_HEAD, ROPES = "embedding.weight", "lm_head.weight", "inv_freqs."
-# Old checkpoints store tensors that follow from the config; transformers no longer does.
-REDUNDANT = ".rotary_emb.inv_freq"
+# Tensors that follow from the config: of old checkpoints, and the decays of lightning attention.
+REDUNDANT = (
+    ".rotary_emb.inv_freq",
+    *(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
+)
 # Types of quantised weights.
 QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
 
@@ -46,7 +50,7 @@ class Parameter:
 
     ``parts`` are the tensors of the checkpoint that the parameter joins, one after another, where it has no source
     of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp",
-    "inv_freq" or "multipliers" (of the family's one kind of Mamba2 mixer).
+    "inv_freq", "log_decays" or "multipliers" (of the family's one kind of Mamba2 mixer).
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
@@ -110,6 +114,10 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
     if parameter.derived == "neg_exp":
         assert parameter.source is not None
         return (-np.exp(tensors[parameter.source].map().astype(np.float64))).astype(np.float32)
+    if parameter.derived == "log_decays":
+        layer = config.layers[int(parameter.name.split(".")[1])]
+        body = next(body for body in layer.bodies if isinstance(body, LightningAttentionConfig))
+        return np.array(body.log_decays, np.float64).astype(np.float32)
     if parameter.derived == "multipliers":
         mixer = next(body for body in config.recurrent_bodies if isinstance(body, MambaConfig))
         assert mixer.multipliers is not None
@@ -184,6 +192,8 @@ def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter
     last = name.rsplit(".", 1)[1]
     if last == "A":
         return Parameter(name, f"{source}_log", shape, source, DType.FLOAT32, "neg_exp")
+    if last == "log_decays":
+        return Parameter(name, None, shape, source, DType.FLOAT32, "log_decays")
     if last == "multipliers":
         return Parameter(name, None, shape, source, DType.FLOAT32, "multipliers")
     if last in ("D", "dt_bias"):
@@ -202,6 +212,12 @@ def _body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int
         yield from mamba1_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):
         yield from _gated_delta_shapes(body, hidden)
+    elif isinstance(body, LightningAttentionConfig):
+        yield "qkv_proj.weight", (3 * body.width, hidden)
+        yield "log_decays", (body.num_heads,)
+        yield "norm.weight", (body.width,)
+        yield "output_gate.weight", (body.width, hidden)
+        yield "out_proj.weight", (hidden, body.width)
     elif isinstance(body, ShortConvConfig):
         yield from _linear("in_proj", 3 * body.conv_dim, hidden, body.bias)
         yield "conv1d.weight", (body.conv_dim, 1, body.conv_kernel)

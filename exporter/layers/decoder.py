@@ -17,6 +17,7 @@ from hybridge.exporter.families.decoder_config import (
     LatentAttentionConfig,
     LayerConfig,
     Mamba1Config,
+    LightningAttentionConfig,
     MambaConfig,
     MoeConfig,
     ParallelConfig,
@@ -28,6 +29,7 @@ from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
 from hybridge.exporter.layers.mamba1 import Mamba1Mixer
+from hybridge.exporter.layers.lightning_attention import LightningAttention
 from hybridge.exporter.layers.mamba2 import Mamba2Mixer
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
@@ -54,7 +56,7 @@ class Block(nn.Module):
         self.output_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset) if two else None
         self.body = _body(block.body, config)
         self.config = block.body
-        self.norm_after = block.norm_after
+        self.norm_after, self.factors = block.norm_after, block.residual_factors
         self.multiplier = config.residual_multiplier
 
     def forward(
@@ -74,6 +76,8 @@ class Block(nn.Module):
             y = self.output_norm(y)
         if self.multiplier != 1.0:
             y = y * self.multiplier
+        if self.factors is not None:
+            x, y = normed.to(x.dtype) * self.factors[0], y * self.factors[1]
         return x + y.to(x.dtype), new_states
 
 
@@ -200,6 +204,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Mamba1Mixer(body, config.hidden_size)
     if isinstance(body, GatedDeltaConfig):
         return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, LightningAttentionConfig):
+        return LightningAttention(body, config.hidden_size)
     if isinstance(body, ShortConvConfig):
         return ShortConv(body, config.hidden_size)
     if isinstance(body, MoeConfig):

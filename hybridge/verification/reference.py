@@ -15,7 +15,7 @@ from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
 from hybridge.verification.far_windows import FilledCaches
-from hybridge.verification.reference_caches import fill_layer, joined_latents, update_rounded, with_heads
+from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
 from hybridge.verification.transformers_model import TransformersModel
 
@@ -145,12 +145,8 @@ class Reference(TransformersModel):
             keys, values = joined_latents(layer.keys, layer.values, self._config.kv_layers[k].head_dim)
             states[names.past_key(k)], states[names.past_value(k)] = keys[0].numpy(), values[0].numpy()
         for r, index in enumerate(self._config.recurrent_layer_indices):
-            layer = cache.layers[index]
-            both = layer.conv_states, layer.recurrent_states
-            shapes = self._config.recurrent_layers[r].state_shapes
-            state_names = self._config.recurrent_layers[r].state_names(r)
-            for name, stored, shape in zip(state_names, both, shapes, strict=False):
-                states[name] = with_heads(stored[0][0].numpy(), shape)
+            layer = self._config.recurrent_layers[r]
+            states |= recurrent_states(cache, index, layer.state_names(r), layer.state_shapes)
         return states
 
 

@@ -73,3 +73,15 @@ def update_rounded(update: Any, head_dim: int, keys: Any, values: Any, *rest: An
     if sum(sizes) == head_dim:
         keys, values = keys.split(sizes, -1)
     return update(keys, values, *rest, **more)
+
+
+def recurrent_states(
+    cache: Any, index: int, state_names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]
+) -> dict[str, np.ndarray]:
+    """The states of layer ``index`` of one row, by graph input, as an artifact has them in ``shapes``."""
+    if hasattr(cache, "linear_cache"):  # minimax: [keys, values] instead of [values, keys]
+        return {state_names[0]: cache.linear_cache[index][0].transpose(1, 2).numpy()}
+    layer = cache.layers[index]
+    both = layer.conv_states, layer.recurrent_states
+    found = zip(state_names, both, shapes, strict=False)
+    return {name: with_heads(stored[0][0].numpy(), shape) for name, stored, shape in found}

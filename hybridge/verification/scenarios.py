@@ -170,6 +170,6 @@ def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:
         yield names.past_key(k), layer, "key"
         yield names.past_value(k), layer, "value"
     for r, layer in enumerate(config.recurrent_layer_indices):
-        items = ("conv_state", "recurrent_state")
-        for name, item in zip(config.recurrent_layers[r].state_names(r), items, strict=False):
-            yield name, layer, item
+        items = {names.conv_state(r): "conv_state", names.recurrent_state(r): "recurrent_state"}
+        for name in config.recurrent_layers[r].state_names(r):
+            yield name, layer, items[name]

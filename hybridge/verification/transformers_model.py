@@ -65,6 +65,7 @@ class TransformersModel:
                 *self._tie_head(loading["missing_keys"]),
             )
             self._shorten_chunks()
+            self._compute_decays()
             widen_in_turn(self.model, self.base.layers, device)
             self._widen_multipliers()
 
@@ -143,6 +144,14 @@ class TransformersModel:
         for module in self.model.modules():
             if isinstance(getattr(module, "chunk_size", None), int) and hasattr(module, "ssm_state_size"):
                 module.chunk_size = min(module.chunk_size, _CHUNK)
+
+    def _compute_decays(self) -> None:
+        """Compute constant decays (minimax) in float32: a checkpoint stores them in the type of its weights."""
+        for module in self.model.modules():
+            if hasattr(module, "get_slope_rate"):
+                module.slope_rate = module.get_slope_rate().float()
+                found = module.decay_factors(module.slope_rate)
+                module.query_decay, module.key_decay, module.diagonal_decay = found
 
     def _tie_head(self, missing: Collection[str]) -> tuple[str, ...]:
         """Tie the head of a family that transformers never ties, where config asks for it and no head is stored."""

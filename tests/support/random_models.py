@@ -21,6 +21,7 @@ FAMILIES = (
     "mamba",
     "falcon_mamba",
     "jamba",
+    "minimax",
 )
 # Sizes that the CUDA kernels run, so that a plain export takes them.
 STATE_SIZES = (8, 16, 24, 40, 64)
@@ -48,9 +49,7 @@ def random_model(family: str, seed: int) -> RandomModel:
     }
     if family in ("mamba", "falcon_mamba"):  # without attention
         common = {name: value for name, value in common.items() if not name.startswith("num_")}
-    kinds = {"granitemoehybrid": _granite, "nemotron_h": _nemotron, "kimi_linear": _kimi, "bailing_hybrid": _ling}
-    kinds |= {"mamba": _mamba, "falcon_mamba": _mamba, "jamba": _jamba}
-    own = (random_dense if family in DENSE else kinds.get(family, _delta))(random, family)
+    own = (random_dense if family in DENSE else _OWN_FIELDS.get(family, _delta))(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 16))
         own |= _granite_mixer(random, common["hidden_size"])
@@ -216,6 +215,37 @@ def _jamba(random: Random, _family: str) -> dict[str, Any]:
         "mamba_conv_bias": random.random() < 0.5,
         "mamba_proj_bias": random.random() < 0.5,
     }
+
+
+def _minimax(random: Random, _family: str) -> dict[str, Any]:
+    layers, experts = random.randint(1, 4), random.randint(2, 9)
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": _layer_types(random, layers, "linear_attention", "full_attention"),
+        "head_dim": random.choice(STATE_SIZES),
+        "block_size": random.choice((4, 32, 256)),
+        "sliding_window": random.choice((None, 5)),
+        "num_local_experts": experts,
+        "num_experts_per_tok": random.randint(1, experts),
+        "intermediate_size": random.choice((12, 28)),
+        **{
+            f"{part}_{factor}_factor": random.choice((1, 0.6, 1.7))
+            for part in ("full_attn", "linear_attn", "mlp")
+            for factor in ("alpha", "beta")
+        },
+    }
+
+
+_OWN_FIELDS = {
+    "granitemoehybrid": _granite,
+    "nemotron_h": _nemotron,
+    "kimi_linear": _kimi,
+    "bailing_hybrid": _ling,
+    "minimax": _minimax,
+    "mamba": _mamba,
+    "falcon_mamba": _mamba,
+    "jamba": _jamba,
+}
 
 
 def _layer_types(random: Random, count: int, recurrent: str, attention: str) -> list[str]:

@@ -28,6 +28,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mamba2": TWO,
     "falcon_mamba": TWO,
     "jamba": {**TWO, **HEADS, "attn_layer_period": 2},
+    "minimax": {**BOTH, **HEADS},
     "olmo_hybrid": {**BOTH, **HEADS},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},
     "qwen3_5_text": {**BOTH, **HEADS},

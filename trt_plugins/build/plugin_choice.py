@@ -11,7 +11,7 @@ import onnx
 from hybridge.artifact.bindings import BATCH, NUM_BLOCKS
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import ExportError, SettingError, UnsupportedError
-from hybridge.artifact.names import BLOCK_TABLE, INPUT_IDS, conv_state, kv_pool
+from hybridge.artifact.names import BLOCK_TABLE, INPUT_IDS, conv_state, kv_pool, recurrent_state
 from hybridge.artifact.paged import MAX_BLOCKS, ROW_BOUNDS, ROWS, TOKENS
 from hybridge.trt_plugins.build.options import ALIASED, JOINED, BuildOptions
 from hybridge.trt_plugins.build.target import TENSORRT, Target
@@ -171,8 +171,9 @@ def _profile_dims(profile: ProfileRecord) -> dict[str, tuple[int, int]]:
     found[MAX_BLOCKS] = bounds(BLOCK_TABLE, 1)
     if kv_pool(0) in profile.shapes:
         found[NUM_BLOCKS] = bounds(kv_pool(0), 1)
-    if conv_state(0) in profile.shapes:
-        found[NUM_SLOTS] = bounds(conv_state(0), 0)
+    for state in (conv_state(0), recurrent_state(0)):
+        if state in profile.shapes:
+            found[NUM_SLOTS] = bounds(state, 0)
     return found
 
 

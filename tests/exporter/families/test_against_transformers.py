@@ -500,6 +500,23 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"num_hidden_layers": 2, "layer_types": None},
         {"num_hidden_layers": 5, "layer_types": None},
     ],
+    "minimax": [
+        *together(
+            [
+                *HEADS,
+                {"head_dim": 10},
+                {"head_dim": None},
+                {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0}},
+                {"sliding_window": 5},
+                {"num_attention_heads": 5, "num_key_value_heads": 1},
+            ],
+            [{"num_local_experts": 2}, {"num_experts_per_tok": 5}, {"block_size": 256}, {"intermediate_size": 13}],
+            [TIED, EPSILON, {"full_attn_alpha_factor": 3, "full_attn_beta_factor": 0.2, "mlp_alpha_factor": 0.6}],
+        ),
+        {"layer_types": None},
+        {"layer_types": ["full_attention"] * 3},
+        {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+    ],
     "bailing_hybrid": [
         *together(
             [
