@@ -8,8 +8,8 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.exporter.families.decoder_config import (
     DecoderConfig,
     GatedDeltaConfig,
-    Mamba1Config,
     LightningAttentionConfig,
+    Mamba1Config,
     MambaConfig,
     RecurrentConfig,
 )

@@ -16,8 +16,8 @@ from hybridge.exporter.families.decoder_config import (
     GatedDeltaConfig,
     LatentAttentionConfig,
     LayerConfig,
-    Mamba1Config,
     LightningAttentionConfig,
+    Mamba1Config,
     MambaConfig,
     MoeConfig,
     ParallelConfig,
@@ -28,8 +28,8 @@ from hybridge.exporter.families.decoder_config import (
 from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
-from hybridge.exporter.layers.mamba1 import Mamba1Mixer
 from hybridge.exporter.layers.lightning_attention import LightningAttention
+from hybridge.exporter.layers.mamba1 import Mamba1Mixer
 from hybridge.exporter.layers.mamba2 import Mamba2Mixer
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe

@@ -97,8 +97,8 @@ def fast_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids[:, :1].clone()).logits
 
 
-# Without falcon_h1, whose layers hold both kinds of state, and minimax, whose model takes no cache but its own. On push recurrent layers with attention: tracing the gated
-# delta rule takes long.
+# Without falcon_h1, whose layers hold both kinds of state, and minimax, whose model takes no cache but its own. On push
+# recurrent layers with attention: tracing the gated delta rule takes long.
 @pytest.mark.parametrize(
     "model_type",
     sample(sorted(set(BASE_CONFIGS) - {*SMALL, "falcon_h1", "minimax", "qwen3"}), on_push=("bamba",)),
