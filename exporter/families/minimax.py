@@ -38,8 +38,9 @@ def parse(config: HfConfig) -> DecoderConfig:
     config.expect("hidden_act", ("silu", "swish"), "silu")
     head_dim, count = head_dim_of(config), config.layer_count()
     rope = rope_from_config(config, head_dim, absent_theta=ABSENT_THETA)
-    window = config.positive("sliding_window", default=None, null=None)
-    attention = attention_of(config, head_dim, rope, ABSENT_KV_HEADS, sliding_window=window)
+    # A window of the layers that are called full attention; no published model has one.
+    config.expect("sliding_window", (None,), None)
+    attention = attention_of(config, head_dim, rope, ABSENT_KV_HEADS)
     kinds = layer_kinds(config, [LINEAR if index % 2 else FULL for index in range(count)])
     factors = {kind: _factors(config, name) for kind, name in ((FULL, "full_attn"), (LINEAR, "linear_attn"))}
     moe, moe_factors = _experts(config), _factors(config, "mlp")

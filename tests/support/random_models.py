@@ -224,7 +224,6 @@ def _minimax(random: Random, _family: str) -> dict[str, Any]:
         "layer_types": _layer_types(random, layers, "linear_attention", "full_attention"),
         "head_dim": random.choice(STATE_SIZES),
         "block_size": random.choice((4, 32, 256)),
-        "sliding_window": random.choice((None, 5)),
         "num_local_experts": experts,
         "num_experts_per_tok": random.randint(1, experts),
         "intermediate_size": random.choice((12, 28)),

@@ -44,7 +44,8 @@ def assert_is_transformers_in_float32(checkpoint: Path) -> None:
     assert np.linalg.norm(found - expected) < TOLERANCE * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("family", [name for name in BASE_CONFIGS if name != "nemotron_h"])  # it clamps dt otherwise
+# nemotron_h clamps dt otherwise; minimax reads decays that the checkpoint has in 16 bits.
+@pytest.mark.parametrize("family", [name for name in BASE_CONFIGS if name not in ("minimax", "nemotron_h")])
 def test_narrow_weights_give_the_logits_of_transformers_in_float32(family: str, tmp_path: Path) -> None:
     skip_ungrouped_norms(family)
     assert_is_transformers_in_float32(save_tiny_model(tmp_path, family, dtype="bfloat16"))

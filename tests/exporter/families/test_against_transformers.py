@@ -507,7 +507,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
                 {"head_dim": 10},
                 {"head_dim": None},
                 {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0}},
-                {"sliding_window": 5},
                 {"num_attention_heads": 5, "num_key_value_heads": 1},
             ],
             [{"num_local_experts": 2}, {"num_experts_per_tok": 5}, {"block_size": 256}, {"intermediate_size": 13}],

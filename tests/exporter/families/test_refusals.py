@@ -49,6 +49,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("granitemoehybrid", {"normalization_function": "layernorm"}, "normalization_function"),
     ("granitemoehybrid", {"hidden_act": "relu"}, "hidden_act"),
     ("bamba", {"hidden_act": "gelu"}, "hidden_act"),
+    ("minimax", {"sliding_window": 5}, "sliding_window"),
     ("mamba2", {"hidden_act": "relu"}, "hidden_act"),
     ("mamba2", {"rms_norm": False}, "rms_norm"),
     ("llama", {"hidden_act": "xielu"}, "hidden_act"),

@@ -63,7 +63,7 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
 
 
 # On push ONNX Runtime runs every family with layers of its own, the other engines one with each kind of layer.
-TWICE = {"bamba", "qwen3_5_moe_text"}  # mixers and experts of granitemoehybrid and qwen3_next
+TWICE = {"bailing_hybrid", "bamba", "qwen3_5_moe_text"}  # mixers and experts of kimi_linear and other families
 EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
 CASES = sample(
     product(sorted(FAMILIES), ENGINES),
