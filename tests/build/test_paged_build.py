@@ -59,7 +59,7 @@ def test_pages_are_written_and_attended_by_plugins(kernel_heads: Exported) -> No
 
 def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
     """One recurrent layer and, where the family has it, one of attention, of sizes that the kernels have."""
-    sizes: dict[str, Any] = {
+    every: dict[str, dict[str, Any]] = {
         "nemotron_h": {"hybrid_override_pattern": "M*", "mamba_head_dim": 16, "ssm_state_size": 24, "head_dim": 64},
         "qwen3_next": {
             "num_hidden_layers": 2,
@@ -68,6 +68,7 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
             "linear_key_head_dim": 32,
             "linear_value_head_dim": 32,
         },
+        "jamba": {"num_hidden_layers": 2, "attn_layer_period": 2, "num_experts": 1, "head_dim": 64},
         # A latent and a shared part of 64 channels together, which the kernels of paged attention take.
         "kimi_linear": {
             "num_hidden_layers": 2,
@@ -76,8 +77,8 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
             "kv_lora_rank": 48,
             "qk_rope_head_dim": 16,
         },
-    }[family]
-    return artifacts.get(family, "bfloat16", sizes, layout="paged", **options)
+    }
+    return artifacts.get(family, "bfloat16", every[family], layout="paged", **options)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,8 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
         # On every push, test_replay_engines.py parses it and test_gated_delta_plugin.py builds its dense form.
         pytest.param("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
         pytest.param("kimi_linear", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
+        ("jamba", 0, "joined", {"causal_conv1d", "selective_scan"}),
+        pytest.param("jamba", 3, "joined", {"causal_conv1d", "selective_scan"}, marks=pytest.mark.slow),
     ],
 )
 def test_hybrids_are_one_plugin_layer_an_operator(

@@ -80,7 +80,19 @@ def delta_call(
     return Call("gated_delta_rule", inputs, 5, {"decay": decay})
 
 
-CALLS: dict[str, Callable[..., Call]] = {"conv": conv_call, "ssm": ssm_call, "delta": delta_call}
+def scan_call(
+    rows: DraftRows, dtype: torch.dtype = BF16, state: torch.dtype | None = F32, gap: int = 0,
+    channels: int = 264, groups: int = 1, state_size: int = 16,
+) -> Call:  # fmt: skip
+    x, B, C, dt = slices(rows, [channels, groups * state_size, groups * state_size, channels], dtype, gap)
+    A = -8.0 * torch.rand(channels, state_size, device="cuda")
+    pool = pool_of(rows, (1, channels, state_size), state or dtype)
+    group = (groups, state_size)
+    inputs = [x, A, B.unflatten(-1, group), C.unflatten(-1, group), normal(channels), dt, normal(channels), pool, None]
+    return Call("selective_scan", inputs, 7, {})
+
+
+CALLS: dict[str, Callable[..., Call]] = {"conv": conv_call, "ssm": ssm_call, "delta": delta_call, "scan": scan_call}
 OPS = pytest.mark.parametrize("op", CALLS)
 
 
@@ -144,6 +156,14 @@ def test_state_sizes_of_mamba(head_dim, state_size, state):
 )
 def test_one_factor_of_mamba(change):
     run("ssm", SHORT, **change)
+
+
+@pytest.mark.parametrize("state", [F32, BF16], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "groups", "state_size"), [(1, 1, 8), (33, 1, 24), (96, 2, 40), (1536, 1, 16), (90, 3, 64)]
+)
+def test_sizes_of_mamba1(channels, groups, state_size, state):
+    run("scan", SHORT, channels=channels, groups=groups, state_size=state_size, state=state)
 
 
 @pytest.mark.parametrize("decay", ["head", "key_channel"])

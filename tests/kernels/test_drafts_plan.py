@@ -38,7 +38,18 @@ def delta_call(tokens: int, rows: PackedRows, **attributes: object) -> OpCall:
     return op_call("gated_delta_rule", [q, q, v, g, meta(tokens, 4), pool, None], [v, pool], attributes, rows)
 
 
-CALLS = {"causal_conv1d": conv_call, "update_ssm_state": ssm_call, "gated_delta_rule": delta_call}
+def scan_call(tokens: int, rows: PackedRows) -> OpCall:
+    x, group, pool = meta(tokens, 264), meta(tokens, 1, 16), meta(20, 1, 264, 16, dtype=torch.float32)
+    scalars, A = meta(264, dtype=torch.float32), meta(264, 16, dtype=torch.float32)
+    return op_call("selective_scan", [x, A, group, group, scalars, x, scalars, pool, None], [x, pool], {}, rows)
+
+
+CALLS = {
+    "causal_conv1d": conv_call,
+    "update_ssm_state": ssm_call,
+    "gated_delta_rule": delta_call,
+    "selective_scan": scan_call,
+}
 OPS = pytest.mark.parametrize("op", CALLS)
 
 

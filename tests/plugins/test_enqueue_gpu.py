@@ -20,12 +20,13 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # Relative norm against float64: 16-bit data with a state in float32; float32 sums in another order.
 TOLERANCE = {F32: 1e-5, F16: 3e-3, BF16: 3e-3}
 SIZES = {"heads": 6, "head_dim": 24, "groups": 3, "state_size": 40, "inner": 144, "conv_dim": 384, "kernel": 4}
-SIZES |= {"key_heads": 2, "value_heads": 6, "key_size": 48, "value_size": 80, "decay_size": 1}
+SIZES |= {"channels": 144, "key_heads": 2, "value_heads": 6, "key_size": 48, "value_size": 80, "decay_size": 1}
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "causal_conv1d": {"activation": "silu"},
     "update_ssm_state": {},
     "mamba2_conv_scan": {},
     "gated_delta_rule": {},
+    "selective_scan": {},
 }
 # Kernels of an operator that hand 16-bit values to each other round again each.
 LAUNCHES = {"mamba2_conv_scan": 3}

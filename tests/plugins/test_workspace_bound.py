@@ -26,6 +26,7 @@ SIZES = {
     "state_size": 64,
     "conv_dim": 640,
     "inner": 384,
+    "channels": 384,
     "kernel": 4,
     "key_heads": 6,
     "value_heads": 12,

@@ -10,6 +10,7 @@ import torch
 from hybridge.trt_plugins.catalog import SPECULATIVE_OPS
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.selective_scan import selective_scan
 from hybridge.trt_plugins.reference.speculative import speculative_reference
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from tests.support.kernel_calls import run_op
@@ -19,6 +20,13 @@ REFERENCES: dict[str, Callable] = {
     "causal_conv1d": causal_conv1d,
     "update_ssm_state": update_ssm_state,
     "gated_delta_rule": gated_delta_rule,
+    "selective_scan": selective_scan,
+}
+_TOKEN_INPUTS = {
+    "causal_conv1d": (0,),
+    "update_ssm_state": (0, 2, 3, 5),
+    "gated_delta_rule": range(5),
+    "selective_scan": (0, 2, 3, 5),
 }
 
 
@@ -125,7 +133,7 @@ class Call:
 
     def with_tokens(self, part: slice) -> Call:
         """The call of some of the tokens."""
-        token_inputs = {"causal_conv1d": (0,), "update_ssm_state": (0, 2, 3, 5), "gated_delta_rule": range(5)}[self.op]
+        token_inputs = _TOKEN_INPUTS[self.op]
         cut = [t[part] if i in token_inputs and t is not None else t for i, t in enumerate(self.inputs)]
         return replace(self, inputs=cut)
 

@@ -17,6 +17,7 @@ _PLANNERS = {
     "update_ssm_state": "hybridge.trt_plugins.kernels.ops.update_ssm_state",
     "mamba2_conv_scan": "hybridge.trt_plugins.kernels.ops.mamba2_conv_scan",
     "gated_delta_rule": "hybridge.trt_plugins.kernels.ops.gated_delta_rule",
+    "selective_scan": "hybridge.trt_plugins.kernels.ops.selective_scan",
     "reshape_and_cache": "hybridge.trt_plugins.kernels.ops.reshape_and_cache",
     "paged_attention": "hybridge.trt_plugins.kernels.ops.paged_attention",
     "reshape_and_cache_fp8": "hybridge.trt_plugins.kernels.ops.reshape_and_cache_fp8",

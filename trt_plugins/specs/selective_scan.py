@@ -47,5 +47,4 @@ SELECTIVE_SCAN = OpSpec(
     ),
     divides=(("groups", "channels"),),
     kernel_limits=(DimLimit("state_size", 8, 64, multiple_of=8),),
-    has_kernels=False,
 )

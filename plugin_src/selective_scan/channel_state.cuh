@@ -1,0 +1,71 @@
+// The state of one channel, spread over LANES neighbouring threads.
+//
+// Macros: DATA_T, STATE_T, D_T, BIAS_T; STATE_SIZE; LANES (a power of two, at most 32, a divisor of STATE_SIZE / STATE_ACCESS);
+// STATE_ACCESS (elements of one access to the state and to A); GROUP_ACCESS (of one to B and C, a divisor); SOFTPLUS. Lane l has the units l, l + LANES, ... of STATE_ACCESS elements.
+#pragma once
+
+#include "common/access.cuh"
+#include "common/launch.cuh"
+#include "common/math.cuh"
+#include "selective_scan/params.cuh"
+
+namespace {
+
+constexpr int ELEMENTS = STATE_SIZE / LANES;
+constexpr float LOG2_E = 1.44269504f;
+constexpr float LARGEST = 3.4e38f;  // keeps a rate of minus infinity from meeting a time step of 0
+
+// Index in a run of STATE_SIZE of element e of a lane.
+__device__ __forceinline__ int element(int lane, int e) { return (e / STATE_ACCESS * LANES + lane) * STATE_ACCESS + e % STATE_ACCESS; }
+
+__device__ __forceinline__ float time_step(const SelectiveScan& params, DATA_T dt, BIAS_T bias) {
+    float value = to_float(dt) + to_float(bias);
+    if (SOFTPLUS) value = softplus(value);
+    return fminf(fmaxf(value, params.dt_min), params.dt_max);
+}
+
+struct ChannelState {
+    float h[ELEMENTS];
+    float rate[ELEMENTS];  // A in units of log 2
+
+    // channel: its index; state: of its slot.
+    __device__ __forceinline__ void load(const SelectiveScan& params, const STATE_T* state, int64_t channel, int lane) {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
+            Access<STATE_T, STATE_ACCESS> part;
+            part.load(state + channel * STATE_SIZE + element(lane, e));
+            part.unpack(h + e);
+        }
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
+            Access<float, STATE_ACCESS> part;
+            part.load(params.A + channel * STATE_SIZE + element(lane, e));
+            part.unpack(rate + e);
+        }
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; ++e) rate[e] = fmaxf(rate[e] * LOG2_E, -LARGEST);
+    }
+    __device__ __forceinline__ void store(STATE_T* state, int64_t channel, int lane) const {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
+            Access<STATE_T, STATE_ACCESS> part;
+            part.pack(h + e);
+            part.store(state + channel * STATE_SIZE + element(lane, e));
+        }
+    }
+    // One token; returns C times the new state, summed over all lanes. scaled: the time step times x.
+    __device__ __forceinline__ float update(float step, float scaled, const float (&B)[ELEMENTS],
+                                            const float (&C)[ELEMENTS]) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; ++e) {
+            h[e] = fmaf(exp2_approx(rate[e] * step), h[e], scaled * B[e]);
+            sum = fmaf(h[e], C[e], sum);
+        }
+#pragma unroll
+        for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+        return sum;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,75 @@
+// At most a few tokens a row: the state stays in registers from its one read to the write after the last token.
+//
+// Macros: those of channel_state.cuh; THREADS; DRAFTS (rows of a speculative call: the state after each token goes to a
+// slot of that token, rounded as a call for each token would round it). Grid: x covers the channels, y the rows. A thread
+// writes what it has read and nothing else of the state, so that it may be updated in place.
+#include "selective_scan/channel_state.cuh"
+
+namespace {
+
+// What a thread needs of one token. Loading and computing are apart, so that the next token's loads come early.
+struct Token {
+    DATA_T x, dt;
+    Access<DATA_T, GROUP_ACCESS> B[ELEMENTS / GROUP_ACCESS], C[ELEMENTS / GROUP_ACCESS];
+
+    __device__ __forceinline__ void load(const SelectiveScan& params, const RowView& view, int token, int channel,
+                                         int lane) {
+        const int64_t at = view.first_token + token, group = channel / params.channels_per_group;
+        x = static_cast<const DATA_T*>(params.x)[view.row * params.x_row + at * params.x_token + channel];
+        dt = static_cast<const DATA_T*>(params.dt)[view.row * params.dt_row + at * params.dt_token + channel];
+        const DATA_T* B_row = static_cast<const DATA_T*>(params.B) + view.row * params.B_row + at * params.B_token;
+        const DATA_T* C_row = static_cast<const DATA_T*>(params.C) + view.row * params.C_row + at * params.C_token;
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) {
+            B[e / GROUP_ACCESS].load(B_row + group * params.B_group + element(lane, e));
+            C[e / GROUP_ACCESS].load(C_row + group * params.C_group + element(lane, e));
+        }
+    }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    selective_scan_walk_tokens(const __grid_constant__ SelectiveScan params) {
+    wait_for_earlier_kernels();
+    let_later_kernels_start();
+    const RowView view = row_view(params.rows, blockIdx.y);
+    if (view.slot < 0 || (DRAFTS && view.length == 0)) return;
+
+    // Threads past the last channel compute it once more, as all lanes of a warp take part in its sums.
+    const int found = (blockIdx.x * THREADS + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
+    const int channel = min(found, params.channels - 1);
+    const bool is_owner = found < params.channels;
+    ChannelState state;
+    state.load(params, static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
+    STATE_T* out = static_cast<STATE_T*>(params.state_out);
+    const BIAS_T bias = static_cast<const BIAS_T*>(params.dt_bias)[channel];
+    const float skip = to_float(static_cast<const D_T*>(params.D)[channel]);
+    DATA_T* y = static_cast<DATA_T*>(params.y) + view.row * params.y_row + channel;
+
+    Token next = {};  // set without a token too: softplus branches on it
+    if (view.length > 0) next.load(params, view, 0, channel, lane);
+    for (int t = 0; t < view.length; ++t) {
+        const Token token = next;
+        if (t + 1 < view.length) next.load(params, view, t + 1, channel, lane);
+        float B[ELEMENTS], C[ELEMENTS];
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) {
+            token.B[e / GROUP_ACCESS].unpack(B + e);
+            token.C[e / GROUP_ACCESS].unpack(C + e);
+        }
+        const float step = time_step(params, token.dt, bias), x = to_float(token.x);
+        const float sum = state.update(step, step * x, B, C);
+        if (is_owner && lane == 0) y[(view.first_token + t) * params.y_token] = from_float<DATA_T>(fmaf(skip, x, sum));
+        if (DRAFTS) {
+            const int slot = draft_slot(params.rows, blockIdx.y, t);
+            if (is_owner && slot >= 0) state.store(out + slot * params.state_out_slot, channel, lane);
+#pragma unroll
+            for (int e = 0; e < ELEMENTS; ++e) state.h[e] = to_float(from_float<STATE_T>(state.h[e]));
+        }
+    }
+    if (!is_owner || DRAFTS) return;
+    state.store(out + view.slot * params.state_out_slot, channel, lane);
+    for (int t = view.length; t < view.written; ++t)
+        if (lane == 0) y[(view.first_token + t) * params.y_token] = from_float<DATA_T>(0.0f);
+}

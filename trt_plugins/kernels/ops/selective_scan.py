@@ -1,0 +1,207 @@
+"""Kernels of ``selective_scan``: both walk through the tokens of a row, with the state in registers.
+
+The tokens of prompts come through shared memory, in tiles; a few tokens are loaded by the threads that need them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
+from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
+from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
+from hybridge.trt_plugins.kernels.structs import struct_type
+
+TOKENS_FILE = "selective_scan/walk_tokens.cu"
+TILES_FILE = "selective_scan/walk_tiles.cu"
+_THREADS, _FEW_THREADS = 128, 64
+_FEW_BLOCKS, _MANY_BLOCKS = 2, 8  # per multiprocessor
+# Lanes of a channel: few share the sums of y, many need few registers each.
+_LEAST_LANES, _MOST_LANES, _MOST_UNIT = 4, 8, 4
+# Where there are many blocks, so few lanes that what all of them compute of a token costs less than the accesses.
+_FEW_LANES, _WIDE_LANES = 2, 16  # lanes, and the largest state_size with them
+_TILE, _SMALL_TILE = 32, 16
+_USUAL_STATE_SIZE = 16  # other ones have small tiles, for registers
+_OVERLAP_SINCE = (9, 0)
+_LARGEST_GRID_YZ = 65535
+
+
+def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
+    """The launches that run ``call``; UnsupportedError for sizes or layouts outside of the kernels' limits.
+
+    Channels and state_size are contiguous in every tensor.
+    """
+    if is_speculative(call):
+        return plan_drafts(call, lambda rows: _Scan(rows).tokens(device, drafts=True), lambda rows: plan(rows, device))
+    scan = _Scan(call)
+    launch = scan.tokens(device) if token_count(call) <= 1 else scan.tiles(device)
+    return CallPlan((launch,), name=launch.source.label)
+
+
+def sources() -> Iterator[KernelSource]:
+    """Every type at the usual size, every size in bfloat16, and odd strides."""
+    base = _Variant(
+        DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 16, _MOST_UNIT, _MOST_UNIT, True, _THREADS
+    )
+    for dtype in CUDA_TYPES:
+        for state in {DType.FLOAT32, dtype}:
+            for side in {DType.FLOAT32, dtype}:
+                typed = replace(base, dtype=dtype, state=state, D=side, bias=side)
+                yield from typed.sources()
+                yield from replace(typed, most_lanes=_FEW_LANES).sources(tiles=False)
+    for size in range(8, 65, 8):
+        for unit in (1, math.gcd(_MOST_UNIT, size // _LEAST_LANES)):
+            yield from replace(base, state_size=size, unit=unit, group_unit=unit).sources()
+    yield from replace(base, softplus=False, group_unit=1, threads=_FEW_THREADS).sources(tiles=False)
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The macros of the kernels; unit, group_unit: elements of one access to the state, and to B and C."""
+
+    dtype: DType
+    state: DType
+    D: DType
+    bias: DType
+    state_size: int
+    unit: int
+    group_unit: int
+    softplus: bool
+    threads: int
+    most_lanes: int = _MOST_LANES
+
+    @property
+    def lanes(self) -> int:
+        """Threads of one channel."""
+        return math.gcd(self.state_size // self.unit, self.most_lanes)
+
+    @property
+    def channels(self) -> int:
+        """Channels of one block."""
+        return self.threads // self.lanes
+
+    def tokens(self, drafts: bool) -> KernelSource:
+        """The kernel for a few tokens."""
+        return KernelSource.of(TOKENS_FILE, "selective_scan_walk_tokens", {**self._defines(), "DRAFTS": drafts})
+
+    def tiles(self) -> KernelSource:
+        """The kernel for many tokens."""
+        tile = _TILE if self.state_size == _USUAL_STATE_SIZE else _SMALL_TILE
+        return KernelSource.of(TILES_FILE, "selective_scan_walk_tiles", {**self._defines(), "TILE": tile})
+
+    def sources(self, tiles: bool = True) -> Iterator[KernelSource]:
+        """The kernels of these macros."""
+        yield from (self.tokens(drafts=False), self.tokens(drafts=True))
+        if tiles:
+            yield self.tiles()
+
+    def _defines(self) -> dict[str, object]:
+        return {
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
+            "D_T": self.D,
+            "BIAS_T": self.bias,
+            "STATE_SIZE": self.state_size,
+            "LANES": self.lanes,
+            "STATE_ACCESS": self.unit,
+            "GROUP_ACCESS": self.group_unit,
+            "SOFTPLUS": self.softplus,
+            "THREADS": self.threads,
+        }
+
+
+class _Scan:
+    """One call with the sizes that choose its kernel."""
+
+    def __init__(self, call: OpCall) -> None:
+        self.call = call
+        self.x, self.B, self.C, self.dt = (call.input(name) for name in ("x", "B", "C", "dt"))
+        self.y, self.state, self.state_out = call.outputs[0], call.input("state"), call.outputs[1]
+        tails = (("x", self.x, 1), ("B", self.B, 1), ("C", self.C, 1), ("dt", self.dt, 1), ("y", self.y, 1))
+        for name, layout, axes in (
+            *tails,
+            ("A", call.input("A"), 2),
+            ("state", self.state, 3),
+            ("state_out", self.state_out, 3),
+        ):
+            layout.need_dense_tail(name, axes)
+        self.channels, self.state_size = self.state.shape[2:]
+        self.groups = self.B.shape[-2]
+        call.spec.check_kernel_dims({"channels": self.channels, "groups": self.groups, "state_size": self.state_size})
+        self.rows = call.packed.rows if call.packed is not None else self.x.shape[0]
+        if max(self.rows, self.groups) > _LARGEST_GRID_YZ:
+            raise UnsupportedError(
+                f"{call.spec.name}: expected at most {_LARGEST_GRID_YZ} rows and groups, found {self.rows} and "
+                f"{self.groups}: split the call"
+            )
+
+    def tokens(self, device: DeviceTraits, drafts: bool = False) -> KernelLaunch:
+        """At most a few tokens a row."""
+        variant = self._variant(_THREADS)
+        blocks = self.rows * _blocks(self.channels, variant.channels) / device.multiprocessors
+        if blocks < _FEW_BLOCKS:
+            variant = replace(variant, threads=_FEW_THREADS)
+        elif blocks >= _MANY_BLOCKS and self.state_size <= _WIDE_LANES:
+            variant = replace(variant, most_lanes=_FEW_LANES)
+        grid = (_blocks(self.channels, variant.channels), self.rows, 1)
+        return self._launch(variant.tokens(drafts), grid, variant.threads, device)
+
+    def tiles(self, device: DeviceTraits) -> KernelLaunch:
+        """Any number of tokens a row."""
+        variant = self._variant(_THREADS)
+        grid = (_blocks(self.channels // self.groups, variant.channels), self.groups, self.rows)
+        return self._launch(variant.tiles(), grid, variant.threads, device)
+
+    def _variant(self, threads: int) -> _Variant:
+        state = self.state.dtype
+        aligned = access_bytes(self.state, self.state_out, axes=1) // state.itemsize
+        aligned = math.gcd(aligned, self.call.input("A").alignment // DType.FLOAT32.itemsize)
+        unit = math.gcd(aligned, _MOST_UNIT, self.state_size // _LEAST_LANES)
+        group_unit = math.gcd(access_bytes(self.B, self.C, axes=len(self.B.shape) - 1) // self.x.dtype.itemsize, unit)
+        D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
+        softplus = bool(self.call.attributes["dt_softplus"])
+        return _Variant(self.x.dtype, state, D, bias, self.state_size, unit, group_unit, softplus, threads)
+
+    def _launch(
+        self, source: KernelSource, grid: tuple[int, int, int], threads: int, device: DeviceTraits
+    ) -> KernelLaunch:
+        overlap = device.capability >= _OVERLAP_SINCE
+        return KernelLaunch(source, grid, (threads, 1, 1), self._params(source), self._pointers(), overlap=overlap)
+
+    def _params(self, source: KernelSource) -> Any:
+        params = struct_type(source.file, "SelectiveScan")()
+        for name, layout, trailing in (
+            ("x", self.x, 1),
+            ("B", self.B, 2),
+            ("C", self.C, 2),
+            ("dt", self.dt, 1),
+            ("y", self.y, 1),
+        ):
+            row, token = row_and_token_stride(self.call, layout, trailing)
+            setattr(params, f"{name}_row", row)
+            setattr(params, f"{name}_token", token)
+        params.B_group, params.C_group = self.B.strides[-2], self.C.strides[-2]
+        params.state_slot, params.state_out_slot = self.state.strides[0], self.state_out.strides[0]
+        params.rows.rows, params.rows.time = self.rows, token_count(self.call)
+        params.channels, params.channels_per_group = self.channels, self.channels // self.groups
+        attributes = self.call.attributes
+        params.dt_min, params.dt_max = attributes["time_step_min"], attributes["time_step_max"]
+        return params
+
+    def _pointers(self) -> dict[str, PointerSource]:
+        call = self.call
+        names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
+        pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
+        pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+        return pointers | row_pointers(call, "rows.")
+
+
+def _blocks(count: int, of: int) -> int:
+    return -(-count // of)
