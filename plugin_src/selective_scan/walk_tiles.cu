@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0) return;
 
-    // Threads past the group's last channel compute it once more, as all lanes of a warp take part in its sums.
+    // Threads past the group's last channel repeat its computation, as all lanes of a warp take part in sums.
     const int first_channel = blockIdx.y * params.channels_per_group + blockIdx.x * CHANNELS;
     const int last_channel = (blockIdx.y + 1) * params.channels_per_group - 1;
     const int c = threadIdx.x / LANES, lane = threadIdx.x % LANES, channel = min(first_channel + c, last_channel);

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const RowView view = row_view(params.rows, blockIdx.y);
     if (view.slot < 0 || (DRAFTS && view.length == 0)) return;
 
-    // Threads past the last channel compute it once more, as all lanes of a warp take part in its sums.
+    // Threads past the last channel repeat its computation, as all lanes of a warp take part in sums.
     const int found = (blockIdx.x * THREADS + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
     const int channel = min(found, params.channels - 1);
     const bool is_owner = found < params.channels;
