@@ -10,7 +10,7 @@ import numpy as np
 from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.onnxruntime.packed_slots import PackedSlots
+from hybridge.runtime.engines.packed_slots import PackedSlots
 from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridge.artifact.names import is_recurrent_state
+from hybridge.runtime.engines.packed_rows import FP8, INT8, packed_rows
+from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import SamplingParams
@@ -105,3 +108,29 @@ def test_a_session_comes_back_into_the_pools(
         assert llm.load_session(path).length == len(prompt) + 3
         found = llm.generate(history, max_new_tokens=3)
     assert found.token_ids == expected.token_ids and found.cached_tokens
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8])
+def test_states_in_8_bits_come_back_as_rounded(
+    kind: str, native: ParsedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_double(native, monkeypatch)
+    engine, rng = opened.engine, np.random.default_rng(1)
+    engine.allocate_pools(PoolSizes(3, 16, 3, num_packed=2, packed=kind))
+    engine.fill_pools(0.0)
+    before = engine.arrays_from_copy(engine.swap_out([0], [0, 1, 2]))
+    states = {name: array for name, array in before.items() if array.shape[0] == 3}
+    assert any(map(is_recurrent_state, states)) and not all(map(is_recurrent_state, states))
+    for array in states.values():
+        array[1] = rng.standard_normal(array[1].shape)
+    engine.swap_in(engine.copy_from_arrays(before, 1, 3), [0], [0, 1, 2])
+    engine.pack_slots([1], [0])
+    engine.zero_slots([1])
+    engine.packed_in(engine.packed_out(0), 1)
+    engine.unpack_slots([1], [2])
+    found = engine.arrays_from_copy(engine.swap_out([0], [0, 1, 2]))
+    for name, array in states.items():
+        expected = packed_rows(array[1], kind).unpacked() if is_recurrent_state(name) else array[1]
+        np.testing.assert_array_equal(found[name][2], expected)
+        assert not found[name][:2].any()
+    opened.close()

@@ -13,7 +13,7 @@ from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
-from hybridge.runtime.engines.pooled import PooledEngine
+from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
@@ -41,7 +41,7 @@ from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.trt_plugins.build.profiles import PAGED_BLOCK_SIZE
 
 
-class TensorRTPagedEngine(PooledEngine[DevicePools]):
+class TensorRTPagedEngine(PackingEngine[DevicePools]):
     """Runs an engine that ``hybridge build-engine`` made of a paged artifact, in the types of the artifact.
 
     All work goes to one stream. A step whose rows have one token each, or draft tokens, runs in a captured step of the

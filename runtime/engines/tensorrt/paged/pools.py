@@ -16,6 +16,8 @@ from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.kv_dtypes import filled_with
 from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.packed_slots import PackedSlots
+from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array
 from hybridge.runtime.engines.tensorrt.binding_check import StateBinding
@@ -56,7 +58,7 @@ class _Pool:
 
 
 class DevicePools:
-    """One pool for each of ``bindings``, in the layout of its declaration."""
+    """One pool for each of ``bindings``, in the layout of its declaration. States in 8 bits are in host memory."""
 
     def __init__(
         self, memory: DeviceMemory, bindings: Sequence[StateBinding], sizes: PoolSizes, snapshots: int = 0
@@ -68,6 +70,12 @@ class DevicePools:
         axes = {NUM_BLOCKS: max(1, sizes.num_blocks), BLOCK_SIZE: sizes.block_size, NUM_SLOTS: slots}
         self._owned = ExitStack()
         self._pools: dict[str, _Pool] = {}
+        try:
+            self._packed = PackedSlots([binding.spec for binding in bindings], sizes)
+        except MemoryError as error:
+            raise EngineError(
+                f"expected host memory for {sizes.num_packed} cached states, found too little: lower `cached_states`"
+            ) from error
         try:
             for binding in bindings:
                 shape = binding.spec.resolve(**axes)
@@ -129,6 +137,28 @@ class DevicePools:
         for address, there, nbytes in self._transfers(copy.arrays, blocks, slots):
             self._memory.copy(address, there, nbytes)
         self._memory.synchronize()  # the copy may be freed from now on
+
+    def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As ``PagedEngine.pack_slots``; waits for the device."""
+        for source, target in zip(sources, targets, strict=True):
+            arrays = self.swap_out([], [source]).arrays
+            for name in self._packed.names:
+                self._packed.write(name, arrays[name], [target])
+
+    def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As ``PagedEngine.unpack_slots``; waits for the device."""
+        for source, target in zip(sources, targets, strict=True):
+            arrays = {name: np.empty(shape, dtype) for name, shape, dtype in self._parts(0, 1)}
+            arrays |= {name: np.ascontiguousarray(self._packed.read(name, [source])) for name in self._packed.names}
+            self.swap_in(DeviceCopy(0, 1, arrays), [], [target])
+
+    def packed_out(self, slot: int) -> PackedState:
+        """A copy of a packed slot."""
+        return self._packed.copy_out(slot)
+
+    def packed_in(self, state: PackedState, slot: int) -> None:
+        """Write ``state`` over a packed slot."""
+        self._packed.copy_in(state, slot)
 
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
         """The contents of ``copy``; EngineError when another engine made it."""
