@@ -85,6 +85,11 @@ class Call:
         checkpoints: Sequence[int] = (),
     ) -> None:
         """Add a request for each prompt; ApiError 429 when too many wait. checkpoints: see ``AsyncLLM.add``."""
+        if (priority or 0) < 0 and self.service.keys is not None:
+            # One client must not take the rows of the others.
+            raise ApiError(
+                400, f"priority: expected at least 0 where clients have keys, found {priority}", param="priority"
+            )
         await self.admit(sum(each.n for each in params))
         llm = self.model.llm
         for ids, each in zip(prompts, params, strict=True):

@@ -140,9 +140,11 @@ def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Pa
         assert response.status_code == 429 and int(response.headers["retry-after"]) in range(1, 61)
         assert post(**bob)[0] == 200
         assert served.client.get("/health").status_code == served.client.get("/metrics").status_code == 200
+        urgent = served.client.post(PATH, json={**body, "priority": -1}, headers=bob)
+        assert urgent.status_code == 400 and urgent.json()["error"]["param"] == "priority"
         names = [line.get("client", "") for line in served.lines("request")]
         assert names.count("ann") == 4 and names.count("") == 3
-        assert sum(name.startswith("key-") for name in names) == 2
+        assert sum(name.startswith("key-") for name in names) == 3
         assert "prompt to be found" not in served.log.getvalue() and "key-of" not in served.log.getvalue()
 
 

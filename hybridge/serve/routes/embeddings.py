@@ -38,7 +38,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         prompts = await call.prepare(lambda: prompts_of(llm, body.input, most))
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
         await call.admit(len(prompts))
-        work = [llm.embed(ids, body.pooling, body.priority or 0, namespace) for ids in prompts]
+        work = [llm.embed(ids, body.pooling, namespace=namespace) for ids in prompts]
         answers = await call.unless_left(_all(work))
         call.count([[answer] for answer in answers])
         tokens = sum(map(len, prompts))

@@ -79,7 +79,7 @@ class SamplingFields(RequestBody):
     allowed_token_ids: list[Int64] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: Int64 | None = Field(None, description="Lower values run first.")
+    priority: Int64 | None = Field(None, description="Lower values run first; at least 0 where clients have keys.")
     prompt_cache_key: str | None = Field(None, description="Computed prefixes are shared within one key only.")
     cache_salt: str | None = Field(None, description="As prompt_cache_key; both together name what is shared.")
     stream: bool | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hybridge.serve.schemas.base import Int64, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import RequestBody, ResponseBody
 from hybridge.serve.schemas.completions import Prompts
 
 
@@ -20,7 +20,6 @@ class EmbeddingRequest(RequestBody):
     pooling: Literal["mean", "last"] = "mean"
     normalize: bool = True
     dimensions: int | None = None
-    priority: Int64 | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
