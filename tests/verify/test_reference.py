@@ -30,7 +30,9 @@ def config_of_broken(checkpoint: Path) -> RuntimeConfig:
     """As much of a runtime config as the reference reads before it fails."""
     raw = json.loads((checkpoint / "config.json").read_text())
     sizes = {name: raw[name] for name in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
-    made = SimpleNamespace(**sizes, attention_layer_indices=(), recurrent_layer_indices=(), has_kv_scales=False)
+    made = SimpleNamespace(
+        **sizes, attention_layer_indices=(), recurrent_layer_indices=(), has_kv_scales=False, max_seq_len=64
+    )
     return cast(RuntimeConfig, made)
 
 
