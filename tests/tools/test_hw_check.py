@@ -122,6 +122,21 @@ def test_a_crash_fails_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert records[2]["error"].startswith("the process died (signal SIGSEGV): native words")
 
 
+def test_a_process_that_dies_between_steps_fails_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    die = """
+original = steps.run_steps
+def run_steps(*arguments):
+    for record in original(*arguments):
+        yield record
+        if record["step"] == "serve":
+            os.kill(os.getpid(), 11)
+steps.run_steps = run_steps
+"""
+    monkeypatch.setattr(process, "_COMMAND", die + process._COMMAND)
+    records = in_child(monkeypatch, "return {}", time.monotonic() + 600)
+    assert [(record["step"], record["status"]) for record in records] == [(name, "passed") for name in STEPS]
+
+
 def test_a_hang_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is up once the second step has begun to hang."""
     hangs = tmp_path / "hangs"
