@@ -131,6 +131,20 @@ def head_counts(config: HfConfig, absent_kv_heads: int | None = None) -> tuple[i
     return heads, kv_heads
 
 
+def check_heads(config: HfConfig) -> None:
+    """Refuse a hidden size that the heads do not divide, as transformers does for some families."""
+    heads = config.positive("num_attention_heads")
+    if config.positive("hidden_size") % heads:
+        raise config.fail("hidden_size", f"a multiple of num_attention_heads {heads}")
+
+
+def check_shares(config: HfConfig, *names: str) -> None:
+    """Refuse probabilities, of training alone, that are none."""
+    for name in names:
+        if not 0 <= config.scalar(name, default=0.0) <= 1:
+            raise config.fail(name, "a number from 0 to 1")
+
+
 def head_dim_of(config: HfConfig) -> int:
     """``head_dim``, or hidden_size / num_attention_heads where the config does not give it."""
     hidden_size, heads = config.positive("hidden_size"), config.positive("num_attention_heads")

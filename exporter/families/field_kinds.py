@@ -13,7 +13,7 @@ from hybridge.artifact.json_fields import Fields, float_from_json
 
 Table = Mapping[str, str]
 
-_ALWAYS: Table = {
+ALWAYS: Table = {
     "bool": "use_cache tie_word_embeddings is_encoder_decoder",
     "bool?": "output_hidden_states return_dict",
     "int": "vocab_size hidden_size chunk_size_feed_forward",
@@ -240,6 +240,7 @@ _QWEN3_MOE: Table = {
 }
 # Fields that transformers reads without declaring them: other spellings, and what its models look for by name.
 _UNDECLARED_ROPE: Table = {"object?": "rope_scaling"}
+_UNDECLARED_ALWAYS: Table = {**_UNDECLARED_ROPE, "int": "head_dim"}
 _LATENT_SPELLINGS: Table = {
     "int": "num_experts num_expert_group num_experts_per_token num_shared_experts model_max_length",
     "bool": "moe_renormalize",
@@ -251,20 +252,11 @@ _UNDECLARED: Mapping[str, Table] = {
         "int": f"{_LATENT_SPELLINGS['int']} num_nextn_predict_layers linear_head_dim linear_num_heads "
         "linear_conv_kernel_dim",
     },
-    "bamba": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "falcon_h1": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
     "jamba": {"int": "head_dim num_local_experts"},
     "kimi_linear": {**_LATENT_SPELLINGS, "object?": "rope_parameters rope_scaling"},
     "lfm2": {**_UNDECLARED_ROPE, "int": "head_dim block_ff_dim", "bool": "tie_embedding"},
     "lfm2_moe": {**_UNDECLARED_ROPE, "int": "head_dim", "bool": "tie_embedding"},
-    "olmo2": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "olmo3": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "olmo_hybrid": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "phi3": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "qwen2": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "qwen3_moe": {**_UNDECLARED_ROPE, "int": "head_dim"},
-    "smollm3": {**_UNDECLARED_ROPE, "int": "head_dim"},
     "nemotron_h": {
         "object?": "rope_parameters rope_scaling",
         "[str]": "layer_types",
@@ -277,51 +269,51 @@ _UNDECLARED: Mapping[str, Table] = {
 }
 
 
-def _kinds(*tables: Table) -> Mapping[str, str]:
-    """field -> kind."""
-    return {name: kind for table in (_ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
+def kinds_of(*tables: Table) -> Mapping[str, str]:
+    """field -> kind, of ``tables`` and of what every config has."""
+    return {name: kind for table in (ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
 
 
-# model_type -> field -> kind, as transformers declares them.
+# model_type -> field -> kind, as transformers declares them. Families may have KINDS in their own file instead.
 DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
-    "bailing_hybrid": _kinds(_BIAS, _LATENT, _LING),
-    "bamba": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
-    "falcon_h1": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
-    "gemma3_text": _kinds(_BIAS, _GEMMA3),
-    "falcon_mamba": _kinds(_MAMBA, {"float": "mixer_rms_eps"}),
-    "granitemoehybrid": _kinds(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
-    "jamba": _kinds(_JAMBA),
-    "kimi_linear": _kinds(_BIAS, _LATENT, _KIMI),
-    "lfm2": _kinds(_SHORT_CONV, _LFM2),
-    "lfm2_moe": _kinds(_SHORT_CONV, _LFM2_MOE),
-    "lfm3": _kinds(_SHORT_CONV, _LFM3),
-    "llama": _kinds(_ATTENTION, _BIAS, _LLAMA),
-    "mamba": _kinds(_MAMBA),
-    "mamba2": _kinds(_MAMBA2),
-    "minimax": _kinds(_ATTENTION, _MINIMAX),
-    "mistral": _kinds(_ATTENTION, _MISTRAL),
-    "nemotron_h": _kinds(_NEMOTRON_H),
-    "olmo2": _kinds(_ATTENTION, _BIAS, _OLMO2),
-    "olmo3": _kinds(_ATTENTION, _BIAS, _OLMO2, _OLMO3),
-    "olmo_hybrid": _kinds(_ATTENTION, _BIAS, _OLMO_HYBRID),
-    "phi3": _kinds(_ATTENTION, _PHI3),
-    "qwen2": _kinds(_ATTENTION, _QWEN2),
-    "qwen3": _kinds(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),
-    "qwen3_5_moe_text": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT),
-    "qwen3_5_text": _kinds(_ATTENTION, _BIAS, _DELTA, {"int": "intermediate_size"}),
-    "qwen3_moe": _kinds(_ATTENTION, _BIAS, _QWEN_EXPERTS, _NEXT, _QWEN3_MOE),
-    "qwen3_next": _kinds(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT, _NEXT),
-    "smollm3": _kinds(_ATTENTION, _BIAS, _SMOLLM3),
+    "bailing_hybrid": kinds_of(_BIAS, _LATENT, _LING),
+    "bamba": kinds_of(_ATTENTION, _BIAS, _MAMBA_D, _BAMBA),
+    "falcon_h1": kinds_of(_ATTENTION, _BIAS, _MAMBA_D, _FALCON_H1),
+    "gemma3_text": kinds_of(_BIAS, _GEMMA3),
+    "falcon_mamba": kinds_of(_MAMBA, {"float": "mixer_rms_eps"}),
+    "granitemoehybrid": kinds_of(_ATTENTION, _BIAS, _MAMBA_D, _GRANITE),
+    "jamba": kinds_of(_JAMBA),
+    "kimi_linear": kinds_of(_BIAS, _LATENT, _KIMI),
+    "lfm2": kinds_of(_SHORT_CONV, _LFM2),
+    "lfm2_moe": kinds_of(_SHORT_CONV, _LFM2_MOE),
+    "lfm3": kinds_of(_SHORT_CONV, _LFM3),
+    "llama": kinds_of(_ATTENTION, _BIAS, _LLAMA),
+    "mamba": kinds_of(_MAMBA),
+    "mamba2": kinds_of(_MAMBA2),
+    "minimax": kinds_of(_ATTENTION, _MINIMAX),
+    "mistral": kinds_of(_ATTENTION, _MISTRAL),
+    "nemotron_h": kinds_of(_NEMOTRON_H),
+    "olmo2": kinds_of(_ATTENTION, _BIAS, _OLMO2),
+    "olmo3": kinds_of(_ATTENTION, _BIAS, _OLMO2, _OLMO3),
+    "olmo_hybrid": kinds_of(_ATTENTION, _BIAS, _OLMO_HYBRID),
+    "phi3": kinds_of(_ATTENTION, _PHI3),
+    "qwen2": kinds_of(_ATTENTION, _QWEN2),
+    "qwen3": kinds_of(_ATTENTION, _BIAS, _QWEN2, {"int": "head_dim"}),
+    "qwen3_5_moe_text": kinds_of(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT),
+    "qwen3_5_text": kinds_of(_ATTENTION, _BIAS, _DELTA, {"int": "intermediate_size"}),
+    "qwen3_moe": kinds_of(_ATTENTION, _BIAS, _QWEN_EXPERTS, _NEXT, _QWEN3_MOE),
+    "qwen3_next": kinds_of(_ATTENTION, _BIAS, _DELTA, _QWEN_EXPERTS, _SHARED_EXPERT, _NEXT),
+    "smollm3": kinds_of(_ATTENTION, _BIAS, _SMOLLM3),
 }
 
 
-def check_kinds(fields: Fields, data: Mapping[str, Any], model_type: str) -> None:
-    """Raise the error of ``fields``, naming the field, where ``data`` holds a value of another kind.
+def check_kinds(fields: Fields, data: Mapping[str, Any], model_type: str, declared: Mapping[str, str]) -> None:
+    """Raise the error of ``fields``, naming the field, where ``data`` holds a value of another kind than ``declared``.
 
     Fields that are in no table are left to the family's parser.
     """
-    undeclared = _kinds(_UNDECLARED.get(model_type, _UNDECLARED_ROPE))
-    for name, kind in {**undeclared, **DECLARED_KINDS[model_type]}.items():
+    undeclared = kinds_of(_UNDECLARED.get(model_type, _UNDECLARED_ALWAYS))
+    for name, kind in {**undeclared, **declared}.items():
         if name in data and not _is_of_kind(data[name], kind):
             raise fields.fail(name, " or ".join(_expected(kind)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybridge.exporter.families.common_fields import FULL, activation_of, attention_of, decoder_of
+from hybridge.exporter.families.common_fields import FULL, activation_of, attention_of, check_heads, decoder_of
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MlpConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.rope_by_kind import KindRope, ropes_by_kind
@@ -37,8 +37,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     ropes = ropes_by_kind(config, head_dim, ROPES, scaled=FULL)
     scale = config.positive("query_pre_attn_scalar") ** -0.5
     base = attention_of(config, head_dim, None, scale=scale, qk_norm=True, norm_offset=1.0)
-    if hidden_size % base.num_heads:
-        raise config.fail("hidden_size", f"a multiple of num_attention_heads {base.num_heads}")
+    check_heads(config)
     mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config, "hidden_activation"))
     layers = [
         LayerConfig(

@@ -34,7 +34,7 @@ ABSENT = {
 }
 # The checkpoint's name of a part.
 GATE_NAMES = (("g_proj", "gate_proj"),)
-KINDS = (CONV, FULL, SLIDING)
+LAYER_KINDS = (CONV, FULL, SLIDING)
 ROPES = {
     FULL: KindRope(1e6, "rope_theta", {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5}),
     SLIDING: KindRope(1e6, "rope_theta", {"rope_type": "default", "rope_theta": 1e4}),
@@ -95,11 +95,11 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _layer_kinds(config: HfConfig) -> list[str]:
-    """One of KINDS for each layer."""
+    """One of LAYER_KINDS for each layer."""
     count, kinds = config.layer_count(), config.array("layer_types", None)
     if kinds is None:
         rest = {2: FULL, 0: SLIDING}
         return [rest.get(index % 4, CONV) if index else CONV for index in range(count)]
-    if len(kinds) != count or not all(kind in KINDS for kind in kinds):
-        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries of {', '.join(KINDS)}")
+    if len(kinds) != count or not all(kind in LAYER_KINDS for kind in kinds):
+        raise config.fail("layer_types", f"a list of num_hidden_layers {count} entries of {', '.join(LAYER_KINDS)}")
     return list(kinds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridge.exporter.families.common_fields import activation_of, decoder_of, head_counts, head_dim_of
+from hybridge.exporter.families.common_fields import activation_of, check_shares, decoder_of, head_counts, head_dim_of
 from hybridge.exporter.families.decoder_config import (
     AttentionConfig,
     BlockConfig,
@@ -40,9 +40,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         config.expect(name, (False,), False)
     for name in ("full_attn_mod", "interpolate_factor"):
         config.expect(name, (1,), 1)
-    for dropout in ("resid_pdrop", "embd_pdrop"):
-        if not 0 <= config.scalar(dropout, default=0.0) <= 1:
-            raise config.fail(dropout, "a share from 0 to 1")
+    check_shares(config, "resid_pdrop", "embd_pdrop")
     layer = LayerConfig(
         (
             BlockConfig("input_layernorm", "self_attn", attention),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.exporter.families import (
+    arcee,
     bailing_hybrid,
     bamba,
     falcon_h1,
     gemma3,
+    granite,
     granitemoehybrid,
     jamba,
     kimi_linear,
@@ -32,18 +35,21 @@ from hybridge.exporter.families import (
     qwen3,
     qwen3_moe,
     qwen3_next,
+    seed_oss,
     smollm3,
 )
 from hybridge.exporter.families.decoder_config import DecoderConfig
-from hybridge.exporter.families.field_kinds import check_kinds
+from hybridge.exporter.families.field_kinds import DECLARED_KINDS, check_kinds, kinds_of
 from hybridge.exporter.families.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
+    "arcee": arcee.parse,
     "bailing_hybrid": bailing_hybrid.parse,
     "bamba": bamba.parse,
     "falcon_h1": falcon_h1.parse,
     "gemma3_text": gemma3.parse,
     "falcon_mamba": mamba.parse_falcon_mamba,
+    "granite": granite.parse,
     "granitemoehybrid": granitemoehybrid.parse,
     "jamba": jamba.parse,
     "kimi_linear": kimi_linear.parse,
@@ -66,6 +72,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "qwen3_5_text": qwen3_next.parse_qwen3_5,
     "qwen3_moe": qwen3_moe.parse,
     "qwen3_next": qwen3_next.parse_qwen3_next,
+    "seed_oss": seed_oss.parse,
     "smollm3": smollm3.parse,
 }
 
@@ -100,6 +107,12 @@ VISION_SOURCES = ("model.visual.",)
 VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
 
 
+def declared_kinds(model_type: str) -> Mapping[str, str]:
+    """field -> kind of the family's config, from its own file or from field_kinds."""
+    own = getattr(sys.modules[FAMILIES[model_type].__module__], "KINDS", None)
+    return DECLARED_KINDS[model_type] if own is None else kinds_of(own)
+
+
 def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -> DecoderConfig:
     """Translate a checkpoint's config.json.
 
@@ -117,7 +130,7 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         why = f" ({layers})" if layers else ""
         raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported types are {known}")
     config = HfConfig(raw, ignored_fields)
-    check_kinds(config, raw, model_type)
+    check_kinds(config, raw, model_type, declared_kinds(model_type))
     # Some of transformers' models cannot run without it.
     config.expect("return_dict", (True, None), True)
     decoder = parse(config)

@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": "Serve artifacts over HTTP.",
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",
     "bench": "Measure the speed of an artifact.",
+    "new-family": "Write the file of a new model family.",
     "conformance": "Compare a server's answers under load with those to lone requests.",
 }
 

@@ -47,7 +47,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
 # follows take llama (lfm2, mamba).
 LIKE_LLAMA = frozenset(
     {
-        *("falcon_mamba", "gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
+        *("arcee", "falcon_mamba", "granite", "seed_oss"),
+        *("gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
         *("qwen3_moe", "smollm3"),
     }
 )
@@ -265,6 +266,33 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 28,
         "mlp_only_layers": [0],
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "arcee": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "granite": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.5,
+        "residual_multiplier": 0.7,
+        "attention_multiplier": 0.21,
+        "max_position_embeddings": 512,
+    },
+    "seed_oss": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },

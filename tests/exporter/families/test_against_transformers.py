@@ -302,6 +302,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5},
         {"use_sliding_window": False, "sliding_window": 5},
     ],
+    "arcee": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}],
+    "granite": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}, {"residual_multiplier": 1.0}],
+    "seed_oss": [
+        *HEADS,
+        *ROPES[:3],
+        TIED,
+        {"attention_bias": False},
+        {"attention_out_bias": True},
+        {"mlp_bias": True},
+    ],
     "smollm3": [
         *together(
             [*HEADS, *ROPES[:2], {"attention_bias": True}, {"head_dim": 18}],

@@ -6,7 +6,6 @@ The fields are those that the parser asks for and those of the config itself, so
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from hybridge.artifact.errors import HybridgeError
-from hybridge.exporter.families.field_kinds import DECLARED_KINDS
-from hybridge.exporter.families.registry import FAMILIES, decoder_config
+from hybridge.exporter.families.registry import FAMILIES, declared_kinds, decoder_config
+from hybridge.new_family.kinds import declared_kinds as kinds_that_transformers_declares
 from tests.support.config_oracle import AGREES, TOO_LARGE, Judge, complete_config, recorded
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 from tests.support.versions import skip_ungrouped_norms
@@ -208,28 +207,5 @@ def test_other_spellings(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kinds_are_those_that_transformers_declares(family: str) -> None:
-    declared = {f.name: f.type for f in dataclasses.fields(CONFIG_MAPPING[family])}
-    # What the type of the weights is, and a number that the length of the layers' list tells.
-    found = {name: kind for name, kind in declared.items() if name != "dtype"}
-    assert set(found) == set(DECLARED_KINDS[family])
-    for name, kind in DECLARED_KINDS[family].items():
-        assert kind_of(str(found[name]), name) == kind.replace("fraction", "float"), name
-
-
-def kind_of(annotation: str, name: str) -> str:
-    """The kind that the table calls by a short name."""
-    text = annotation.removeprefix("<class '").removesuffix("'>")
-    parts = [part.strip() for part in text.split(" | ")]
-    null = "?" if "None" in parts else ""
-    parts = [part for part in parts if part != "None"]
-    if set(parts) == {"int", "float"}:
-        return f"number{null}"
-    if set(parts) == {"int", "str"}:
-        return f"int or str{null}"
-    if parts == ["int", "list[int]"]:
-        return f"ints{null}"
-    if parts[0].startswith("list["):
-        return f"[{parts[0][5:].split(',')[0].rstrip(']')}]{null}"
-    if parts[0].startswith("Literal"):
-        return f"str{null}"
-    return f"{'object' if 'dict' in text else parts[0]}{null}"
+    found = {name: kind.replace("fraction", "float") for name, kind in declared_kinds(family).items()}
+    assert found == kinds_that_transformers_declares(CONFIG_MAPPING[family])

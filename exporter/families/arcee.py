@@ -1,0 +1,47 @@
+"""AFM (Arcee): Llama's layout with MLPs that are not gated."""
+
+from __future__ import annotations
+
+from hybridge.exporter.families.common_fields import (
+    activation_of,
+    attention_of,
+    check_heads,
+    decoder_of,
+    head_dim_of,
+    layer_of,
+)
+from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.rope import rope_from_config
+
+# The kinds of fields that transformers declares, and its defaults.
+KINDS = {
+    "int": "intermediate_size num_hidden_layers num_attention_heads max_position_embeddings",
+    "int?": "num_key_value_heads head_dim",
+    "str": "hidden_act",
+    "float": "rms_norm_eps",
+    "object?": "rope_parameters",
+    "bool": "attention_bias mlp_bias",
+    "number": "attention_dropout",
+}
+ABSENT = {
+    "vocab_size": 32000,
+    "hidden_size": 2560,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "relu2",
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+}
+
+
+def parse(config: HfConfig) -> DecoderConfig:
+    """Translate an arcee config."""
+    config.fill(ABSENT)
+    check_heads(config)
+    head_dim = head_dim_of(config)
+    attention = attention_of(config, head_dim, rope_from_config(config, head_dim))
+    width, activation = config.positive("intermediate_size"), activation_of(config)
+    mlp = MlpConfig(width, activation, "plain", bias=config.flag("mlp_bias", default=False))
+    return decoder_of(config, "arcee", (layer_of("self_attn", attention, mlp),) * config.layer_count())

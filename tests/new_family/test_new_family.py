@@ -1,0 +1,49 @@
+"""What ``hybridge new-family`` writes and lists, by families whose files are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hybridge.artifact.errors import OutputError, UnsupportedError
+from hybridge.new_family import FamilyDraft, draft_family, write_family
+
+
+def draft_of(model_type: str, monkeypatch: pytest.MonkeyPatch) -> FamilyDraft:
+    """The draft of a family as if it were not supported yet."""
+    monkeypatch.setattr("hybridge.new_family.draft.FAMILIES", {})
+    return draft_family(model_type)
+
+
+@pytest.mark.slow
+def test_a_family_in_the_layout_of_llama_has_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = draft_of("arcee", monkeypatch)
+    assert (draft.open_fields, draft.open_tensors, draft.error) == ({}, (), "")
+
+
+@pytest.mark.slow
+def test_fields_and_tensors_that_differ_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = draft_of("seed_oss", monkeypatch)
+    assert draft.open_fields["attention_out_bias"] == "bool, default False"
+    assert draft.open_tensors == ("model.layers.0.self_attn.o_proj.bias [4096]: not in the model",)
+    other = draft_of("starcoder2", monkeypatch)
+    assert "model.norm.bias [3072]: not in the draft" in other.open_tensors
+
+
+@pytest.mark.parametrize(("model_type", "what"), [("llama", "one that is"), ("no_such_type", "none of this name")])
+def test_other_types_are_refused(model_type: str, what: str) -> None:
+    with pytest.raises(UnsupportedError, match=what):
+        draft_family(model_type)
+
+
+def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
+    draft = FamilyDraft("other", "text\n", {}, {}, ())
+    with pytest.raises(OutputError, match="expected a checkout"):
+        write_family(draft, tmp_path)
+    families = tmp_path / "exporter" / "families"
+    families.mkdir(parents=True)
+    (families / "registry.py").touch()
+    assert write_family(draft, tmp_path).read_text() == "text\n"
+    with pytest.raises(OutputError, match="expected no such file"):
+        write_family(draft, tmp_path)
