@@ -39,13 +39,16 @@ def check(form: tuple[str, int], tokens: int, kernels: KernelRunner, device: str
     experts = TiledExperts(sizes, "silu", True, kernels, ExpertRounding(kind, group))
     found = experts(x, ids, weights, *up.tiles(), *down.tiles(), *scales)
 
-    matrices = [w.matrix.bfloat16().float().view(EXPERTS, -1, w.matrix.shape[1]) for w in (up, down)]
+    unpacked = 3 * tokens > LARGEST_ROUTES
+    # Kernels multiply with exact weights on a GPU; unpacked ones, and those of the planned kernels, are rounded.
+    wide = torch.bfloat16 if unpacked or device == "cpu" else torch.float32
+    matrices = [w.matrix.to(wide).float().view(EXPERTS, -1, w.matrix.shape[1]) for w in (up, down)]
     expected = torch.zeros(tokens, HIDDEN, device=device)
     for token in range(tokens):
         for place, expert in enumerate(ids[token].tolist()):
             row = rounded(x[token : token + 1].float(), scales[0][expert], kind, group)[0]
             both = matrices[0][expert] @ row.bfloat16().float()
-            gate, rest = (both if 3 * tokens <= LARGEST_ROUTES else both.bfloat16().float()).chunk(2)
+            gate, rest = (both.bfloat16().float() if unpacked else both).chunk(2)
             inner = (ACTIVATIONS["silu"](gate) * rest).bfloat16().float()
             inner = rounded(inner[None], scales[1][expert], kind, group)[0].bfloat16().float()
             expected[token] += weights[token, place] * (matrices[1][expert] @ inner)
