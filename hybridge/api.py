@@ -165,6 +165,7 @@ def evaluate(
     engine: str = "auto",
     window: int = 512,
     windows: int | None = None,
+    exact_products: bool = False,
     progress: Progress | None = None,
 ) -> EvaluateReport:
     """Compare the predictions of ``out`` with those of ``reference`` over the text file ``text``.
@@ -173,7 +174,8 @@ def evaluate(
     float32. The report has perplexities, KL divergences, the share of equal top tokens and bytes of weights.
 
     As in llama-perplexity, windows of ``window`` tokens follow one another (at most ``windows``), each computed from
-    empty states, and the tokens of its second half but the first are scored. HybridgeError when the two have different
+    empty states, and the tokens of its second half but the first are scored. exact_products: onnxruntime does not round
+    inputs of quantised weights. HybridgeError when the two have different
     vocabularies or tokenizers, or cannot run.
     """
     parameters = locals()

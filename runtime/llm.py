@@ -38,7 +38,8 @@ class LLM(PrefixMethods, LoadedArtifact):
     ``engine`` is a name ("auto", "onnxruntime", ...) or an engine over the same artifact. ``max_batch_size`` and
     ``max_seq_len`` may lower the engine's limits; ``threads`` are CPU threads; ``engine_folder``
     names the TensorRT engine to run, a folder or one in path/engines. An artifact without tokenizer.json
-    works with token ids. ``serving`` sets pools, order, prefix cache and speculation.
+    works with token ids. ``serving`` sets pools, order, prefix cache and speculation. ``exact_products``: as in
+    EngineOptions.
 
         with LLM("out") as llm:
             for piece in llm.generate("Once upon a time", max_new_tokens=64, stream=True):

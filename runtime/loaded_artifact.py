@@ -32,6 +32,7 @@ class LoadedArtifact:
         threads: int | None = None,
         engine_folder: str | Path | None = None,
         serving: ServingSettings | None = None,
+        exact_products: bool = False,
     ) -> None:
         """Load the artifact folder ``path``.
 
@@ -40,9 +41,8 @@ class LoadedArtifact:
         self.folder = folder = checked_path("path", path)
         with ExitStack() as opened:
             if isinstance(engine, str):
-                self.engine = opened.enter_context(
-                    closing(open_engine(folder, engine, EngineOptions(threads, engine_folder)))
-                )
+                options = EngineOptions(threads, engine_folder, exact_products)
+                self.engine = opened.enter_context(closing(open_engine(folder, engine, options)))
             else:
                 self.engine = as_paged(engine)
             self.config = self.engine.config.require_logits()

@@ -34,6 +34,7 @@ def _run(
     engine: str | None,
     engine_folder: str | None,
     threads: int | None,
+    exact_products: bool | None,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -42,7 +43,7 @@ def _run(
     with Terminal(as_json, quiet) as terminal:
         from hybridge.artifact.path_kind import require_artifact
 
-        options = EngineOptions(threads, engine_folder)
+        options = EngineOptions(threads, engine_folder, bool(exact_products))
         require_artifact(out)
         chosen = given(values)
         many = any(name in chosen for name in _ONLY_REQUESTS)
@@ -98,7 +99,8 @@ def _bench_requests(
     from hybridge.runtime.serving_benchmark import Workload, run_serving_benchmark
 
     load = dict(chosen)
-    opened = AsyncLLM(out, engine, threads=options.threads, engine_folder=options.engine_folder)
+    exact = options.exact_products
+    opened = AsyncLLM(out, engine, threads=options.threads, engine_folder=options.engine_folder, exact_products=exact)
     with contextlib.closing(opened) as llm:
         half = llm.max_seq_len // 2
         workload = Workload(

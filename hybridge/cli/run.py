@@ -44,6 +44,7 @@ def _run(
     engine: str | None,
     engine_folder: str | None,
     threads: int | None,
+    exact_products: bool | None,
     check: bool,
     as_json: bool,
     quiet: bool,
@@ -70,7 +71,8 @@ def _run(
         text, message = text_of(prompt, prompt_file), text_of(chat)
         # The turns of a chat continue each other; a single answer needs no cache.
         serving = replace(serving or ServingSettings(), prefix_cache="radix" if chats else "off")
-        with LLM(out, engine or AUTO, threads=threads, engine_folder=engine_folder, serving=serving) as llm:
+        exact = bool(exact_products)
+        with LLM(out, engine or AUTO, None, None, threads, engine_folder, serving, exact) as llm:
             if sampling == RECOMMENDED:
                 params = replace(llm.recommended_sampling, **chosen)
             if chats:

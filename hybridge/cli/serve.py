@@ -74,6 +74,6 @@ COMMAND = Command(
     Switch("--embeddings", help="Serve /v1/embeddings, too (not of dense artifacts)."),
     *options_of(ServeSettings),
     ENGINE_NAME,
-    *options_of(EngineOptions),
+    *options_of(EngineOptions, "threads", "engine_folder"),
     *DRAFT,
 )

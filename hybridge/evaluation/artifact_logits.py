@@ -18,8 +18,8 @@ _BLOCK_SIZE = 16
 class ArtifactLogits:
     """One sequence in pools that hold ``window`` tokens. Errors as in ``open_engine``."""
 
-    def __init__(self, folder: Path, engine: str, window: int) -> None:
-        self._engine = open_engine(folder, engine, EngineOptions())
+    def __init__(self, folder: Path, engine: str, window: int, exact_products: bool = False) -> None:
+        self._engine = open_engine(folder, engine, EngineOptions(exact_products=exact_products))
         self._config = self._engine.config.require_logits()
         self.name = f"{self._engine.name}, {self._config.layout}"
         self.weight_bytes = inspect_artifact(folder).weight_bytes

@@ -61,7 +61,7 @@ def _source(folder: Path, options: EvaluateOptions, windows: Sequence[np.ndarray
     if _is_artifact(folder):
         from hybridge.evaluation.artifact_logits import ArtifactLogits
 
-        source: LogitsSource = ArtifactLogits(folder, options.engine, size)
+        source: LogitsSource = ArtifactLogits(folder, options.engine, size, options.exact_products)
     else:
         from hybridge.evaluation.checkpoint_logits import CheckpointLogits
 

@@ -23,5 +23,7 @@ class EvaluateOptions:
         None, "Maximum number of windows.", metavar="N", least=1, shown_default="all of the text"
     )
 
+    exact_products: bool = setting(False, "Do not round inputs of quantised weights to 8 bits (onnxruntime).")
+
     def __post_init__(self) -> None:
         check_settings(self)

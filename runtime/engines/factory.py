@@ -55,7 +55,9 @@ class EngineOptions:
         shown_default="the one for this GPU",
         group="Engine",
     )
-    exact_products: bool = False
+    exact_products: bool = setting(
+        False, "Do not round inputs of quantised weights to 8 bits; slower (onnxruntime).", group="Engine"
+    )
     float32: bool = False
 
     def __post_init__(self) -> None:

@@ -118,7 +118,10 @@ class SessionGraph:
         count = sum(weight.form == BLOCKS for weight in self.weights) + len(self._linear_numbers)
         if exact or not count:
             return ()
-        return (f"inputs of {count} products with weights of 4 or 8 bits are rounded to 8 bits (see exact_products)",)
+        return (
+            f"inputs of {count} products with weights of 4 or 8 bits are rounded to 8 bits (not with "
+            "`exact_products=True`)",
+        )
 
     @property
     def uses_cpu_library(self) -> bool:
