@@ -29,7 +29,7 @@ ABSENT = {
 }
 
 
-def parse(config: HfConfig, model_type: str = "granite") -> DecoderConfig:
+def parse(config: HfConfig) -> DecoderConfig:
     """Translate a granite config."""
     config.fill(ABSENT)
     head_dim = head_dim_of(config)
@@ -39,7 +39,7 @@ def parse(config: HfConfig, model_type: str = "granite") -> DecoderConfig:
     mlp = MlpConfig(width, activation, bias=config.flag("mlp_bias", default=False))
     return decoder_of(
         config,
-        model_type,
+        "granite",
         (layer_of("self_attn", attention, mlp),) * config.layer_count(),
         embedding_multiplier=config.scalar("embedding_multiplier", default=1.0),
         residual_multiplier=config.scalar("residual_multiplier", default=1.0),

@@ -81,8 +81,11 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 # Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
+    "gemma3": "a vision tower around gemma3_text",
     "glm5_next": "attention over tokens that an indexer chooses, and hyper-connections",
     "glm5_next_text": "attention over tokens that an indexer chooses, and hyper-connections",
+    "gpt_oss": "dense attention with sinks, and experts with biases and a clamped activation",
+    "granite4_vision": "a vision tower around granite",
     "inkling2": "attention with relative logits, and convolutions whose kernels depend on the input",
     "inkling2_text": "attention with relative logits, and convolutions whose kernels depend on the input",
     "inkling_mm_model": "attention with relative logits and short convolutions",
