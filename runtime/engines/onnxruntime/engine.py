@@ -27,7 +27,7 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
 _STEP_TOKENS = 512
-# With fewer bytes of weights in float32, one thread decodes one row in less time than several, which wait for each
+# With fewer bytes of weights, one thread decodes one row in less time than several, which wait for each
 # other in every product and burn processor time while waiting (14 MB: 0.85 ms a token and 1.35 with two threads).
 _ONE_THREAD_BYTES = 32 * MIB
 # Each session makes its own packed copy of the quantised weights. If these have more bytes than this, one session runs
@@ -180,7 +180,7 @@ class OnnxRuntimeEngine(ArrayEngine):
             graph = self._graphs.get(self._folder, key, lambda: self._rewritten(form))
         self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
-        alone = form is GraphForm.ONE_TOKEN and not self._requested_threads and graph.float32_bytes < _ONE_THREAD_BYTES
+        alone = form is GraphForm.ONE_TOKEN and not self._requested_threads and graph.read_bytes < _ONE_THREAD_BYTES
         threads = 1 if alone else self._threads
         session = create_session(graph, self._weights, self._folder, threads, plans_memory=repeats)
         return FormSession(session, graph.inputs, graph.in_place), graph

@@ -68,8 +68,8 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
-# As STORED: the bytes of the numbers [rows, n] or of the scales [n] that our operator Linear reads.
-LINEAR = "linear"
+# As STORED, for our operator Linear: bytes of integers [rows, n] or of their scales [n], and of floats [rows, n].
+LINEAR, LINEAR_FLOATS = "linear", "linear_floats"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
 
@@ -113,6 +113,13 @@ class SessionGraph:
         whole = (weight for weight in self.weights if weight.form == WHOLE)
         return sum(4 * math.prod(part.shape) for weight in whole for part in weight.parts)
 
+    @property
+    def read_bytes(self) -> int:
+        """About the bytes of weights that a step reads."""
+        linear = (weight for weight in self.weights if weight.form in (LINEAR, LINEAR_FLOATS))
+        stored = sum(math.prod(part.shape) for weight in linear for part in weight.parts)
+        return self.float32_bytes + self.block_bytes + stored
+
     def rounding_notes(self, exact: bool) -> tuple[str, ...]:
         """Notes for the user on rounded inputs of quantised weights; none if ``exact``, when inputs are not rounded."""
         count = sum(weight.form == BLOCKS for weight in self.weights) + len(self._linear_numbers)
@@ -126,7 +133,7 @@ class SessionGraph:
     @property
     def uses_cpu_library(self) -> bool:
         """Whether a session needs the library of cpu_library.py."""
-        return bool(self._linear_numbers)
+        return any(weight.form in (LINEAR, LINEAR_FLOATS) for weight in self.weights)
 
     @property
     def _linear_numbers(self) -> list[GraphWeight]:

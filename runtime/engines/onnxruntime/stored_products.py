@@ -1,7 +1,8 @@
-"""Products with 4-bit and 8-bit matrices by our operator Linear, which reads them where the file is mapped."""
+"""Products by our operator Linear, which reads 4-bit, 8-bit and 16-bit matrices where the file is mapped."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -10,6 +11,7 @@ import onnx_ir as ir
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
+from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
 from hybridge.runtime.engines.onnxruntime.linear_form import TYPES, input_block
 from hybridge.runtime.engines.onnxruntime.quantized_weights import (
     WeightForm,
@@ -17,9 +19,11 @@ from hybridge.runtime.engines.onnxruntime.quantized_weights import (
     quantized_matrix,
     remove_unused,
 )
-from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, StoredTensor
+from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, LINEAR_FLOATS, StoredTensor, stored_tensor
 
 CPU_DOMAIN, OPERATOR = "hybridge.cpu", "Linear"
+# Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they take little memory.
+_FEWEST_FLOATS = 1 << 18
 
 
 def use_stored_products(model: ir.Model, exact: bool) -> None:
@@ -30,33 +34,52 @@ def use_stored_products(model: ir.Model, exact: bool) -> None:
     nodes = [node for node in model.graph if node.op_type == "FusedMatMul" and node.attributes.get_int("transB", False)]
     for node in nodes:
         weight = node.inputs[1]
-        matrix = quantized_matrix(weight)
-        block = None if matrix is None else input_block(matrix)
-        if weight is None or matrix is None or block is None:
+        found = None if weight is None else _inputs_and_attributes(model.graph, weight, exact)
+        if weight is None or found is None:
             continue
-        if cpu_library().path is None:
-            return
+        inputs, attributes = found
         product = Inserter(model.graph, node).op(
-            OPERATOR,
-            node.inputs[0],
-            *(_stored_bytes(model.graph, weight, tensor) for tensor in (matrix.values, matrix.scales)),
-            domain=CPU_DOMAIN,
-            type=TYPES[matrix.values.dtype],
-            scale_type=TYPES[matrix.scales.dtype],
-            block=block,
-            exact=int(exact),
-            instructions=0,
+            OPERATOR, node.inputs[0], *inputs, domain=CPU_DOMAIN, instructions=0, **attributes
         )
         replace_node(node, [product])
         remove_unused(model.graph, weight)
 
 
-def _stored_bytes(graph: ir.Graph, weight: ir.Value, tensor: StoredTensor) -> ir.Value:
-    """The bytes of ``tensor``: [rows, n] of a matrix, else [n]."""
-    if tensor.dtype in (DType.INT4, DType.INT8):
+def _inputs_and_attributes(
+    graph: ir.Graph, weight: ir.Value, exact: bool
+) -> tuple[list[ir.Value], Mapping[str, int]] | None:
+    """What Linear is given for ``weight``; None where it does not read it, or has no library."""
+    matrix, floats = quantized_matrix(weight), _stored_floats(weight)
+    block = None if matrix is None else input_block(matrix)
+    if (block is None and floats is None) or cpu_library().path is None:
+        return None
+    if floats is not None:
+        attributes = {"type": TYPES[floats.dtype], "scale_type": TYPES[DType.FLOAT32], "block": 0, "exact": 1}
+        return [_stored_bytes(graph, f"{weight.name}.{LINEAR_FLOATS}", floats, LINEAR_FLOATS, 2)], attributes
+    assert matrix is not None and block is not None
+    types = {"type": TYPES[matrix.values.dtype], "scale_type": TYPES[matrix.scales.dtype]}
+    inputs = [
+        _stored_bytes(graph, f"{weight.name}.numbers", matrix.values, LINEAR, 2),
+        _stored_bytes(graph, f"{weight.name}.scales", matrix.scales, LINEAR, 1),
+    ]
+    return inputs, {**types, "block": block, "exact": int(exact)}
+
+
+def _stored_floats(weight: ir.Value) -> StoredTensor | None:
+    """The 16-bit matrix that ``weight`` is in the artifact's files; None for any other."""
+    tensor = weight.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or quantized_matrix(weight) or joined_weight(weight):
+        return None
+    stored = stored_tensor(tensor)
+    is_narrow = stored.dtype in (DType.FLOAT16, DType.BFLOAT16)
+    return stored if is_narrow and len(stored.shape) == 2 and prod(stored.shape) >= _FEWEST_FLOATS else None
+
+
+def _stored_bytes(graph: ir.Graph, name: str, tensor: StoredTensor, form: str, rank: int) -> ir.Value:
+    """The bytes of ``tensor``: [rows, n] with ``rank`` 2, else [n]."""
+    if rank == 2:
         shape: tuple[int, ...] = (tensor.shape[0], tensor.dtype.nbytes(tensor.shape[1]))
-        name = "numbers"
     else:
-        shape, name = (tensor.dtype.nbytes(prod(tensor.shape)),), "scales"
-    stored = WeightForm(replace(tensor, dtype=DType.UINT8, shape=shape), LINEAR)
-    return formed_initializer(graph, f"{weight.name}.{name}", stored, shape, ir.DataType.UINT8)
+        shape = (tensor.dtype.nbytes(prod(tensor.shape)),)
+    stored = WeightForm(replace(tensor, dtype=DType.UINT8, shape=shape), form)
+    return formed_initializer(graph, name, stored, shape, ir.DataType.UINT8)

@@ -31,6 +31,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_ZEROS,
     BLOCKS,
     LINEAR,
+    LINEAR_FLOATS,
     ROW_SCALES,
     ROW_ZEROS,
     STORED,
@@ -50,6 +51,7 @@ _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = Mappi
         ROW_ZEROS: row_zero_points,
     }
 )
+_STORED = (LINEAR, LINEAR_FLOATS, STORED)
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -142,14 +144,14 @@ class _OpenFiles(ExitStack):
 
 def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
     (part, *_) = weight.parts
-    if weight.form in (LINEAR, STORED) and isinstance(part, StoredTensor):
+    if weight.form in _STORED and isinstance(part, StoredTensor):
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, part.dtype.onnx)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    if weight.form in (LINEAR, STORED):
+    if weight.form in _STORED:
         return _aligned(_numbers(weight.parts[0], read))
     if weight.joined is None:
         return _aligned(widened(_formed(weight, weight.parts[0], read)))

@@ -185,3 +185,21 @@ def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
     for index, form in enumerate(forms):
         made.product(f"y{index}", x, made.matrix(f"w{index}", form, 5, 96)[0])
     assert "Linear" not in made.session(linear=True)[2]
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_large_weights_of_16_bits_stay_mapped(dtype: DType, tmp_path: Path) -> None:
+    made = QuantizedGraph(tmp_path)
+    x = made.input("x", ir.DataType.FLOAT, "rows", 520)
+    large = np.random.default_rng(0).standard_normal((512, 520)).astype(dtype.numpy)
+    for name, values in (("large", large), ("small", large[:7])):
+        weight = made.stored(f"{name}_weight", values, dtype)
+        weight.type = ir.TensorType(ir.DataType.FLOAT)  # as widen_types leaves it
+        made.product(name, x, weight)
+    session, store, types = made.session(linear=True)
+    assert types == ["Linear", "FusedMatMul"]
+    assert (store.mapped_bytes, store.copied_bytes) == (2 * large.size, 4 * 7 * 520)
+    given = inputs(5, 520)
+    found, _ = session.run(None, {"x": given})
+    size = np.abs(given.astype(np.float64)) @ np.abs(large.astype(np.float64).T)
+    assert (np.abs(found - given.astype(np.float64) @ large.astype(np.float64).T) <= 1e-6 * size).all()
