@@ -27,7 +27,7 @@ MODELS = {"150M": DECODE_MODEL, "850M": EXPORT_MODEL}
 # Our formats and llama.cpp's; goals for the ratio of decoding speeds, by format and model.
 PEERS = {"int4": "Q4_K_M", "int8": "Q8_0"}
 DECODE_GOALS = {("int4", "150M"): 1.15, ("int4", "850M"): 1.0, ("int8", "150M"): 1.1, ("int8", "850M"): 1.1}
-PROMPT_GOAL, MOST_SECONDS, MOST_MEMORY = 1.5, 1.0, 1.3
+PROMPT_GOAL, MOST_SECONDS, MOST_MEMORY = 1.5, 1.0, 1.15
 # Error of logits with inputs rounded to 8 bits, relative to those with exact products.
 ROUNDING_TOLERANCE = 0.05
 _OPEN = """
@@ -149,6 +149,6 @@ def _targets(results: dict[str, Any], model: str) -> Iterator[Target]:
             yield Target(f"{name}: decode, times {other}", decode, "at least", DECODE_GOALS[name, model], "x")
             yield Target(f"{name}: prompts, times {other}", prompt, "at least", PROMPT_GOAL, "x")
         opening = results["opening"][name]
-        resident = opening["resident_to_weights"].median
+        peak = opening["peak_to_weights"].median
         yield Target(f"{name}: opening", opening["seconds"].median, "at most", MOST_SECONDS, "s")
-        yield Target(f"{name}: memory, times the weights", resident, "at most", MOST_MEMORY, "x")
+        yield Target(f"{name}: peak memory of opening, times the weights", peak, "at most", MOST_MEMORY, "x")

@@ -74,14 +74,9 @@ struct Avx2 {
     }
 
     template <int count>
-    static F spread(const float* p) {
-        if constexpr (count >= 8) {
-            return all(*p);
-        } else if constexpr (count == 4) {
-            return _mm256_permutevar8x32_ps(pair(p), _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0));
-        } else {
-            return _mm256_permutevar8x32_ps(pair(p), _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0));
-        }
+    static F spread(F a, int start) {
+        const I from = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(start));
+        return _mm256_permutevar8x32_ps(a, _mm256_srli_epi32(from, __builtin_ctz(count)));
     }
 
     static void store_rounded(int8_t* p, F a) {
@@ -97,7 +92,6 @@ struct Avx2 {
     static I with_pairs(I sum, I pairs) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    static F pair(const float* p) { return _mm256_castps128_ps256(_mm_loadu_ps(p)); }
 };
 
 }  // namespace

@@ -63,21 +63,12 @@ struct Avx512 {
     // One dword from each of 16 rows.
     static I gather(const uint8_t* p, I starts) { return _mm512_i32gather_epi32(starts, p, 1); }
 
-    // Each of p[0], p[1], ... repeated `count` times.
+    // Lane i is a's number (start + i) / count.
     template <int count>
-    static F spread(const float* p) {
-        if constexpr (count >= 16) {
-            return all(*p);
-        } else if constexpr (count == 8) {
-            return _mm512_permutexvar_ps(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-                                         _mm512_castps128_ps512(_mm_loadu_ps(p)));
-        } else if constexpr (count == 4) {
-            return _mm512_permutexvar_ps(_mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0),
-                                         _mm512_castps128_ps512(_mm_loadu_ps(p)));
-        } else {
-            return _mm512_permutexvar_ps(_mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0),
-                                         _mm512_castps256_ps512(_mm256_loadu_ps(p)));
-        }
+    static F spread(F a, int start) {
+        const I lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        const I from = _mm512_add_epi32(lane, _mm512_set1_epi32(start));
+        return _mm512_permutexvar_ps(_mm512_srli_epi32(from, __builtin_ctz(count)), a);
     }
 
     // The nearest integers of a as 8-bit numbers.

@@ -74,9 +74,11 @@ struct Neon {
     }
 
     template <int count>
-    static F spread(const float* p) {
-        if constexpr (count >= 4) return all(*p);
-        return vcombine_f32(vdup_n_f32(p[0]), vdup_n_f32(p[1]));
+    static F spread(F a, int start) {
+        float whole[4];
+        store(whole, a);
+        if constexpr (count >= 4) return all(whole[start / count]);
+        return vcombine_f32(vdup_n_f32(whole[start / count]), vdup_n_f32(whole[start / count + 1]));
     }
 
     static void store_rounded(int8_t* p, F a) {

@@ -96,7 +96,7 @@ struct Portable {
     }
 
     template <int count>
-    static F spread(const float* p) { return each([&](int i) { return p[i / count]; }); }
+    static F spread(F a, int start) { return each([&](int i) { return a.at[(start + i) / count]; }); }
 
     static void store_rounded(int8_t* p, F a) {
         for (int i = 0; i < 4; ++i) p[i] = a.at[i] == a.at[i] ? static_cast<int8_t>(std::lrint(a.at[i])) : 0;

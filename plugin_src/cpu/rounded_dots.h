@@ -33,9 +33,8 @@ void dot_row(const Weight& w, const Rounded& x, int64_t input, float* y, int64_t
     const int32_t* offsets = x.offsets + input * padded;
     F sums[inputs];
     for (auto& sum : sums) sum = Isa::zero();
-    // Products of the scales of Isa::lanes blocks.
-    alignas(64) float products[inputs][Isa::lanes];
-    auto add = [&](int64_t i, int64_t lane, I raw) __attribute__((always_inline)) {
+    F products[inputs];  // of the scales of Isa::lanes blocks
+    auto add = [&](int64_t i, int lane, I raw) __attribute__((always_inline)) {
         I low = bits == 4 ? Isa::low_halves(raw) : Isa::weights8(raw);
         I high = bits == 4 ? Isa::high_halves(raw) : low;
         for (int m = 0; m < inputs; ++m) {
@@ -46,18 +45,23 @@ void dot_row(const Weight& w, const Rounded& x, int64_t input, float* y, int64_t
             } else {
                 sum = Isa::dot8(Isa::integers(0), low, Isa::bytes(p));
             }
-            sums[m] = Isa::fma(Isa::to_float(sum), Isa::template spread<lanes>(products[m] + lane / lanes), sums[m]);
+            sums[m] = Isa::fma(Isa::to_float(sum), Isa::template spread<lanes>(products[m], lane), sums[m]);
         }
     };
     int64_t i = 0;
     for (int64_t b = 0; i < bytes; b += Isa::lanes) {
         F scales = scales_part<Isa>(w, row_scales, own, b);
         for (int m = 0; m < inputs; ++m) {
-            F product = Isa::mul(scales, Isa::load(x_scales + m * padded + b));
-            Isa::store(products[m], product);
-            sums[m] = Isa::fma(product, Isa::to_float(Isa::load_integers(offsets + m * padded + b)), sums[m]);
+            products[m] = Isa::mul(scales, Isa::load(x_scales + m * padded + b));
+            sums[m] = Isa::fma(products[m], Isa::to_float(Isa::load_integers(offsets + m * padded + b)), sums[m]);
         }
-        for (int j = 0; j < lanes && i < bytes; ++j, i += step) {
+        if (i + lanes * step <= bytes) {
+#pragma GCC unroll 4
+            for (int j = 0; j < lanes; ++j) add(i + j * step, j * Isa::lanes, Isa::bytes(numbers + i + j * step));
+            i += lanes * step;
+            continue;
+        }
+        for (int j = 0; i < bytes; ++j, i += step) {
             add(i, j * Isa::lanes, i + step <= bytes ? Isa::bytes(numbers + i) : Isa::bytes_part(numbers + i, bytes - i));
         }
     }
