@@ -23,7 +23,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, LINEAR_FL
 
 CPU_DOMAIN, OPERATOR = "hybridge.cpu", "Linear"
 # Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they take little memory.
-_FEWEST_FLOATS = 1 << 18
+_FEWEST_FLOATS = 1 << 19
 
 
 def use_stored_products(model: ir.Model, exact: bool) -> None:

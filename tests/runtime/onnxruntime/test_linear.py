@@ -191,7 +191,7 @@ def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
 def test_large_weights_of_16_bits_stay_mapped(dtype: DType, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     x = made.input("x", ir.DataType.FLOAT, "rows", 520)
-    large = np.random.default_rng(0).standard_normal((512, 520)).astype(dtype.numpy)
+    large = np.random.default_rng(0).standard_normal((1024, 520)).astype(dtype.numpy)
     for name, values in (("large", large), ("small", large[:7])):
         weight = made.stored(f"{name}_weight", values, dtype)
         weight.type = ir.TensorType(ir.DataType.FLOAT)  # as widen_types leaves it
