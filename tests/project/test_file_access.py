@@ -38,6 +38,7 @@ ALLOWED = {
     "hybridge/quantization/shard.py": "writes",
     "hybridge/quantization/work_folder.py": "writes",
     "hybridge/inspection/onnx_check.py": "writes the view that onnx reads",
+    "runtime/engines/onnxruntime/cpu_library.py": "its own sources; a lock in the user's own cache",
     "runtime/engines/onnxruntime/dequantize.py": "memory of no file",
     "runtime/engines/onnxruntime/graph_cache.py": "hashes its own sources",
     "runtime/engines/tensorrt/library.py": "maps a file that untrusted_file has opened",
