@@ -20,6 +20,7 @@ from hybridge.exporter.families.decoder_config import (
     DecoderConfig,
     GatedDeltaConfig,
     LatentAttentionConfig,
+    LightningAttentionConfig,
     MambaConfig,
     MlpConfig,
     MoeConfig,
@@ -79,7 +80,8 @@ def _of_block(
     norm = own["norm.weight"].source
     assert norm is not None
     readers = _readers(block.body, own, decoder.hidden_size)
-    if readers and not block.norm_after:
+    # With residual factors, what the norm gives is the residual, too.
+    if readers and not block.norm_after and block.residual_factors is None:
         positions = np.arange(decoder.hidden_size)
         yield ScalableInput(number, norm, readers, positions, offset=decoder.norm_offset)
     yield from _inner(block.body, own, "body.", number)
@@ -150,5 +152,7 @@ def _inner(body: BodyConfig, own: Mapping[str, Parameter], prefix: str, number: 
     elif isinstance(body, ParallelConfig):
         yield from _inner(body.attention.body, own, f"{prefix}attention.", number)
         yield from _inner(body.mamba.body, own, f"{prefix}mamba.", number)
+    elif isinstance(body, LightningAttentionConfig):
+        yield of("norm.weight", "out_proj.weight", np.arange(body.width))
     elif isinstance(body, MoeConfig) and body.shared is not None:
         yield from _inner(body.shared, own, f"{prefix}shared.", number)
