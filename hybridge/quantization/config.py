@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,18 @@ def quantization_config(modules: Mapping[str, Scheme], ignored: list[str], defau
         "quantization_status": "compressed",
         "global_compression_ratio": None,
         "kv_cache_scheme": None,
-        "config_groups": {f"group_{i}": _group(scheme, names) for i, (scheme, names) in enumerate(schemes.items())},
-        "ignore": ignored,
+        "config_groups": {
+            f"group_{i}": _group(scheme, [_target(name) for name in names])
+            for i, (scheme, names) in enumerate(schemes.items())
+        },
+        "ignore": [_target(name) for name in ignored],
     }
+
+
+def _target(name: str) -> str:
+    """A target for the module ``name``: transformers calls the part ``backbone`` of older checkpoints ``model``."""
+    rest = name.removeprefix("backbone.")
+    return name if rest == name else f"re:(model|backbone)\\.{re.escape(rest)}$"
 
 
 def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:

@@ -26,9 +26,11 @@ def stored_tensors(folder: Path) -> dict[str, torch.Tensor]:
 def weights_of(config: dict[str, Any], module: str) -> dict[str, Any]:
     """The scheme of ``module``: of the first group that names it, else of that for all linear layers."""
     groups = config["config_groups"].values()
-    named = [g for g in groups if module in g["targets"]]
+    named = [g for g in groups if matches(module, g["targets"])]
     (group,) = named or [g for g in groups if g["targets"] == ["Linear"]]
-    assert group["input_activations"] is None and group["weights"]["symmetric"] and module not in config["ignore"]
+    assert (
+        group["input_activations"] is None and group["weights"]["symmetric"] and not matches(module, config["ignore"])
+    )
     return {**group["weights"], "format": group["format"]}
 
 
@@ -57,6 +59,14 @@ def dequantized(folder: Path) -> dict[str, torch.Tensor]:
 
 PARTS = ("weight_scale", "weight_shape", "weight_global_scale")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def matches(module: str, targets: list[str]) -> bool:
+    """Whether a target is the module's name, or an expression that matches it as transformers names it, too."""
+    names = {module, module.replace("backbone.", "model.", 1)}
+    found = [each for each in targets if each in names or (each[:3] == "re:" and re.match(each[3:], module))]
+    assert all(each in names or all(re.match(each[3:], name) for name in names) for each in found)
+    return bool(found)
 
 
 def _floats(scheme: dict[str, Any], value: torch.Tensor, own: dict[str, torch.Tensor]) -> np.ndarray:
