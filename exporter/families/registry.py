@@ -102,7 +102,7 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "recurrent_gemma": "real-gated linear recurrent units",
     "rwkv": "RWKV time mixing",
     "xlstm": "mLSTM layers",
-    "zamba": "Mamba1 layers, and attention blocks that layers share",
+    "zamba": "Mamba1 layers of several heads, and attention blocks that layers share",
     "zamba2": "attention blocks that layers share",
     "zaya": "attention with convolutions over compressed queries and keys",
 }
