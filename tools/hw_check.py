@@ -3,7 +3,7 @@
 
     python tools/hw_check.py [FOLDER] [--report FILE.json]
 
-Without FOLDER, the checkpoint that ships is exported first (extra "export"). tools/README.md says more.
+Without FOLDER, the demo checkpoint is exported first (extra "export"). See tools/README.md.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _export_only(out: Path) -> int:
 
 
 def _check(report: Report, options: argparse.Namespace, scratch: Path, runner: Runner) -> None:
-    """Every form on its artifact. A step that fails never ends the check; without a GPU nothing is built."""
+    """Every form on its artifact. A failed step does not end the check; without a GPU nothing is built."""
     deadline = time.monotonic() + 60 * options.minutes
     artifacts: dict[str, Path] = {}
 

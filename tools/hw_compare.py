@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares two reports of hw_check.py: what passes no longer, and the ratio of every measurement.
+"""Compares two reports of hw_check.py: steps that no longer pass, and the ratio of every measurement.
 
 python tools/hw_compare.py BEFORE.json AFTER.json
 """

@@ -58,7 +58,7 @@ def parse(config: HfConfig) -> DecoderConfig:
         LayerConfig((mixers[kind], BlockConfig("post_attention_layernorm", "mlp", parts[part])))
         for kind, part in zip(kinds, feed_forward, strict=True)
     ]
-    # Layers behind the last one predict further tokens.
+    # Layers after the last one predict further tokens.
     predictors = config.integer(config.name_of(*MTP_FIELDS), 1, minimum=0)
     return decoder_of(
         config,
@@ -73,7 +73,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _mixer(config: HfConfig) -> GatedDeltaConfig:
-    """transformers saves the sizes under names of their own, and head_dim as that of the rotary embedding."""
+    """transformers saves the sizes under other names, and head_dim is that of the rotary embedding."""
     heads, head_dim = config.positive("num_attention_heads"), config.positive("head_dim", default=128)
     kernel = config.positive("short_conv_kernel_size", default=4)
     heads = config.positive("linear_num_heads", default=heads)

@@ -139,7 +139,7 @@ def check_heads(config: HfConfig) -> None:
 
 
 def check_shares(config: HfConfig, *names: str) -> None:
-    """Refuse probabilities, of training alone, that are none."""
+    """Refuse values that are not probabilities, in fields used only in training."""
     for name in names:
         if not 0 <= config.scalar(name, default=0.0) <= 1:
             raise config.fail(name, "a number from 0 to 1")

@@ -1,5 +1,5 @@
-"""Gemma 3: norms before and behind attention and MLP, sliding windows in most layers, and a rotary embedding of its own
-for these."""
+"""Gemma 3: norms before and after attention and MLP, and sliding windows in most layers, which have their own rotary
+embedding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ABSENT = {
     "sliding_window": 4096,
     "tie_word_embeddings": True,
 }
-# Every so many layers one has full attention.
+# One layer in this many has full attention.
 ABSENT_PATTERN = 6
 ROPES = {FULL: KindRope(1e6, "rope_theta"), SLIDING: KindRope(1e4, "rope_local_base_freq")}
 

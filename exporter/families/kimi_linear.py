@@ -88,7 +88,7 @@ def _layer(mixer: LatentAttentionConfig | GatedDeltaConfig, part: MlpConfig | Mo
 
 
 def _nested(config: HfConfig) -> Fields | None:
-    """The object of the published style, which wins over fields beside it."""
+    """The object of the published style, which takes precedence over top-level fields."""
     if NESTED not in config:
         return None
     value = config.raw(NESTED)

@@ -1,4 +1,4 @@
-"""Config fields of models with latent attention, and of the experts beside it (kimi_linear, bailing_hybrid)."""
+"""Config fields of models with latent attention, and of their experts (kimi_linear, bailing_hybrid)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXPERT_FIELDS = (
 
 @dataclass(frozen=True)
 class ExpertDefaults:
-    """What transformers takes where the config does not say."""
+    """transformers' defaults for absent fields."""
 
     count: int
     size: int
@@ -46,7 +46,7 @@ def latent_attention_of(config: HfConfig, rope: RopeConfig | None = None, **rest
     """Latent attention by the field names of DeepSeek-V2; absent ones have the values of transformers' classes."""
     heads = config.positive("num_attention_heads")
     if config.positive("num_key_value_heads", default=ABSENT_KV_HEADS, null=heads) != heads:
-        # Every head expands keys of its own; transformers would repeat them.
+        # Every head expands its own keys; transformers would repeat them.
         raise config.fail("num_key_value_heads", f"num_attention_heads {heads}")
     key_size = config.positive("qk_nope_head_dim", default=128)
     shared_size = config.positive("qk_rope_head_dim", default=64)

@@ -1,5 +1,5 @@
-"""LFM3: LFM2 with a norm behind every part, a gate for each query head, and sliding windows with a rotary embedding of
-their own in some attention layers."""
+"""LFM3: LFM2 with a norm after every part, a gate for each query head, and sliding windows with their own rotary
+embedding in some attention layers."""
 
 from __future__ import annotations
 

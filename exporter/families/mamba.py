@@ -18,7 +18,7 @@ UNUSED_FIELDS = (
     "time_step_scale",
 )
 IMPLEMENTATIONS = ("use_associative_scan", "use_mambapy", "use_falcon_mambapy")
-# What first conversions of checkpoints took over from the mamba_ssm package.
+# Fields of the mamba_ssm package in early converted checkpoints.
 PACKAGE_FIELDS = ("fused_add_norm", "pad_vocab_size_multiple")
 
 

@@ -1,4 +1,4 @@
-"""The Mamba1 mixer: its description, its parameters, and what families read of it. No torch."""
+"""The Mamba1 mixer: its description, its parameters, and the config fields that families read. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INNER_NORMS = ("dt_norm", "b_norm", "c_norm")
 class Mamba1Config:
     """A Mamba1 mixer (arXiv 2312.00752) of ``intermediate_size`` channels.
 
-    ``rank`` is the width between x_proj and dt_proj. ``inner_norms``: RMS norms with ``norm_eps`` of what x_proj gives
+    ``rank`` is the width between x_proj and dt_proj. ``inner_norms``: RMS norms with ``norm_eps`` of x_proj's outputs
     (dt, B and C), "plain" without weights or "weighted".
     """
 

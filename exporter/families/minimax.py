@@ -1,4 +1,4 @@
-"""MiniMax-Text-01: lightning or full attention, then experts; residuals come from behind the norm."""
+"""MiniMax-Text-01: lightning or full attention, then experts; residuals are taken after the norm."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse(config: HfConfig) -> DecoderConfig:
 
 
 def _factors(config: HfConfig, name: str) -> tuple[float, float]:
-    """Of the residual, and of what is added to it."""
+    """The multipliers of the residual and of the layer's output."""
     return config.scalar(f"{name}_alpha_factor", default=1.0), config.scalar(f"{name}_beta_factor", default=1.0)
 
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with sliding windows in most layers, and a scaled rotary embedding in the others alone."""
+"""OLMo 3: OLMo 2 with sliding windows in most layers, and a scaled rotary embedding only in the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     """Translate an olmo3 config."""
     head_dim, count = head_dim_of(config), config.layer_count()
     if "rope_theta" in config and config.scalar("rope_theta") != ABSENT_THETA:
-        # transformers gives it to layers with full attention alone.
+        # transformers uses it only in layers with full attention.
         raise config.fail("rope_theta", f"{ABSENT_THETA:g}, or a rope_theta for each kind of layer in rope_parameters")
     kind = KindRope(ABSENT_THETA)
     ropes = ropes_by_kind(config, head_dim, {FULL: kind, SLIDING: kind}, scaled=FULL)

@@ -14,7 +14,7 @@ from hybridge.exporter.families.rope import number, rope_fields, rope_of
 
 @dataclass(frozen=True)
 class KindRope:
-    """Of one kind of layer: the rope_theta that counts where its object has none, the field of the config that
+    """One kind of layer: the rope_theta used where its object has none, the field of the config that
     overrides it, and the rope_parameters where the config has none. ``required``: rope_parameters must have an object
     for the kind."""
 

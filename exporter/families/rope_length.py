@@ -1,9 +1,9 @@
 """Rotary embeddings whose frequencies depend on how long a sequence is.
 
-Formulas: LongRoPE (Ding et al. 2024) for "longrope"; dynamic NTK scaling as transformers has it for "dynamic".
+Formulas: LongRoPE (Ding et al. 2024) for "longrope"; transformers' dynamic NTK scaling for "dynamic".
 
-transformers takes other frequencies from the step on in which a sequence becomes too long for the first ones. Keys that
-are in a cache by then keep their rotation, so the answer would depend on how a prompt was cut into steps. An artifact
+transformers switches to other frequencies in the step in which a sequence becomes too long for the first ones. Keys
+cached before keep their rotation, so the answer would depend on how a prompt was split into steps. An artifact
 therefore has one set for all lengths, by its longest sequence.
 """
 

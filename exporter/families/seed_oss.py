@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama's layout, with a bias of its own for the output projection."""
+"""Seed-OSS: Llama's layout, with a separate bias setting for the output projection."""
 
 from __future__ import annotations
 

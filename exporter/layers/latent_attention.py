@@ -18,7 +18,7 @@ class LatentAttention(nn.Module):
     The matrices that expand the latent to keys and values of each head are applied to queries and outputs instead:
     q . (W_k c) = (W_k^T q) . c, and the sum of p W_v c is W_v times the sum of p c. So a step reads rank + shared_size
     numbers of a cached token, not num_heads times a key and a value. Keys are passed as values too, because the caches
-    hold two tensors of one shape; of each output the latent part counts.
+    hold two tensors of one shape; only the latent part of each output is used.
     """
 
     def __init__(self, config: LatentAttentionConfig, hidden_size: int) -> None:
@@ -39,7 +39,7 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(c.num_heads * c.value_size, hidden_size, bias=c.bias)
 
     def forward(self, x: torch.Tensor, step: Step | PackedStep, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """x [..., hidden] and the layer's caches of one head, as ``step`` has them -> y like x, and the new caches."""
+        """x [..., hidden] and the layer's caches of one head, as in ``step`` -> y like x, and the new caches."""
         c = self.config
         expand = self.kv_b_proj.weight.view(c.num_heads, c.key_size + c.value_size, c.rank)
         to_key, to_value = expand.split([c.key_size, c.value_size], dim=1)
@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
         return q.unflatten(-1, (c.num_heads, c.query_size))
 
     def _rotated(self, x: torch.Tensor, step: Step | PackedStep) -> torch.Tensor:
-        """``x`` by head. Checkpoints store the two channels that turn together side by side, the cache in halves."""
+        """``x`` by head. Checkpoints store the two channels of a rotation side by side, the cache in halves."""
         if self.config.rope is None:
             return x
         halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -38,7 +38,7 @@ def _key(path: Path) -> str:
 COMMAND = Command(
     "conformance",
     "Ask a server with OpenAI's API for answers at temperature 0: in batches, with cached prefixes, in edited "
-    "conversations and beside clients that leave. Compare each with the answer to the same prompt alone. Exit code 1 "
+    "conversations and while clients disconnect. Compare each with the answer to the same prompt alone. Exit code 1 "
     "if they differ.",
     _run,
     Argument("url", "Address of the server, such as http://127.0.0.1:8000.", type=TEXT),

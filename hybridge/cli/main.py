@@ -36,7 +36,7 @@ COMMANDS = {
     "inspect": "Show what a checkpoint, an artifact or an engine holds.",
     "bench": "Measure the speed of an artifact.",
     "new-family": "Write the file of a new model family.",
-    "conformance": "Compare a server's answers under load with those to lone requests.",
+    "conformance": "Compare a server's answers under load with those to single requests.",
 }
 
 

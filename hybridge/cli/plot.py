@@ -1,4 +1,4 @@
-"""A picture of a benchmark report. Needs matplotlib (the extra "plot")."""
+"""A chart of a benchmark report. Needs matplotlib (the extra "plot")."""
 
 from __future__ import annotations
 

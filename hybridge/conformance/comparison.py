@@ -12,7 +12,7 @@ EQUAL, TIE, DIFFERENT, FAILED = "equal", "tie", "different", "failed"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one request showed. position: the first token (without tokens, character) that differs.
+    """The verdict on one request. position: the first token (character, if there are no tokens) that differs.
 
     gap: there, in the expected answer, between the log-probabilities of the two most likely tokens.
     """

@@ -15,10 +15,10 @@ _LENGTHS = (3, 17, 63, 64, 65, 130, 257, 400, 600, 1100, 2100, 4200)
 
 
 class PromptSource:
-    """Prompts that begin differently from all others of the source, and of other runs."""
+    """Prompts whose first words are unique within the source and across runs."""
 
     def __init__(self, run: str, seed: int, longest: int) -> None:
-        """run: a text that no other run has."""
+        """run: a text unique to this run."""
         self._run, self._random, self._made = run, random.Random(seed), 0
         self._lengths = [length for length in _LENGTHS if length < longest] + [longest]
 

@@ -49,7 +49,7 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """Whether every answer was that of the prompt alone, except for ties."""
+        """Whether every answer equals that of the prompt sent alone, except for ties."""
         return not any(each.different or each.failed for each in self.scenarios)
 
     def to_json(self) -> dict[str, Any]:

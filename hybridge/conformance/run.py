@@ -32,7 +32,7 @@ def run_conformance(url: str, key: str | None, options: ConformanceOptions, prog
 def _notes(client: CompletionsClient) -> list[str]:
     notes = []
     if not client.features.logprobs:
-        notes.append("the server has no logprobs: ties cannot be told from differences")
+        notes.append("the server has no logprobs: ties cannot be distinguished from differences")
     if not client.features.cache_salt:
         notes.append("the server has no cache_salt: prompts sent alone may use cached prefixes")
     return notes

@@ -1,4 +1,4 @@
-"""The start of a new family: its file and its rows, from what transformers declares."""
+"""Drafts a new family: its file and its registry rows, from transformers' declarations."""
 
 from hybridge.new_family.draft import FamilyDraft, draft_family, write_family
 

@@ -1,4 +1,4 @@
-"""A family's file, the rows that go with it, and what its author still has to decide."""
+"""A draft of a family: its file, its rows in other files, and the open decisions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridge.new_family.model import ModelTensors, model_tensors
 from hybridge.new_family.skeleton import family_text
 
 FOLDER = Path("exporter") / "families"
-# Sizes of a tiny model, as the other families' have them.
+# Sizes of a tiny model, as in the other families.
 _TINY = {"num_hidden_layers": 2, "intermediate_size": 88, "max_position_embeddings": 512}
 
 

@@ -21,7 +21,7 @@ _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
 def chat_of(body: CountRequest) -> Chat:
-    """ApiError for what no chat template has: an answer that the model shall continue, a tool without a name."""
+    """ApiError for what no chat template supports: an answer for the model to continue, or a tool without a name."""
     if body.messages[-1].role == "assistant":
         raise ApiError(
             400,
@@ -44,7 +44,7 @@ def chat_of(body: CountRequest) -> Chat:
 
 
 def _messages(message: InputMessage) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before the text of the user."""
+    """Tool results become separate messages, before the user's text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[dict[str, Any]] = []

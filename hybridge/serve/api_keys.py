@@ -23,7 +23,7 @@ class Client:
     tenant: str
 
     def namespace(self, cache_key: str | None, salt: str | None) -> str:
-        """What was computed is shared only with requests of the same client, ``cache_key`` and ``salt``."""
+        """Cached prefixes are shared only among requests of the same client, ``cache_key`` and ``salt``."""
         if not self.tenant and cache_key is None and salt is None:
             return ""
         return hashlib.sha256(json.dumps([self.tenant, cache_key, salt]).encode()).hexdigest()
@@ -35,7 +35,7 @@ ANONYMOUS = Client("anonymous", "")
 class ApiKeys:
     """The keys of a file with a line "KEY" or "NAME KEY" for each; "#" begins a comment.
 
-    Keys are looked up by their hash, so that the time of a look-up tells nothing of them.
+    Keys are looked up by their hash, so that the time of a look-up reveals nothing about them.
     """
 
     def __init__(self, clients: Mapping[str, Client]) -> None:

@@ -1,4 +1,4 @@
-"""The application: routes, errors and what every request passes."""
+"""The application: routes, error handlers and the middleware."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _left(request: Request, error: Exception) -> Response:
-    """Not sent: the client has left."""
+    """Not sent: the client has disconnected."""
     return Response(status_code=499)

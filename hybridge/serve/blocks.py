@@ -34,7 +34,7 @@ class BlockStep:
 
 
 class Blocks:
-    """Makes the steps of all blocks from the events of one answer."""
+    """Converts the events of one answer to steps of blocks."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []

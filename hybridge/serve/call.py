@@ -1,4 +1,4 @@
-"""One request to a model: its lease, its streams, and their end."""
+"""One request to a model: its lease and its streams."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
 
 T = TypeVar("T")
-# A stream begins after so many seconds without a piece; until then, an error has its own HTTP status.
+# A stream's response starts after this many seconds without a piece; until then, an error has its own HTTP status.
 _FIRST_PIECE_SECONDS = 5.0
-# Events of all streams together: tokens that are sampled faster share one. Each event takes a system call.
+# Limit for all streams together: above it, several tokens share an event. Each event takes a system call.
 _EVENTS_PER_SECOND = 1000
 
 
@@ -36,7 +36,7 @@ class ClientLeftError(Exception):
 class Call:
     """Used in ``async with``; a stream of events (``stream``) continues after that, until it ends or the client leaves.
 
-    ``pieces`` and ``results`` end all streams when the time is over, with ApiError.
+    ``pieces`` and ``results`` end all streams with ApiError when the request times out.
     """
 
     def __init__(self, service: Service, request: Request, lease: Lease, timeout: float | None) -> None:
@@ -86,7 +86,7 @@ class Call:
     ) -> None:
         """Add a request for each prompt; ApiError 429 when too many wait. checkpoints: see ``AsyncLLM.add``."""
         if (priority or 0) < 0 and self.service.keys is not None:
-            # One client must not take the rows of the others.
+            # One client must not preempt the others.
             raise ApiError(
                 400, f"priority: expected at least 0 where clients have keys, found {priority}", param="priority"
             )
@@ -101,7 +101,7 @@ class Call:
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
 
     async def batches(self) -> AsyncIterator[list[Piece]]:
-        """The pieces of all prompts with the index of their prompt, as they arrive; of a stream, not too often."""
+        """The pieces of all prompts with the index of their prompt, as they arrive; for a stream, at a limited rate."""
         answers: dict[int, list[Generation]] = {}
         event_loop = asyncio.get_running_loop()
         try:
@@ -203,7 +203,7 @@ class Call:
         self.request.scope["state"].setdefault("log", {}).update(fields)
 
     async def aclose(self) -> None:
-        """End what is left, and let the model be unloaded; calling it twice is allowed."""
+        """End unfinished requests, and release the model; calling it twice is allowed."""
         self._timer.cancel()
         if self._first is not None:
             self._first.cancel()

@@ -28,7 +28,7 @@ class Chat:
 
     @property
     def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that the model is told of."""
+        """The tools that the prompt shows to the model."""
         return () if self.tool_choice == NONE else self.tools
 
     @property

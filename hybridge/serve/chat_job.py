@@ -1,4 +1,4 @@
-"""A chat on its way to the model: what the endpoints for chats have in common."""
+"""Renders, checks and submits a chat: common to all chat endpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChatJob:
     answer: AnswerFormat
 
     async def results(self) -> list[PartsReader]:
-        """The answers, as they have ended; errors as of ``Call.results``."""
+        """The finished answers; errors as of ``Call.results``."""
         readers = [self.answer.reader() for _ in range(self.params.n)]
 
         async def read() -> None:

@@ -77,7 +77,7 @@ class PartsReader:
 
     @property
     def finish_reason(self) -> str:
-        """As OpenAI has it."""
+        """The finish reason, as OpenAI names it."""
         assert self.generation is not None
         return "tool_calls" if self.calls and self.generation.finish_reason == "stop" else self.generation.finish_reason
 

@@ -1,4 +1,4 @@
-"""Which tokens the answer to a chat may have: those of a grammar, of a forced call, and of a limited reasoning."""
+"""Which tokens the answer to a chat may have: those of a grammar, of a forced call, and of limited reasoning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridge.serve.served_model import ServedModel
 async def allowed_tokens(
     model: ServedModel, chat: Chat, kind: ChatFormat, prompt_end: str
 ) -> Callable[[], AllowedTokens] | None:
-    """What makes the masks of each answer; None where every token is allowed.
+    """A factory of each answer's token masks; None where every token is allowed.
 
     ApiError or RequestError for a grammar that is wrong, or that contradicts the tools.
     """

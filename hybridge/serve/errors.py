@@ -44,7 +44,7 @@ class ApiError(HTTPException):
 
     @property
     def response_headers(self) -> dict[str, str]:
-        """Retry-After, and a word to clients that would repeat a request that timed out."""
+        """Retry-After, and a header that tells clients not to repeat a request that timed out."""
         if self.retry_after is not None:
             return {"retry-after": str(self.retry_after)}
         return {"x-should-retry": "false"} if self.kind == TIMEOUT else {}
@@ -60,7 +60,7 @@ class ApiError(HTTPException):
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The refusal for ``error``; nothing of an unexpected one is shown."""
+    """The refusal for ``error``; details of an unexpected one are not shown."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
@@ -82,7 +82,7 @@ def error_response(path: str, error: ApiError) -> JSONResponse:
 
 
 def validation_error(errors: list[Mapping[str, Any]]) -> ApiError:
-    """Of a body that does not match the schema: the first of ``errors``, as pydantic lists them."""
+    """The refusal of a body that does not match the schema: the first of pydantic's ``errors``."""
     first = errors[0]
     location = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     param = ".".join(location) or None

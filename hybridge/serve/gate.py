@@ -1,4 +1,4 @@
-"""What every request passes: request id, API key, limits, log and metrics."""
+"""Middleware of every request: request id, API key, limits, log and metrics."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from hybridge.serve.loopback import host_name, is_loopback
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
 
-# Paths that need no key: a load balancer and Prometheus have none, and the page asks for one.
+# Paths that need no key: load balancers and Prometheus have none, and the page prompts for one.
 _OPEN = re.compile(r"/(health(/.*)?|metrics|openapi\.json|page/.*)?")
-# Asked for again and again.
+# Polled all the time.
 _NOT_LOGGED = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/memory/{name:path}"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -98,7 +98,7 @@ class _Passing:
     def ended(self) -> None:
         seconds, scope = time.perf_counter() - self._began, self._scope
         route = getattr(scope.get("route"), "path", "other")
-        # 499, as nginx has it: the client left before there was a response.
+        # 499, as in nginx: the client disconnected before there was a response.
         status = self.status or 499
         self._service.metrics.request_ended(route, status, seconds)
         if route not in _NOT_LOGGED:
@@ -153,7 +153,7 @@ async def _chunks(receive: Receive, most: int, too_large: ApiError) -> Iterable[
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """``receive`` that gives ``body`` first, and then what follows: that the client left."""
+    """A ``receive`` that returns ``body`` first, and then the events that follow, such as the client's disconnect."""
     left = [body]
 
     async def replayed() -> Message:

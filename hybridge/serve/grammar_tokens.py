@@ -13,12 +13,12 @@ from hybridge.artifact.errors import RequestError
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Threads that compute masks; more take time from the engine.
+# Threads that compute masks; more would slow down the engine.
 _THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 class MaskBatch:
-    """Computes the masks of all answers that need one when the first of them is asked for.
+    """Computes the masks of all answers of a step when the first of them is requested.
 
     llguidance then works on them in several threads, without Python's lock. All calls come from one thread.
     """
@@ -32,7 +32,7 @@ class MaskBatch:
         self._waiting.append(tokens)
 
     def compute(self) -> None:
-        """Give a mask to each of those that need one."""
+        """Compute the mask of each answer that needs one."""
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
         waiting, self._waiting = self._waiting, []
@@ -75,7 +75,7 @@ class GrammarTokens:
             return
         if not self.matcher.consume_token(token):
             raise grammar_error(self.matcher.get_error())
-        if self.computed is not None:  # else it waits for its mask already
+        if self.computed is not None:  # otherwise it is already waiting for its mask
             self.computed = None
             self._batch.add(self)
 

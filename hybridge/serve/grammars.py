@@ -19,7 +19,7 @@ from hybridge.serve.grammar_tokens import GrammarTokens, MaskBatch, grammar_erro
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Compiled grammars of a model.
+# Compiled grammars that a model stores.
 _COMPILED = 64
 # llguidance's own limits: 1 to 2 kB for each state of its lexer, symbols of a grammar, steps of 1/50 us at the start.
 _LEXER_STATES, _SYMBOLS, _FUEL = 50_000, 200_000, 1_000_000
@@ -70,7 +70,7 @@ class Grammars:
         self._compiler.shutdown(cancel_futures=True)
 
     async def allowed_tokens(self, grammar: str) -> Callable[[], AllowedTokens]:
-        """What makes the masks of each answer; RequestError when the grammar is wrong, or too large or slow."""
+        """A factory of each answer's token masks; RequestError when the grammar is wrong, or too large or slow."""
         found = self._compiled.get(grammar)
         if found is None:
             if len(grammar.encode("utf-8", "replace")) > GRAMMAR_BYTES:
@@ -112,7 +112,7 @@ class Grammars:
         )
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
-            # Errors of rules that contain nothing appear with the first mask.
+            # Errors in empty rules appear only with the first mask.
             first = GrammarTokens(matcher.deep_copy(), frozenset(), MaskBatch(self._llm.config.vocab_size))
             first.mask()
         if matcher.is_error():

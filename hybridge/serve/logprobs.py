@@ -10,7 +10,7 @@ from hybridge.runtime.text import Tokenizer
 
 
 class LogprobTexts:
-    """Token ids with their texts; a token that is a part of a character is shown as its bytes are replaced."""
+    """Token ids with their texts; bytes of an incomplete character are replaced."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Names of this machine."""
+"""Host names of the local machine."""
 
 from __future__ import annotations
 

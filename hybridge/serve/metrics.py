@@ -15,7 +15,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """One registry per server. Gauges of the models are read when the metrics are."""
+    """One registry per server. Gauges of the models are computed when the metrics are read."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -76,7 +76,7 @@ class Metrics:
                 self._per_token.labels(model).observe((times.last_token - times.first_token) / (times.new_tokens - 1))
 
     def abandoned(self, model: str, prompts: int) -> None:
-        """Count prompts whose answers did not end: the client left, the time was over, or a step failed."""
+        """Count prompts without a finished answer: the client disconnected, a timeout, or a failed step."""
         self._finished.labels(model, "abandoned").inc(prompts)
 
     async def render(self, models: Iterable[ServedModel]) -> bytes:

@@ -51,7 +51,7 @@ class ModelStore:
         idle_timeout: float,
         report: Callable[[str, BaseException], None],
     ) -> None:
-        """``budget``: bytes of all loaded models, None for no limit. ``report`` is told of models that fail to load.
+        """``budget``: bytes of all loaded models, None for no limit. ``report`` gets models that fail to load.
 
         SettingError for a name that is given twice.
         """
@@ -91,7 +91,7 @@ class ModelStore:
                 404, f"model: expected one of {known}, found {name!r}", NOT_FOUND, "model_not_found", "model"
             )
         if entry.model is None:
-            # A client that leaves must not end the loading half-way.
+            # A client's disconnect must not cancel the loading.
             await asyncio.shield(self._task(self._load_on_demand(entry)))
         if entry.model is None or self._closed:
             raise ApiError(503, f"model {name}: it was unloaded: try again", OVERLOADED, retry_after=1)
@@ -147,7 +147,7 @@ class ModelStore:
         entry.model = model
 
     async def _make_room(self, entry: _Entry, budget: int) -> None:
-        """Unload idle models, the one unused for the longest time first; ApiError when that is not enough."""
+        """Unload idle models, least recently used first; ApiError when that is not enough."""
         need = await asyncio.get_running_loop().run_in_executor(None, estimated_bytes, entry.settings)
         if need > budget:
             raise SettingError(

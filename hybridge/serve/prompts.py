@@ -17,7 +17,7 @@ from hybridge.runtime.text.prompt_size import tokens_within
 _ASSISTANT = "assistant"
 # Fields of a request that no variable of a template may replace.
 _FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "template"})
-# Characters that tell whether a prompt has opened the reasoning.
+# Last characters of a prompt, in which its opening tag of the reasoning is looked for.
 _END = 64
 
 
@@ -48,7 +48,7 @@ def prompts_of(llm: AsyncLLM, given: str | Sequence[Any], most: int | None) -> l
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The tokens of a chat, the last characters of its text, and how many tokens its last messages end at."""
+    """The tokens of a chat, the last characters of its text, and the token positions at which its last messages end."""
 
     ids: list[int]
     end: str
@@ -66,7 +66,7 @@ def chat_prompt(
 ) -> ChatPrompt:
     """A chat as its template renders it; RequestError when the template refuses it, or it has too many tokens.
 
-    control_tokens: special tokens in the text of messages act as such. Otherwise they are tokenized as plain text, so
+    control_tokens: special tokens in the text of messages take effect. Otherwise they are tokenized as plain text, so
     that a message cannot end itself; in the assistant's own messages only those that the tokenizer declares special.
     """
     tokenizer = _tokenizer(llm)
@@ -88,7 +88,7 @@ def chat_prompt(
     check_length(len(ids), limit, "messages")
     turns = []
     for end in ends:
-        # What follows is short, so few tokens are made twice.
+        # The rest is short, so few tokens are tokenized twice.
         following = tokens(text[end:])
         if ids[len(ids) - len(following) :] == following:
             turns.append(len(ids) - len(following))

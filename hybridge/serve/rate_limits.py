@@ -11,7 +11,7 @@ _MINUTE = 60.0
 
 
 class _Bucket:
-    """Fills up to ``size`` within a minute; may become negative, when more was used than was known before."""
+    """Fills up to ``size`` within a minute; becomes negative when a request used more than it had left."""
 
     def __init__(self, size: int, now: float) -> None:
         self._size, self._level, self._since = size, float(size), now

@@ -2,7 +2,7 @@
 
     serve run hybridge.serve.ray:app config=serve.toml replicas=2
 
-Ray's own router sends requests whose prompts begin alike to the same replica, so that its prefix cache serves them.
+Ray's router sends requests whose prompts share a prefix to the same replica, so that its prefix cache has it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hybridge.serve.settings import ServeSettings
 
 # Ray's module for users needs vLLM installed; the class itself does not.
 _ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router"
-# A request is sent to another replica after the death of one, so many times.
+# Most replicas that are tried for one request: it moves to another when one dies.
 _TRIES = 3
 
 
@@ -42,7 +42,7 @@ class RayArgs(BaseModel):
     """Arguments of ``app``. config, api_key_file: paths on every node.
 
     replicas: a fixed number, or None to scale between min_replicas and max_replicas, so that each has about
-    target_ongoing_requests. Further resources of a replica: num_cpus, num_gpus.
+    target_ongoing_requests. Other resources of a replica: num_cpus, num_gpus.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,7 +59,7 @@ class RayArgs(BaseModel):
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """An HTTP request on its way to a replica. prompt: the text by which Ray's router chooses one."""
+    """An HTTP request for a replica. prompt: the text by which Ray's router chooses one."""
 
     prompt: str
     scope: dict[str, Any]
@@ -83,7 +83,7 @@ class ModelReplica:
             raise RuntimeError("the models cannot compute a token")
 
     async def answer(self, request: RoutedRequest) -> AsyncIterator[Message]:
-        """The ASGI messages of the response; ending the iteration early tells the application that the client left."""
+        """The ASGI messages of the response; ending the iteration early is a disconnect for the application."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         left = asyncio.Event()
         given: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
@@ -156,7 +156,7 @@ class Ingress:
 
 
 def prompt_of(body: bytes) -> str:
-    """The text of a prompt or of messages; a space where there is none, as Ray's router divides by its length."""
+    """The text of a prompt or of messages; a space if it is empty, because Ray's router divides by its length."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -177,7 +177,7 @@ def _text(value: object) -> str:
 
 
 def _plain(scope: Scope) -> dict[str, Any]:
-    """What can be sent to another process, and what the application reads."""
+    """The parts of an ASGI scope that can be pickled and that the application reads."""
     names = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path")
     return {
         **{name: scope[name] for name in names if name in scope},
@@ -211,7 +211,7 @@ def app(args: RayArgs) -> serve.Application:
     model: Any = serve.deployment(
         ModelReplica,
         name="Model",
-        max_ongoing_requests=10_000,  # the server's own queue has a limit and an answer for what exceeds it
+        max_ongoing_requests=10_000,  # the server limits its queue itself, with status 429
         request_router_config=RequestRouterConfig(request_router_class=_router()),  # type: ignore[arg-type]
         ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
         **scaling,

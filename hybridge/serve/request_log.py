@@ -1,4 +1,4 @@
-"""One JSON line on standard error for each event. Prompts and answers are written only where the operator says so."""
+"""One JSON line on standard error for each event. Prompts and answers are written only with ``log_prompts``."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from hybridge.serve.grammars import Grammars
 from hybridge.serve.settings import ModelSettings
 
 _CHECKS = "checks"
-# Of an engine's weights to those in the files: engines on a CPU widen them to float32.
+# Ratio of an engine's weights to those in the files: CPU engines widen them to float32.
 _WIDENED = 2
 
 
@@ -114,6 +114,6 @@ def _speculation(settings: ModelSettings) -> SpeculationSettings | None:
 
 
 def loading_error(name: str, error: HybridgeError) -> ApiError:
-    """Of a model that could not be loaded on demand. Paths of the server stay in its log."""
+    """The error for a model that could not be loaded on demand. Paths of the server appear only in its log."""
     kind = "the engine" if isinstance(error, EngineError) else "the artifact"
     return ApiError(503, f"model {name}: {kind} could not be loaded: see the server's log", OVERLOADED, "not_loaded")

@@ -1,4 +1,4 @@
-"""The server: from its socket to its end."""
+"""The server: its socket, models and shutdown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class HttpServer:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``, then let running requests end (``drain_timeout``).
 
-        Readiness follows when the models to preload can compute a token. HybridgeError when one cannot be loaded.
+        The server is ready when the models to preload can compute a token. HybridgeError when one cannot be loaded.
         """
         with self._listener:
             asyncio.run(self._serve())

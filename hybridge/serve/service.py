@@ -1,4 +1,4 @@
-"""What all routes share."""
+"""State that all routes share."""
 
 from __future__ import annotations
 

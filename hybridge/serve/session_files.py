@@ -1,4 +1,4 @@
-"""Saved sessions: files of one folder, in a folder of its own for each client."""
+"""Saved sessions: files of one folder, with a subfolder for each client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SessionFiles:
         self._folder = folder
 
     def path(self, client: Client, name: str) -> Path:
-        """Where the client's session is, or will be; ApiError for a bad name, or where sessions are turned off."""
+        """The path of the client's session; ApiError for a bad name, or where sessions are turned off."""
         if not _NAME.fullmatch(name):
             raise ApiError(400, "name: expected 1 to 64 letters, digits, dots, hyphens or underscores", param="name")
         return self._of(client) / f"{name}{_SUFFIX}"

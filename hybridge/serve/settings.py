@@ -15,7 +15,7 @@ _LIMITS, _OPERATION = "Limits", "Operation"
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """How the server listens, what it refuses, and what it writes. Times are in seconds.
+    """Address, limits and logging of the server. Times are in seconds.
 
     All but the address may also be given in a TOML file (``serve_config``).
     """

@@ -13,7 +13,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def grammar_of(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> str | None:
-    """The grammar that the answer follows, None for any text; ApiError for two of them."""
+    """The grammar that the answer must follow, None for any text; ApiError where two are given."""
     found = None if response_format is None else _of_response_format(response_format)
     if outputs is None:
         return found

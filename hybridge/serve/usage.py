@@ -9,14 +9,14 @@ from hybridge.runtime.generation import Generation
 
 
 def usage(answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
-    """Of all answers to each prompt; a prompt counts once."""
+    """The usage of all answers to each prompt; a prompt counts once."""
     prompt = sum(len(each[0].prompt_token_ids) for each in answers)
     cached = sum(each[0].cached_tokens for each in answers)
     return counts(prompt, cached, sum(len(answer.token_ids) for each in answers for answer in each))
 
 
 def counts(prompt: int, cached: int, completion: int) -> dict[str, Any]:
-    """From numbers of tokens."""
+    """The usage of these numbers of tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -1,4 +1,4 @@
-"""What a model's answer consists of: reasoning, content and tool calls, parsed while the text arrives."""
+"""Parses a model's answer into reasoning, content and tool calls, while the text arrives."""
 
 from hybridge.runtime.chat_output.events import (
     Content,

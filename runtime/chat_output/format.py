@@ -15,7 +15,7 @@ from hybridge.runtime.chat_output.xml_calls import xml_call
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """begin, end: the tags around calls; end is empty where calls end the answer. body: reads what is between them."""
+    """begin, end: the tags around calls; end is empty where calls end the answer. body: parses the text between."""
 
     name: str
     begin: str
@@ -34,7 +34,7 @@ LFM2 = ToolFormat("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", python_lis
 class ChatFormat:
     """tools: how calls are written, None without tools. reasons: answers may contain reasoning.
 
-    harmony: answers consist of messages with channels; the other fields are then without meaning.
+    harmony: answers consist of messages with channels; the other fields are then unused.
     """
 
     tools: ToolFormat | None = None
@@ -43,7 +43,7 @@ class ChatFormat:
 
 
 def chat_format(template: str, tokens: Collection[str] = ()) -> ChatFormat:
-    """The format that a chat template asks for. tokens: the tokenizer's added tokens.
+    """The answer format of a chat template. tokens: the tokenizer's added tokens.
 
     The tags are those that the template writes into the prompt, as an example or for earlier calls.
     """

@@ -2,7 +2,7 @@
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...
 
-The channel "analysis" is reasoning; a message to functions.NAME is a call; all else is for the user
+The channel "analysis" is reasoning; a message to functions.NAME is a call; everything else is content
 (https://cookbook.openai.com/articles/openai-harmony).
 """
 
@@ -40,7 +40,7 @@ def _message(stream: TextStream, answer: AnswerWriter, header: str, begun: set[T
     if recipient is not None:
         answer.calls.start(recipient[1])
         end = yield from stream.until(_ENDS, answer.calls.arguments)
-        # The end of a call ends the answer, so it is no part of the text.
+        # The end of a call ends the answer, so it is not in the text.
         answer.calls.end(bool(end) or stream.ended)
         return
     answer.in_reasoning = channel is not None and channel[1] == "analysis"

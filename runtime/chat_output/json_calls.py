@@ -34,7 +34,7 @@ def json_list_calls(stream: TextStream, calls: CallWriter, schemas: Schemas) -> 
 
 def _members(stream: TextStream, calls: CallWriter) -> Parsing[bool]:
     """The members of an object, after its opening brace; False when it is malformed or names no function."""
-    early = ""  # arguments in front of the name
+    early = ""  # arguments that precede the name
     while True:
         yield from stream.skip_space()
         key = yield from captured_value(stream)

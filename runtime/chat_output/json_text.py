@@ -1,4 +1,4 @@
-"""JSON values within a text, read up to their end and passed on as they are written."""
+"""JSON values within a text, read up to their end and emitted as they arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridge.runtime.chat_output.text_stream import Emit, Parsing, TextStream
 def json_value(stream: TextStream, emit: Emit) -> Parsing[bool]:
     """Read one JSON value and emit its text as it arrives; returns whether the value has an end.
 
-    Only strings and brackets are looked at: what is between them is passed on unchecked.
+    Only strings and brackets are parsed: the rest is emitted unchecked.
     """
     yield from stream.skip_space()
     depth, quoted, escaped, begun = 0, False, False, False

@@ -12,9 +12,9 @@ from hybridge.runtime.chat_output.writer import AnswerWriter
 
 
 class ChatOutputParser:
-    """Text of an answer in, events out; how the text is cut into pieces makes no difference to what they say.
+    """Text of an answer in, events out; their content does not depend on how the text is split into pieces.
 
-    No text is lost: what looks like a tool call and is none becomes content.
+    No text is lost: text that looks like a tool call but is not one becomes content.
     """
 
     def __init__(self, chat: ChatFormat, schemas: Schemas, prompt: str = "") -> None:
@@ -34,7 +34,7 @@ class ChatOutputParser:
         return self._answer.in_reasoning
 
     def push(self, text: str) -> list[Event]:
-        """The events that became certain with ``text``."""
+        """The events that ``text`` completes."""
         self._stream.push(text)
         return self._resume()
 

@@ -11,7 +11,7 @@ from hybridge.runtime.chat_output.json_calls import json_list_calls
 from hybridge.runtime.chat_output.schemas import Schemas
 from hybridge.runtime.chat_output.text_stream import Parsing, TextStream
 
-# JSON's names for Python's constants, which models mix with Python's own.
+# JSON's names of constants, which models mix with Python's.
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -56,7 +56,7 @@ def _call_text(stream: TextStream) -> Parsing[str | None]:
 
 
 def _write(text: str, calls: CallWriter) -> bool:
-    """Write the call in ``text``; False when it is no call of a name with keyword arguments of plain values."""
+    """Write the call in ``text``; False unless it is a call by name, with keyword arguments that are literals."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
@@ -75,7 +75,7 @@ def _write(text: str, calls: CallWriter) -> bool:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal; ValueError for anything that would have to be computed."""
+    """The value of a literal; ValueError for any other expression."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):

@@ -26,7 +26,7 @@ def is_string(types: frozenset[str]) -> bool:
 
 
 def json_from_text(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value written without quotes: its own where it has one of ``types``, else a string."""
+    """The JSON text of a value written without quotes: unchanged if it has one of ``types``, else as a string."""
     value = loaded(text)
     is_json = value is not None or text.strip() == "null"
     return json.dumps(value if is_json and _accepts(types, value) else text, ensure_ascii=False)

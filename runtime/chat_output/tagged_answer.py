@@ -40,13 +40,13 @@ def _reasoning(stream: TextStream, answer: AnswerWriter) -> Parsing[None]:
 
 
 def _calls(stream: TextStream, answer: AnswerWriter, tools: ToolFormat, schemas: Schemas) -> Parsing[None]:
-    """The calls after ``tools.begin``. Text between the tags that is no call becomes content, with its tag."""
+    """The calls after ``tools.begin``. Text between the tags that is not a call becomes content, with its tag."""
     before = answer.calls.count
     stream.record()
     complete = yield from tools.body(stream, answer.calls, schemas)
     if complete and tools.end:
         yield from stream.skip_space()
-        # Without its closing tag a complete call is a call all the same.
+        # A complete call counts even without its closing tag.
         yield from stream.literal(tools.end)
     text = stream.recorded()
     if answer.calls.count == before:

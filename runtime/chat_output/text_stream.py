@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, read by parsers that wait for more."""
+"""Text that arrives in pieces, for parsers that can wait for more."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Emit = Callable[[str], None]
 
 
 class TextStream:
-    """The text that has arrived and was not read yet.
+    """Received text that has not been read yet.
 
-    What parsers make of a text depends only on the text, not on how it was cut into pieces.
+    The result of a parser depends only on the text, not on how it is split into pieces.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class TextStream:
         return found
 
     def until(self, markers: Collection[str], emit: Emit) -> Parsing[str]:
-        """Read up to and with the first of ``markers``, and emit the text before it as soon as it is certain.
+        """Read through the first of ``markers``; emit the text before it as soon as it cannot belong to a marker.
 
         Returns the marker, or "" when the text ended without one. No marker begins with another.
         """

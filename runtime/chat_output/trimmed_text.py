@@ -1,4 +1,4 @@
-"""Text without the line breaks that separate it from what surrounds it."""
+"""Text without the line breaks that separate it from the surrounding tags."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hybridge.runtime.chat_output.text_stream import Emit
 
 
 class TrimmedText:
-    """Emits text as it arrives, but line breaks at its beginning and end only where they belong to it.
+    """Emits text as it arrives, without the line breaks next to edges.
 
     ``begin`` and ``end`` mark edges at which up to ``limit`` line breaks (None: any number) are dropped.
     """

@@ -27,7 +27,7 @@ LogitsT = TypeVar("LogitsT")
 
 @dataclass(frozen=True)
 class ChosenTokens:
-    """The tokens of a step, as kernels read them: int32 at ``address``, and ``stride`` bytes further for each row."""
+    """The tokens of a step, as kernels read them: int32 at ``address`` + row * ``stride`` bytes."""
 
     address: int
     stride: int
@@ -58,7 +58,7 @@ class SamplingMemory(ABC, Generic[LogitsT]):
     def prepared(
         self, problem: SamplingProblem, tables: Sequence[Table], results: Sequence[np.ndarray]
     ) -> Callable[[LogitsT], None]:
-        """What enqueues the kernels of ``problem`` for given logits; UnsupportedError where they cannot run it."""
+        """A function that enqueues the kernels of ``problem`` for logits; UnsupportedError where they cannot run it."""
 
 
 def table_bytes(rows: int, vocab: int, lists: bool) -> tuple[int, int, int]:
@@ -124,7 +124,7 @@ class DeviceSampling(Generic[LogitsT]):
             self._masks.upload(row * self._mask_bytes, (row + 1) * self._mask_bytes)
 
     def forget(self) -> None:
-        """Something else has used the tables: the next ``fill`` writes everything."""
+        """Another user has written to the tables: the next ``fill`` writes everything."""
         self._packed.forget()
 
     def enqueue(self, logits: LogitsT) -> None:

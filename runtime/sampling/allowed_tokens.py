@@ -23,7 +23,7 @@ class AllowedTokens(Protocol):
         """
 
     def accept(self, token: int) -> None:
-        """``token`` was sampled, which the last mask allowed. Work on the next mask may begin here."""
+        """``token`` was sampled, which the last mask allowed. The next mask may be computed from here on."""
 
 
 def checked_mask(source: AllowedTokens, vocab: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What the memory of a serving loop holds at a moment, without any token: for people who watch a server."""
+"""A view of a serving loop's memory, without any tokens, for monitoring."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PoolUse:
 
     @property
     def free(self) -> int:
-        """Without a holder."""
+        """Not in use."""
         return self.total - self.running - self.cached
 
 

@@ -158,7 +158,7 @@ def unequal(state: Server, body: dict[str, Any], words: list[str]) -> list[str]:
         (leaks, {"4 at a time, seen", "new, together"}, {"again"}),
         (stale, {"again", "4 at a time, seen", "4 answers"}, {"new, together", "continued", "edited"}),
         (edited, {"shared prefix", "continued", "edited"}, {"again", "new, together", "4 answers"}),
-        (unequal, {"4 answers"}, {"again", "new, together", "edited", "beside leavers"}),
+        (unequal, {"4 answers"}, {"again", "new, together", "edited", "disconnects"}),
     ],
 )
 def test_a_fault_is_found_where_it_shows(change: Any, blamed: set[str], spared: set[str]) -> None:
@@ -192,7 +192,7 @@ def test_servers_without_options_and_with_limits() -> None:
         "new, together",
         "continued",
         "edited",
-        "beside leavers",
+        "disconnects",
         "shared prefix",
     }
     assert all("too long" in each.found for each in report.findings if each.verdict == FAILED)

@@ -1,4 +1,4 @@
-"""The server around the API: keys, limits, clients that leave, and its end."""
+"""The server around the API: keys, limits, disconnects and shutdown."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def verify(subject: Subject) -> Found:
 def compare_engines(found: PagedEngine, expected: PagedEngine, tolerance: float) -> list[Comparison]:
     """Logits of every step, and states after the prompt, the chunk and the last token.
 
-    Both engines get the same tokens, whatever they answer.
+    Both engines get the same tokens, whatever they predict.
     """
     rows = min(ROWS, found.limits.max_rows, expected.limits.max_rows)
     room = min(found.config.max_seq_len, expected.config.max_seq_len)

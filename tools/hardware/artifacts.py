@@ -1,4 +1,4 @@
-"""The artifacts that a check runs: found in a folder, or exported from the checkpoint that ships."""
+"""The artifacts that a check runs: found in a folder, or exported from the demo checkpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export_artifacts(out: Path, checkpoint: Path = CHECKPOINT) -> dict[str, Path
 
 
 def artifact_document(folder: Path) -> Mapping[str, Any]:
-    """What a report says of an artifact."""
+    """The record of an artifact in a report."""
     config = read_config(folder)
     return {
         "folder": str(folder),

@@ -17,7 +17,7 @@ _CHUNK = 64
 def decode_long(subject: Subject) -> Found:
     """Greedy decoding in TensorRT; its tokens as a prompt in ONNX Runtime. Errors of logits by length, and of states.
 
-    The reference reads chunks, so that errors that add up over single steps show.
+    The reference reads chunks, so that errors accumulated over single steps show.
     """
     with subject.opened(CHECKED) as found:
         count = min(TOKENS, subject.config.max_seq_len, found.config.max_seq_len)

@@ -1,4 +1,4 @@
-"""The engine forms that a check builds, and the artifact that each of them needs."""
+"""The engine forms that a check builds, and the artifact of each."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
 
 STEPS, PROMPT_TOKENS = 12, 9
-# One rounding: the same kernels compute both, but may be chosen anew for another context.
+# One rounding: both run the same engine, but another context may choose other kernels.
 TOLERANCE = {DType.FLOAT32: 2**-20, DType.FLOAT16: 2**-10, DType.BFLOAT16: 2**-7}
 
 
@@ -46,7 +46,7 @@ def _run(subject: Subject, captures: bool) -> dict[str, np.ndarray]:
 
 @contextmanager
 def direct_steps() -> Iterator[None]:
-    """Inside, no step of this process is captured."""
+    """Within this context, no step of this process is captured."""
     before, DecodeStep.captures = DecodeStep.captures, False
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a check on hardware ran on."""
+"""The machine of a hardware check."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def machine_document() -> dict[str, Any]:
 
 
 def _memory() -> dict[str, int]:
-    """Memory and swap of the machine, in MiB; empty where the system does not tell."""
+    """Memory and swap of the machine, in MiB; empty where the system does not report it."""
     wanted = {"MemTotal": "total_mib", "MemAvailable": "available_mib", "SwapTotal": "swap_mib"}
     lines = (line.split() for line in _text(Path("/proc/meminfo")).splitlines())
     return {wanted[key[:-1]]: int(size) >> 10 for key, size, *_ in lines if key[:-1] in wanted}
 
 
 def _board() -> dict[str, str]:
-    """What a Jetson says of itself: model, release of Jetson Linux, and power mode; empty elsewhere."""
+    """A Jetson's description: model, release of Jetson Linux, and power mode; empty elsewhere."""
     release = _text(Path("/etc/nv_tegra_release")).partition("\n")[0]
     if not release:
         return {}

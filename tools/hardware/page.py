@@ -107,7 +107,7 @@ def _charts(steps: Steps) -> Iterator[str]:
 def _rows(
     speeds: Sequence[tuple[str, Mapping[str, Any]]], kind: str, name: str, value: str
 ) -> list[tuple[str, dict[str, float]]]:
-    """By form, the value of every engine that has it."""
+    """The value of every engine that has one, by form."""
     return [
         (form, {engine: step[engine][kind][name][value] for engine in _ENGINES if name in step[engine][kind]})
         for form, step in speeds

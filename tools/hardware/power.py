@@ -1,4 +1,4 @@
-"""Electric power while a block runs: tegrastats on a Jetson, nvidia-smi elsewhere, nothing where neither is there."""
+"""Electric power while a block runs: from tegrastats (Jetson) or nvidia-smi; nothing if neither is installed."""
 
 from __future__ import annotations
 

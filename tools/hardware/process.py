@@ -1,4 +1,4 @@
-"""Runs the steps of a form in a process of their own, so that a crash or a hang of native code fails one step only."""
+"""Runs the steps of a form in a separate process, so that a crash or hang of native code fails only one step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BEGUN = "begun"
 def run_isolated(subject: Subject, names: Sequence[str], deadline: float) -> Iterator[dict[str, Any]]:
     """Records of the steps ``names``; a process that dies fails its step, and the next step gets another process.
 
-    deadline: by ``time.monotonic``. A step that runs then fails, and those after it are skipped.
+    deadline: by ``time.monotonic``. The step running then fails, and later ones are skipped.
     """
     left = list(names)
     while left:
@@ -43,7 +43,7 @@ def run_isolated(subject: Subject, names: Sequence[str], deadline: float) -> Ite
 
 
 def _one_process(subject: Subject, names: Sequence[str], deadline: float) -> Iterator[dict[str, Any]]:
-    """The records that one process gives; the last one is made here if it dies in a step."""
+    """The records of one process; if it dies in a step, that step's record is made here."""
     request = {"artifact": str(subject.artifact), "form": subject.form.name}
     request |= {"max_batch": subject.max_batch, "max_seq_len": subject.max_seq_len, "steps": list(names)}
     with tempfile.TemporaryFile() as log, _started(log) as child:
@@ -100,5 +100,5 @@ def main() -> None:
 
     for record in run_steps(subject, request["steps"], lambda name: send({_BEGUN: name})):
         send(record)
-    # What TensorRT does at the end of a process is no part of a step.
+    # TensorRT's clean-up at exit is not part of a step.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The report of a check: its steps as they end, a verdict, and one JSON file."""
+"""The report of a check: its finished steps, a verdict, and one JSON file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = Path(__file__).with_name("report.schema.json")
 
 
 class Report:
-    """``machine``: what it ran on. ``artifacts``: by name."""
+    """``machine``: the record of the machine. ``artifacts``: by name."""
 
     def __init__(self, machine: dict[str, Any]) -> None:
         self.machine = machine
@@ -30,13 +30,13 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every step of every form that has its artifact passed, and some form was checked."""
+        """Whether at least one form was checked, and every step of each form that has its artifact passed."""
         states = [step["status"] for step in self.steps]
         checked = any("form" in step and step["status"] == PASSED for step in self.steps)
         return checked and all(state in (PASSED, UNSUPPORTED) for state in states)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Keep the record of a step, and print a line of it."""
+        """Add the record of a step, and print a line about it."""
         self.steps.append(record)
         why = record.get("error") or record.get("reason") or ""
         place = f"{record.get('form', ''):24} {record['step']:10}"

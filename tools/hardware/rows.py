@@ -1,4 +1,4 @@
-"""Sequences of any lengths in pools of their own: row r has the r-th slot and the r-th run of blocks."""
+"""Sequences of any lengths in their own pools: row r has the r-th slot and the r-th run of blocks."""
 
 from __future__ import annotations
 

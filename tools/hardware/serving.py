@@ -1,4 +1,4 @@
-"""Requests that are served together get the tokens of each alone; with draft tokens, those without."""
+"""Checks that requests get the same tokens together as alone, and with draft tokens as without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
 
 REQUESTS, NEW_TOKENS, LONGEST_PROMPT = 64, 24, 96
-# Alternatives that are listed beside each token: a tie is looked for among them.
+# Alternatives listed for each token, among which ties are looked for.
 _LISTED = 4
 
 
@@ -63,7 +63,7 @@ def outcome(one: Generation, other: Generation, tie: float) -> str:
 def _generated(
     subject: Subject, batches: list[list[list[int]]], speculation: SpeculationSettings | None
 ) -> list[Generation]:
-    # A prefix cache would take the states of other requests.
+    # A prefix cache would reuse the states of other requests.
     serving = ServingSettings(prefix_cache="off", speculation=speculation)
     sampling = hybridge.SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True, logprobs=_LISTED)
     with ExitStack() as opened:
@@ -72,7 +72,7 @@ def _generated(
 
 
 def _prompts(vocabulary: int, longest: int) -> list[list[int]]:
-    """Random tokens; every second prompt repeats a few, so that what follows can be drafted."""
+    """Random tokens; every second prompt repeats a few, so that its continuation can be drafted."""
     random = np.random.default_rng(1)
     prompts = []
     for index in range(REQUESTS):

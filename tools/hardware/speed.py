@@ -1,4 +1,4 @@
-"""Speed, memory and power of an engine, with ONNX Runtime beside it."""
+"""Speed, memory and power of an engine, and of ONNX Runtime for comparison."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _KEPT = ("library", "library_version", "preset", "compute_capabilities", "nbytes
 
 
 def build(subject: Subject) -> Found:
-    """Build the engine for this machine's GPU, with room for ``_ROWS`` rows where the artifact has it."""
+    """Build the engine for this machine's GPU, for up to ``_ROWS`` rows if the artifact allows them."""
     record = hybridge.build_engine(
         subject.artifact,
         overwrite=True,
@@ -64,7 +64,7 @@ def run_steps(subject: Subject, names: Sequence[str], begun: Callable[[str], Non
 
 
 def run_step(subject: Subject, name: str) -> dict[str, Any]:
-    """The record of one step, whatever it raises."""
+    """The record of one step; an exception is recorded."""
     started = time.perf_counter()
     try:
         found = STEPS[name](subject)

@@ -1,4 +1,4 @@
-"""What the steps of a check work on: the engine of one form of an artifact, and the reference beside it."""
+"""The subject of the steps of a check: the engine of one form of an artifact, and the reference."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHECKED, REFERENCE = "tensorrt", "onnxruntime"
 TOLERANCE: Mapping[DType, float] = {DType.FLOAT32: 1e-3, DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 # A key or value in e4m3 is off by up to 2**-4 of itself.
 E4M3_TOLERANCE = 1e-1
-# The distance of two adjacent numbers around 16, the size of a large logit: tokens this close may change places.
+# The distance of two adjacent numbers around 16, the size of a large logit: tokens this close may swap.
 TIE: Mapping[DType, float] = {DType.FLOAT32: 2**-19, DType.FLOAT16: 2**-6, DType.BFLOAT16: 2**-3}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The engine that was built last of ``artifact``, in ``form``, with these limits (None: the preset's)."""
+    """The latest engine of ``artifact`` in ``form``, with these limits (None: the preset's)."""
 
     artifact: Path
     form: Form
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def tolerance(self) -> float:
-        """Of relative errors against the reference."""
+        """The largest accepted relative error against the reference."""
         e4m3 = any(binding.dtype is E4M3_BYTES for binding in self.config.bindings.states)
         return E4M3_TOLERANCE if e4m3 else TOLERANCE[self.config.dtype]
 
@@ -58,5 +58,5 @@ class Subject:
             yield engine
 
 
-# What a step found; under "error" why it failed, if it did.
+# The results of a step; "error" has the reason of a failure.
 Found = dict[str, Any]

@@ -1,7 +1,7 @@
 """Releases the pages of mapped weight files while TensorRT builds.
 
-TensorRT's parser maps the files, and a build copies the weights out of them. Pages that have been read would stay in
-the process beside the copy, although the system can read them again at any time.
+TensorRT's parser maps the files, and a build copies the weights out of them. Pages that have been read would stay
+resident beside the copy, although the system can read them again at any time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def release_pages(folder: Path) -> int:
 
 
 def _mappings(folder: Path) -> list[tuple[int, int]]:
-    """Start and length of the mappings; pages that could be written are left alone: their changes would be lost."""
+    """Start and length of the mappings; writable pages are not released: their changes would be lost."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():

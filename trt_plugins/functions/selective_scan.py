@@ -1,8 +1,8 @@
 """``selective_scan`` in standard operators: a scan over chunks, the tokens of a chunk by a parallel prefix scan.
 
-Each token is the affine map state -> decay * state + written. A chunk composes the maps of ever more tokens (Hillis and
-Steele 1986), as products of decays and sums alone: no exponential of a sum is ever divided by, so that any decay is
-safe. Letters of shapes: b batch, t tokens, g groups, r channels of a group, n state_size, c chunks, q tokens of one.
+Each token is the affine map state -> decay * state + written. A chunk composes the maps of 2, 4, 8, ... tokens (Hillis
+and Steele 1986), with products of decays and sums only: it never divides by an exponential of a sum, so that any decay
+is safe. Letters of shapes: b batch, t tokens, g groups, r channels of a group, n state_size, c chunks, q tokens of one.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Layout:
         return cls(body.size(tokens[0], 0), count, length, pads, body.size(tokens[2], 2), most)
 
     def chunks(self, body: Body, tokens: tuple[str, ...]) -> tuple[str, ...]:
-        """step and xdt [c, b, g, q, r, 1], B [c, b, g, q, 1, n], C [c, b, g, q, n, 1]; zero behind the last token."""
+        """step and xdt [c, b, g, q, r, 1], B [c, b, g, q, 1, n], C [c, b, g, q, n, 1]; zero after the last token."""
         step, xdt, B, C = tokens
         one, minus, sizes = body.constant([1]), body.constant([-1]), body.size(B, 3)
         shapes = ((step, minus, one), (xdt, minus, one), (B, one, sizes), (C, sizes, one))
@@ -134,7 +134,7 @@ class _Chunk:
         return body.op("Add", written, body.op("Mul", decay, state))
 
     def _earlier(self, tensor: str, shift: int, fill: float) -> str:
-        """What the token ``shift`` places before has, ``fill`` in front of the first."""
+        """The values of the token ``shift`` positions earlier, ``fill`` before the first."""
         body = self._body
         padded = body.op("Pad", tensor, body.constant([shift, 0]), body.float32(fill), body.constant([2]))
         return body.slice(padded, 2, body.constant([0]), self._length)

@@ -104,7 +104,7 @@ class _Answer:
         yield DONE
 
     def _chunk_choices(self, reader: PartsReader, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """What the pieces of one answer add to it; log-probabilities are in the first."""
+        """The chunks for new pieces of one answer; the first has the log-probabilities."""
         index = pieces[0].choice
         choices = [_chunk_choice(index, delta) for delta in _deltas(reader, reader.read(pieces))]
         choices = choices or [_chunk_choice(index, {})]

@@ -115,7 +115,7 @@ class _Answer:
         yield DONE
 
     def _chunk_choice(self, pieces: Sequence[Piece], begun: dict[int, int]) -> dict[str, Any]:
-        """What the pieces of one answer add to it. ``begun``: characters of each answer so far."""
+        """The chunks for new pieces of one answer. ``begun``: characters of each answer so far."""
         index = pieces[0].index * self._params.n + pieces[0].choice
         text, lists = "".join(piece.text for piece in pieces), None
         if self._params.logprobs is not None:

@@ -1,4 +1,4 @@
-"""The page at /, its files, and what it shows of a model's memory."""
+"""The page at /, its files, and the memory of a model that it shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HEADERS = {
 
 @router.get("/")
 async def index() -> Response:
-    """A chat, and a picture of the memory."""
+    """A page with a chat and a view of the memory."""
     return _file(_INDEX)
 
 
@@ -49,7 +49,7 @@ async def page_file(name: str) -> Response:
 async def memory(name: str, request: Request) -> Response:
     """Blocks, slots, requests and prefix tree of a model, without tokens.
 
-    Where clients have keys, what belongs to single requests is left out: it would tell of other clients' prompts.
+    Where clients have keys, what belongs to single requests is left out: it would reveal other clients' prompts.
     """
     service: Service = request.app.state.service
     if name not in service.store.names:

@@ -22,7 +22,7 @@ router = APIRouter()
 
 @router.post("/v1/sessions", response_model=Session)
 async def save(body: SaveRequest, request: Request) -> Response:
-    """Save what the prefix cache has of a conversation; a session of this name is replaced."""
+    """Save the cached part of a conversation; a session of this name is replaced."""
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "messages: expected messages or a prompt, found both or none: give one", param="messages")
     async with await Call.begin(request, body.model) as call:

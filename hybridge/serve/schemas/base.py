@@ -1,4 +1,4 @@
-"""What the bodies of several endpoints share."""
+"""Fields that several endpoints share."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SamplingFields(RequestBody):
     include_stop_str_in_output: bool | None = None
     priority: Int64 | None = Field(None, description="Lower values run first; at least 0 where clients have keys.")
     prompt_cache_key: str | None = Field(None, description="Computed prefixes are shared within one key only.")
-    cache_salt: str | None = Field(None, description="As prompt_cache_key; both together name what is shared.")
+    cache_salt: str | None = Field(None, description="As prompt_cache_key; prefixes are shared where both are equal.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     timeout: Annotated[Finite, Field(gt=0)] | None = Field(None, description="Seconds, at most the server's own limit.")
@@ -103,7 +103,7 @@ class CompletionDetails(ResponseBody):
 
 
 class Usage(ResponseBody):
-    """cached_tokens: prompt tokens that were not computed, because the prefix cache had them."""
+    """cached_tokens: prompt tokens found in the prefix cache."""
 
     prompt_tokens: int
     completion_tokens: int

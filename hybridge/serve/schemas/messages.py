@@ -74,7 +74,7 @@ class Thinking(RequestBody):
 
 
 class CountRequest(RequestBody):
-    """What the tokens of a prompt depend on."""
+    """The fields that determine the tokens of a prompt."""
 
     model: str
     messages: Annotated[list[InputMessage], Field(min_length=1)]
@@ -97,7 +97,7 @@ class MessagesRequest(CountRequest):
 
 
 class MessageUsage(ResponseBody):
-    """input_tokens: without those that the prefix cache had."""
+    """input_tokens: without those found in the prefix cache."""
 
     input_tokens: int
     output_tokens: int

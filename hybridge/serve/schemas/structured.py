@@ -1,4 +1,4 @@
-"""What an answer has to look like: OpenAI's response_format and vLLM's structured_outputs."""
+"""The required form of an answer: OpenAI's response_format and vLLM's structured_outputs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _COMPILE_SECONDS = 300
 
 
 class CpuLibrary(NamedTuple):
-    """``path`` of the library; None where there is none, for the ``reason``."""
+    """``path`` of the library; None where there is none, and then the ``reason``."""
 
     path: Path | None
     reason: str = ""
@@ -42,7 +42,7 @@ class CpuLibrary(NamedTuple):
 
 @lru_cache(maxsize=1)
 def library_key() -> str:
-    """What decides the library: a hash of its sources, flags, compiler and machine. Empty where it cannot be compiled.
+    """The library's cache key: a hash of its sources, flags, compiler and machine. Empty where it cannot be compiled.
 
     Nothing is compiled.
     """

@@ -1,4 +1,4 @@
-"""Which matrices our operator Linear reads, and how it rounds its inputs. Needs no onnx_ir."""
+"""The matrices that the operator Linear supports, and how it rounds its inputs. Needs no onnx_ir."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TYPES: Mapping[DType, int] = MappingProxyType(
     {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
 )
 _SCALES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
-# Fewest inputs of a block, and most by type: what rounding them adds has to stay small beside that of the weights.
+# Fewest inputs of a block, and most by type: their rounding error has to stay small compared with that of the weights.
 _SMALLEST_BLOCK = 16
 _LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32})
-# Where all numbers of a row share a scale.
+# Block size where all numbers of a row share a scale.
 _BLOCK_OF_ROWS = 32
 
 
@@ -35,7 +35,7 @@ def input_block(matrix: QuantizedMatrix) -> int | None:
 
 
 def library_notes(graph: SessionGraph) -> tuple[str, ...]:
-    """A note for the user where Linear would be used, but its library is not there."""
+    """A note for the user where Linear would be used, but its library is missing."""
     parts = (part for weight in graph.weights if weight.form == BLOCKS for part in weight.parts)
     if not any(isinstance(part, QuantizedMatrix) and input_block(part) for part in parts):
         return ()

@@ -1,7 +1,7 @@
 """Body of ``selective_scan``: standard operators for one token, and a Scan over them for many.
 
 Both hold the state as [state_size, channels] (``TRANSPOSED_STATE``), so that every product runs along the channels. One
-token's state stays in the processor's caches from the token before.
+token's state is still in the processor's caches when the next token needs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hybridge.runtime.engines.onnxruntime.padding import without_padding
 from hybridge.runtime.engines.onnxruntime.ssm_inputs import split_tokens
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import is_engine_state, time_step, transpose_state
 
-# What names of values of the inner graph begin with.
+# Prefix of the inner graph's value names.
 _TOKEN = "token."
 
 
@@ -37,13 +37,13 @@ class ScanInputs:
     channels: int
 
     def tokens(self, insert: Inserter, count: int) -> Iterator[ScanInputs]:
-        """Each of the ``count`` tokens on its own, all with this state."""
+        """The inputs of each of the ``count`` tokens, all with this state."""
         given = (self.step, self.scaled, self.B, self.C)
         for step, scaled, B, C in zip(*(split_tokens(insert, value, count) for value in given), strict=True):
             yield replace(self, step=step, scaled=scaled, B=B, C=C)
 
     def after(self, state: ir.Value) -> ScanInputs:
-        """The same with another state to begin with."""
+        """The same inputs with another initial state."""
         return replace(self, state=state)
 
 

@@ -1,4 +1,4 @@
-"""Products by our operator Linear, which reads 4-bit, 8-bit and 16-bit matrices where the file is mapped."""
+"""Products by the operator Linear, which reads 4-bit, 8-bit and 16-bit matrices from the mapped file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_weights import (
 from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, LINEAR_FLOATS, StoredTensor, stored_tensor
 
 CPU_DOMAIN, OPERATOR = "hybridge.cpu", "Linear"
-# Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they take little memory.
+# Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.
 _FEWEST_FLOATS = 1 << 19
 
 
@@ -48,7 +48,7 @@ def use_stored_products(model: ir.Model, exact: bool) -> None:
 def _inputs_and_attributes(
     graph: ir.Graph, weight: ir.Value, exact: bool
 ) -> tuple[list[ir.Value], Mapping[str, int]] | None:
-    """What Linear is given for ``weight``; None where it does not read it, or has no library."""
+    """Linear's inputs and attributes for ``weight``; None where it does not support it, or has no library."""
     matrix, floats = quantized_matrix(weight), _stored_floats(weight)
     block = None if matrix is None else input_block(matrix)
     if (block is None and floats is None) or cpu_library().path is None:

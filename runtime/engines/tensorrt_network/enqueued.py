@@ -24,7 +24,7 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 
 def plugin_kind(job: BuildJob) -> Kind:
-    """What computes the plugins of the network of ``job``: with a CUDA GPU, which needs the extra `cuda`, the plugins
+    """The runner of the plugins of ``job``'s network: with a CUDA GPU, which needs the extra `cuda`, the plugins
     themselves; else the operators' reference code."""
     if not job.plugin_nodes or not torch.cuda.is_available():
         return PLUGIN_KIND
@@ -87,7 +87,7 @@ class EnqueuedPlugins:
         if key not in self._attached:
             creator, trt = self._registration.creators[spec.name, spec.version], self._trt
             fields = {**call["fields"], CAPABILITIES: self._capability, ALIASED: int(call["aliased"])}
-            # A collection points into its fields.
+            # A collection holds pointers into its fields.
             made = make_fields(trt, spec, fields)
             built = creator.create_plugin(call.layer.name, trt.PluginFieldCollection(made), trt.TensorRTPhase.BUILD)
             ranges = [self._range(tensor) for tensor in (*inputs, *outputs)]

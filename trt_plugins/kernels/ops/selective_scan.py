@@ -23,9 +23,9 @@ TOKENS_FILE = "selective_scan/walk_tokens.cu"
 TILES_FILE = "selective_scan/walk_tiles.cu"
 _THREADS, _FEW_THREADS = 128, 64
 _FEW_BLOCKS, _MANY_BLOCKS = 2, 8  # per multiprocessor
-# Lanes of a channel: few share the sums of y, many need few registers each.
+# Lanes of a channel: fewer have less to reduce for y, more need fewer registers each.
 _LEAST_LANES, _MOST_LANES, _MOST_UNIT = 4, 8, 4
-# Where there are many blocks, so few lanes that what all of them compute of a token costs less than the accesses.
+# With many blocks: so few lanes that the work that each lane repeats for a token costs less than the accesses.
 _FEW_LANES, _WIDE_LANES = 2, 16  # lanes, and the largest state_size with them
 _TILE, _SMALL_TILE = 32, 16
 _USUAL_STATE_SIZE = 16  # other ones have small tiles, for registers

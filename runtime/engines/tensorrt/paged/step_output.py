@@ -1,4 +1,4 @@
-"""What a step leaves on the device, read once it is done."""
+"""A step's results on the device, read once it is done."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class StepSampling:
         self._last: StepSampler | None = None
 
     def of(self, rows: int, samplings: Mapping[int, TokenSampling]) -> StepSampler | None:
-        """The sampler for a step with ``rows`` rows of logits, filled with how they are sampled, by row.
+        """The sampler for a step with ``rows`` rows of logits, filled with each row's sampling settings.
 
         None where the host must sample: the kernels' largest vocabulary is smaller, or there are too many rows. The
         step before must be done.
@@ -59,7 +59,7 @@ class StepSampling:
         return sampler
 
     def free(self) -> None:
-        """Give the memory back; calling it twice is allowed."""
+        """Release the memory; calling it twice is allowed."""
         self._staging.free()
         self._results.free()
 
