@@ -215,7 +215,7 @@ class AsyncLLM(LoadedArtifact):
         return await self._between_steps(self._cache.report)
 
     async def memory_view(self) -> MemoryView:
-        """What blocks, slots and the prefix tree hold at present."""
+        """The current contents of blocks, slots and the prefix tree."""
         return await self._between_steps(lambda: memory_view(self.loop))
 
     async def prepare(self, work: Callable[[], T]) -> T:

@@ -72,7 +72,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class LatentAttentionConfig:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a cache of what all heads share.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a cache that all heads share.
 
     kv_b_proj expands a latent of ``rank`` channels to ``key_size`` channels of each head's key and ``value_size`` of
     its value; ``shared_size`` channels of the key are the same for all heads, and ``rope`` rotates them alone. Queries
@@ -99,7 +99,7 @@ class LatentAttentionConfig:
 
     @property
     def query_size(self) -> int:
-        """Channels of one head's query before the latent takes the place of its key."""
+        """Channels of one head's query before it is projected to the latent."""
         return self.key_size + self.shared_size
 
     @property
@@ -261,7 +261,7 @@ class LightningAttentionConfig:
 
     @property
     def log_decays(self) -> tuple[float, ...]:
-        """Of each head and token: ALiBi's slopes, which fall to almost 0 in the last layer."""
+        """Log decay of each head per token: ALiBi's slopes, which fall to almost 0 in the last layer."""
         share = 1 - self.layer / (self.layers - 1 + 1e-5) + 1e-5
         return tuple(-share * 2.0 ** (-8.0 * head / self.num_heads) for head in range(1, self.num_heads + 1))
 

@@ -270,7 +270,7 @@ _UNDECLARED: Mapping[str, Table] = {
 
 
 def kinds_of(*tables: Table) -> Mapping[str, str]:
-    """field -> kind, of ``tables`` and of what every config has."""
+    """field -> kind, of ``tables`` and of the fields that every config has."""
     return {name: kind for table in (ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
 
 

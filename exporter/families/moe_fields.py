@@ -13,7 +13,7 @@ def expert_groups(
 ) -> tuple[int, int]:
     """The number of groups of experts, a field called one of ``names``, and of those that a token may choose from."""
     groups, top_groups = config.positive(*names, default=absent), config.positive("topk_group", default=absent_top)
-    # A group is judged by two of its experts.
+    # A group's score comes from two of its experts.
     if experts % groups or experts // groups < 2:
         raise config.fail(
             config.name_of(*names), f"a divisor of {count_field} {experts} that leaves two experts a group"
@@ -26,7 +26,7 @@ def expert_groups(
 def top_k_of(
     config: HfConfig, experts: int, default: int, count_field: str, names: tuple[str, ...] = ("num_experts_per_tok",)
 ) -> int:
-    """The field called one of ``names``; CheckpointError where a token has not that many ``experts`` to choose from.
+    """The field called one of ``names``; CheckpointError where a token has fewer ``experts`` to choose from.
 
     ``count_field`` is the field that gives their number.
     """

@@ -211,7 +211,7 @@ def _yarn(
 
 
 def yarn_score_factor(config: HfConfig) -> float:
-    """By what DeepSeek's code multiplies the scores of a stretched rotary embedding: the square of its mscale_all_dim's
+    """The factor of DeepSeek's code for the scores with a yarn rotary embedding: the square of its mscale_all_dim's
     scale. Call it after ``rope_from_config``."""
     given = (config.raw(name, None) for name in ("rope_parameters", "rope_scaling"))
     fields = next((value for value in given if isinstance(value, dict)), {})

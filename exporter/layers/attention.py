@@ -61,7 +61,7 @@ class Attention(nn.Module):
         return self.o_proj(y), *new_caches
 
     def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the projections of queries, keys and values give."""
+        """The outputs of the query, key and value projections."""
         if not self.config.fused:
             return self.q_proj(x), self.k_proj(x), self.v_proj(x)
         width, kv_width = (n * self.config.head_dim for n in (self.config.num_heads, self.config.num_kv_heads))

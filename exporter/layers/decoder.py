@@ -43,8 +43,8 @@ from hybridge.exporter.ops.mark import mark
 
 
 class Block(nn.Module):
-    """One residual block: x + multiplier * body(norm(x)), with a norm behind the body, too or alone, where the config
-    asks for it.
+    """One residual block: x + multiplier * body(norm(x)), with a norm after the body, as well or instead, where the
+    config asks for it.
 
     The stream stays in float32 where the config asks.
     """

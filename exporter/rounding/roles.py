@@ -20,7 +20,7 @@ _UNCHANGED = (
     re.compile(r"\.in_proj_(a|b|ba)$"),  # gates of a gated delta net
     re.compile(r"\.linear_attn\.[ab]_proj$"),
     re.compile(r"\.(self_attn|attention)\.(b|f|f_a|f_b)_proj$"),
-    re.compile(r"\.(x_proj|dt_proj)$"),  # time steps of Mamba1, and what is read and written by them
+    re.compile(r"\.(x_proj|dt_proj)$"),  # time steps of Mamba1, and their inputs and outputs
     re.compile(r"\.kv_b_proj$"),  # its halves multiply queries and outputs head by head
     re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"),
 )

@@ -99,14 +99,14 @@ def _engine(e: EngineInspection) -> list[Any]:
 
 
 def memory_facts(plan: MemoryPlan | DenseMemoryPlan, record: EngineRecord) -> dict[str, str]:
-    """What an engine needs of the device's memory, for a person."""
+    """The device memory that an engine needs, as a table."""
     first = {
         "engine": bytes_text(plan.engines),
         "activations": f"{bytes_text(plan.activations)}, shared by {plan.contexts} contexts",
         "inputs of a step": f"{bytes_text(plan.inputs)}, and as much pinned host memory",
         "logits of a step": f"{bytes_text(plan.logits)}, and as much pinned host memory",
     }
-    last = {"all, with full rows": f"{bytes_text(plan.fixed + plan.rows)}, without what TensorRT takes for contexts"}
+    last = {"all, with full rows": f"{bytes_text(plan.fixed + plan.rows)}, without TensorRT's own memory for contexts"}
     rows = f"{record.max_batch_size} full rows"
     if isinstance(plan, DenseMemoryPlan):
         states = {"the states of a row": bytes_text(plan.row), f"states of {rows}": bytes_text(plan.rows)}

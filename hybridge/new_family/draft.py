@@ -28,7 +28,7 @@ _TINY = {"num_hidden_layers": 2, "intermediate_size": 88, "max_position_embeddin
 class FamilyDraft:
     """text: the family's file. rows: file -> what to add to it.
 
-    open_fields: field -> its kind and default, of those that nothing in the draft reads. open_tensors: those that the
+    open_fields: field -> its kind and default, of fields that the draft does not read. open_tensors: those that the
     model has and the draft does not name with this shape, or the other way round. error: why the draft does not read
     the defaults of its own config, or "".
     """
@@ -103,7 +103,7 @@ def write_family(draft: FamilyDraft, checkout: Path) -> Path:
 
 def _parsed(text: str, config: HfConfig) -> DecoderConfig:
     namespace: dict[str, Any] = {}
-    exec(compile(text, "<draft>", "exec"), namespace)  # our own text, of names that were checked
+    exec(compile(text, "<draft>", "exec"), namespace)  # generated text, with checked names
     decoder: DecoderConfig = namespace["parse"](config)
     return decoder
 

@@ -36,7 +36,7 @@ def quantization_config(modules: Mapping[str, Scheme], ignored: list[str], defau
 
 
 def _target(name: str) -> str:
-    """A target for the module ``name``: transformers calls the part ``backbone`` of older checkpoints ``model``."""
+    """A target for the module ``name``: transformers uses ``model`` for the ``backbone`` of older checkpoints."""
     rest = name.removeprefix("backbone.")
     return name if rest == name else f"re:(model|backbone)\\.{re.escape(rest)}$"
 

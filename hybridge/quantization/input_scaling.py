@@ -80,7 +80,7 @@ def _of_block(
     norm = own["norm.weight"].source
     assert norm is not None
     readers = _readers(block.body, own, decoder.hidden_size)
-    # With residual factors, what the norm gives is the residual, too.
+    # With residual factors, the norm's output is the residual, too.
     if readers and not block.norm_after and block.residual_factors is None:
         positions = np.arange(decoder.hidden_size)
         yield ScalableInput(number, norm, readers, positions, offset=decoder.norm_offset)

@@ -1,4 +1,4 @@
-"""Comparisons of what an artifact gives with what the reference gives."""
+"""Comparisons of an artifact's results with the reference's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridge.verification.reference import ReferenceRun
 from hybridge.verification.report import EMBEDDINGS, Comparison
 from hybridge.verification.scenarios import state_items
 
-# Of what swapping all ties of a layer changes, the most that swapping some of them may.
+# The most that swapping some ties of a layer may change, relative to swapping all of them.
 _TIE_FACTOR = 2.0
 _Pair = tuple[str, int | None, np.ndarray, np.ndarray]
 
@@ -44,7 +44,7 @@ def compared(
 
 
 def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig) -> Iterator[_Pair]:
-    """item, absolute layer, what the artifact gives, what the reference gives."""
+    """item, absolute layer, the artifact's result, the reference's result."""
     if observed.embeddings is not None:
         yield EMBEDDINGS, None, observed.embeddings, expected.embeddings[: len(observed.embeddings)]
     for index, hidden in enumerate(observed.hidden):

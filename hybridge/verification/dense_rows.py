@@ -1,4 +1,4 @@
-"""Rows of a dense engine: their states and, where asked for, the inner values of all tokens that they were fed."""
+"""Rows of a dense engine: their states and, on request, the inner values of all tokens that they were fed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RowCopy:
 class DenseRows:
     """``batch`` rows with room for ``max_seq`` tokens, without any.
 
-    values: names of the inner values to show, the embeddings first; none shows nothing.
+    values: names of the inner values to record, the embeddings first; may be empty.
     """
 
     def __init__(self, engine: DenseEngine, batch: int, max_seq: int, values: Sequence[str] = ()) -> None:
@@ -59,8 +59,8 @@ class DenseRows:
             past = [done + len(part) for done, part in zip(past, tokens, strict=True)]
         return found
 
-    def show_no_more(self) -> None:
-        """Show nothing of the tokens fed so far, nor of later ones."""
+    def stop_recording(self) -> None:
+        """Stop recording inner values, and drop those recorded so far."""
         self._values, self._shown = (), [[] for _ in self._shown]
 
     def copy(self, row: int, length: int) -> RowCopy:

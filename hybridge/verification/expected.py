@@ -1,4 +1,4 @@
-"""What the reference gives for an observation of the artifact."""
+"""The reference's results for an observation of the artifact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Expected(ABC):
         """The run whose states and logits [1, vocab] belong to the observation's last token."""
 
     def with_ties_swapped(self, observation: Observation) -> ReferenceRun | None:
-        """The same run, but values as good as halfway between two numbers of rounded inputs become the other number.
+        """The same run, but inputs almost halfway between two representable numbers round to the other one.
 
         None where that cannot be told apart from a fault.
         """
@@ -38,7 +38,7 @@ class Expected(ABC):
 
 @dataclass(frozen=True)
 class StoredRuns(Expected):
-    """Runs from the tokens on, made once: of each prompt, of each sequence and of each row with filled caches.
+    """Runs on the tokens, computed once: of each prompt, of each sequence and of each row with filled caches.
 
     The logits are those of each prompt's last token and of the decode tokens only.
     """

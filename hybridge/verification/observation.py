@@ -1,4 +1,4 @@
-"""What one scenario of a verification shows of one row."""
+"""The results of one row in one scenario of a verification."""
 
 from __future__ import annotations
 

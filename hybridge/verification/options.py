@@ -15,12 +15,12 @@ from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 FLOAT32_ENGINES = ("auto", "onnxruntime", "onnxruntime-portable")
 
 
-# Engines that show no layer's output.
+# Engines that do not return the outputs of layers.
 _FUSED_ENGINES = ("tensorrt",)
 
 
 def shows_layers(engine: str) -> bool:
-    """Whether ``engine`` shows the output of each layer."""
+    """Whether ``engine`` returns the output of each layer."""
     return engine not in _FUSED_ENGINES
 
 
@@ -36,7 +36,7 @@ NARROW_TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 # The reference rounds keys and values to e4m3 as the artifact does, but a value close to the middle of two e4m3 numbers
 # may be rounded to the other one, a relative difference of 1/16.
 E4M3_TOLERANCE = 1e-2
-# Rounded inputs of products may differ in the same way. In an engine that does not show the input of each layer, the
+# Rounded inputs of products may differ in the same way. In an engine that does not return the input of each layer, the
 # difference grows from layer to layer.
 ROUNDED_TOLERANCE = 5e-2
 

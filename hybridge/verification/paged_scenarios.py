@@ -74,7 +74,7 @@ def far_window(engine: PagedEngine, index: int, row: FarRow, traced: bool = Fals
         row_states = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
         yield pools.observed(scenario, index, handle, logits[-1], row_states)
         if not traced:
-            pools.show_no_more()
+            pools.stop_recording()
 
 
 def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:

@@ -90,8 +90,8 @@ class PagedSequences:
             self._sequences[handle].length += count - len(work[handle])
         return logits
 
-    def show_no_more(self) -> None:
-        """Show nothing of the tokens fed so far, nor of later ones."""
+    def stop_recording(self) -> None:
+        """Stop recording hidden states, and drop those recorded so far."""
         self._values = ()
         for sequence in self._sequences:
             sequence.shown = []

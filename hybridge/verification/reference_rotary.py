@@ -34,7 +34,7 @@ class _Embedding:
 
 
 def use_long_factors(model: Any, tokens: int) -> None:
-    """Let rotary embeddings of type longrope turn at every length as in sequences of ``tokens`` tokens, as the artifact
+    """Let longrope embeddings use the frequencies for sequences of ``tokens`` tokens at every length, as the artifact
     does."""
     for embedding in _embeddings(model):
         if embedding.rope_type == "longrope":

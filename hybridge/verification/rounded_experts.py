@@ -20,7 +20,7 @@ Apply = Callable[[Rounding, Any], Any]
 def round_experts(module: Any, names: list[str], roundings: Mapping[str, Rounding], apply: Apply) -> int:
     """Make ``module``, called by one of ``names`` in the checkpoint, round the inputs of its experts.
 
-    apply: rounds an input by a rounding. Returns the number of checkpoint modules of which it does; 0 for a module
+    apply: rounds an input by a rounding. Returns the number of checkpoint modules affected; 0 for a module
     without experts.
     """
     found: Roundings = {}

@@ -53,7 +53,7 @@ class Rounding:
     def __call__(self, x: torch.Tensor, ties_swapped: bool = False) -> torch.Tensor:
         """The rounded inputs, in the shape of ``x``.
 
-        ties_swapped: what is as good as halfway between two numbers becomes the other one of them.
+        ties_swapped: inputs almost halfway between two numbers round to the other one.
         """
         import torch
 
@@ -73,7 +73,7 @@ class Rounding:
         return rounded if factors is None else rounded / factors
 
 
-# Of the largest number of a token or group: more than float32 products in another order differ by.
+# Relative to the largest number of a token or group: more than the difference of float32 products in another order.
 _TIE = 2.0**-18
 _Levels = Callable[["torch.Tensor"], "torch.Tensor"]
 

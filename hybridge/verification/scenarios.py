@@ -161,7 +161,7 @@ def far_window(engine: DenseEngine, index: int, row: FarRow, traced: bool) -> It
         scenario = WINDOW_EDGE if at_once else PAST_WINDOW
         yield rows.observed(scenario, index, 0, past, logits.copy(), new)
         if not traced:
-            rows.show_no_more()
+            rows.stop_recording()
 
 
 def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:

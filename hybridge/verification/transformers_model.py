@@ -103,7 +103,7 @@ class TransformersModel:
 
     @contextlib.contextmanager
     def ties_swapped(self) -> Iterator[None]:
-        """In the block, products round what is as good as halfway between two numbers to the other one."""
+        """Within the block, products round inputs almost halfway between two numbers to the other one."""
         self._ties_swapped = True
         try:
             yield

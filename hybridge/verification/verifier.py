@@ -164,7 +164,7 @@ def _engine_names(requested: str, layout: LayoutSteps, notes: list[str]) -> tupl
 
 @dataclass(frozen=True)
 class Cases:
-    """The tokens and what the reference gives for them.
+    """The tokens and the reference's results for them.
 
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
     forced: whether the reference gets each layer's input from the artifact.

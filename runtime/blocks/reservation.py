@@ -93,14 +93,14 @@ class Reservation:
         return True
 
     def extends_again(self) -> bool:
-        """Whether ``extend_again`` will succeed after the commit, which must take nothing but tokens and new blocks."""
+        """Whether ``extend_again`` will succeed after the commit, if only tokens and new blocks are added."""
         if self._drafts or self._checkpoints:
             return False
         return all([end < memory.writable and end + 1 < memory.stop for memory, end in self._ends.items()])
 
     def needing_more(self) -> list[SequenceMemory]:
-        """After a commit, the memories for which ``extend_again`` fails: what a token more of them would be written to
-        is missing or shared, or the prefix cache takes a checkpoint."""
+        """After a commit, the memories for which ``extend_again`` fails: the block of the next token is missing or
+        shared, or the prefix cache takes a checkpoint."""
         return [m for m in self._ends if m.length + 1 > m.writable or m.length + 1 >= m.stop]
 
     def drop(self, memory: SequenceMemory) -> None:

@@ -60,7 +60,7 @@ class PackedSampling:
         return self._chosen
 
     def forget(self) -> None:
-        """The arrays hold something else: ``fill`` writes everything."""
+        """The arrays were overwritten: the next ``fill`` writes everything."""
         self._known = [None] * self._rows
         self._repeats = False
 

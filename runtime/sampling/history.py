@@ -32,7 +32,7 @@ class AnswerHistory:
         self._counts: dict[int, int] | None = {} if params.frequency_penalty or params.presence_penalty else None
         # Made with the first edits, which tell the vocabulary.
         self._allowed: np.ndarray | None = None
-        # Made with the first edits too, so that its errors end this request alone.
+        # Made with the first edits too, so that its errors end only this request.
         self._changing: AllowedTokens | None = None
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []

@@ -57,7 +57,7 @@ class Sampler:
         try:
             edits = self._history.edits(vocab)
         except RequestError as error:
-            # It ends this request alone, when its token is chosen.
+            # The error ends only this request, when its token is sampled.
             edits, process = NO_EDITS, partial(_failed, error)
         return TokenSampling(self._params, self._words, self._position, edits, process)
 

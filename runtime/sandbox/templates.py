@@ -70,7 +70,7 @@ def render(source: str, variables: dict[str, Any]) -> bytes:
 
 
 def render_with_ends(source: str, variables: dict[str, Any]) -> bytes:
-    """``render``, after a line with the lengths of its beginnings that all messages, and all but the last, make alone.
+    """``render``, after a line with the lengths of the prefixes that all messages, and all but the last, render to.
 
     A beginning is without a prompt for the next message. It is left out where the template refuses it, or begins the
     conversation otherwise.

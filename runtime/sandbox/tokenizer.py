@@ -59,7 +59,7 @@ class TokenizerLibrary:
         return [i for i, token in self._backend.get_added_tokens_decoder().items() if token.special]
 
     def added_tokens(self) -> list[tuple[str, bool]]:
-        """The texts that are one token wherever they are written, each with whether it is a special token."""
+        """The texts that are one token wherever they occur, each with whether it is a special token."""
         return [(token.content, bool(token.special)) for token in self._backend.get_added_tokens_decoder().values()]
 
     def longest_token(self) -> int:
@@ -67,7 +67,7 @@ class TokenizerLibrary:
         return max(map(len, self._backend.get_vocab()), default=0)
 
     def to_json(self) -> str:
-        """All of it in the form of tokenizer.json."""
+        """The whole tokenizer in the form of tokenizer.json."""
         return self._backend.to_str()
 
     def content(self) -> dict[str, Any]:

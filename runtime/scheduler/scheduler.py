@@ -60,7 +60,7 @@ class Scheduler:
         return len(self._queues.running)
 
     def steps_until_free_row(self) -> int:
-        """Steps until a request that arrives now gets a row, if all before it take as many tokens as they may."""
+        """Steps until a request that arrives now gets a row, if all before it use their full token limits."""
         most, queues = self.settings.max_tokens, self._queues
         running = [steps_left(sequence, most) for sequence in queues.running]
         waiting = [steps_left(sequence, most) for sequence in queues.waiting]

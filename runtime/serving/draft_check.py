@@ -45,7 +45,7 @@ class DraftCheck:
     def samplings(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], vocab: int) -> dict[int, TokenSampling]:
         """How to sample the tokens of rows with draft tokens in the step, by index of their logits.
 
-        Without those that depend on whether draft tokens are accepted, and those that are best or not sampled.
+        Leaves out tokens that depend on the acceptance of draft tokens, and rows that are greedy or not sampled.
         """
         found: dict[int, TokenSampling] = {}
         for sequence, row, first in _rows(plan, sampling):

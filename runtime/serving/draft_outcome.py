@@ -17,7 +17,7 @@ NO_LOGITS = np.empty(0, np.float32)
 @dataclass(frozen=True, eq=False)
 class DraftOutcome:
     """``first``: index in ``result`` and ``best`` of the logits after the row's own token; those after its draft
-    tokens follow. sampled: tokens that the step has sampled, by index, or errors."""
+    tokens follow. sampled: tokens sampled in the step, or errors, by index."""
 
     result: StepResult
     best: Sequence[int | None]
@@ -25,7 +25,7 @@ class DraftOutcome:
     sampled: Mapping[int, SampledToken | DrawError]
 
     def sampled_after(self, place: int) -> SampledToken | None:
-        """The token sampled after ``place`` draft tokens; None where it has to be chosen from logits."""
+        """The token sampled after ``place`` draft tokens; None where it has to be sampled from logits."""
         found = self.sampled.get(self.first + place)
         return None if isinstance(found, Exception) else found
 

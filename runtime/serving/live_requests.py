@@ -137,7 +137,7 @@ class LiveRequests:
                 self._broken(id_, error)
 
     def read_hidden(self, plan: StepPlan, hidden: HiddenRows) -> None:
-        """Give each request that asks for it the hidden states of its prompt's tokens."""
+        """Give the hidden states of the prompt's tokens to each request that needs them."""
         first = hidden.first
         for row in plan.rows:
             sequence = self._scheduler.sequences.get(row.sequence)

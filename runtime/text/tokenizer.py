@@ -75,7 +75,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> Mapping[str, bool]:
-        """The texts that are one token wherever a text has them, each with whether it is a special token."""
+        """The texts that are one token wherever they occur, each with whether it is a special token."""
         return MappingProxyType(dict(self._backend.added_tokens()))
 
     @cached_property
@@ -85,7 +85,7 @@ class Tokenizer:
 
     @property
     def bounded_json(self) -> str | None:
-        """All of it in the form of tokenizer.json, for other libraries; None where its work has no bounds."""
+        """The tokenizer as a tokenizer.json, for other libraries; None where its running time is unbounded."""
         return None if isinstance(self._backend, LimitedTokenizer) else self._backend.to_json()
 
     @property

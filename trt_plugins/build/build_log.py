@@ -55,5 +55,5 @@ def explain(errors: list[str]) -> str:
 
 
 def out_of_memory(errors: list[str]) -> bool:
-    """Whether TensorRT found too little memory, of the machine or of the device."""
+    """Whether TensorRT ran out of memory, on the host or on the device."""
     return any(sign in error for error in errors for sign in ("OutOfMemory", *_NO_HOST_MEMORY))

@@ -69,7 +69,7 @@ def _child(environment: dict[str, str], log_file: Any) -> Iterator[subprocess.Po
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what the child has not read
+                with suppress(BrokenPipeError):  # the child ended before it read everything
                     pipe.close()
 
 

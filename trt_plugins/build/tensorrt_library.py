@@ -35,7 +35,7 @@ class TensorRTLibrary:
         return self.name == TENSORRT_RTX
 
     def create_builder(self, logger: Any) -> Any:
-        """A builder; EngineError when TensorRT is too old, or makes none (no usable driver with full TensorRT)."""
+        """A builder; EngineError when TensorRT is too old or cannot create one (full TensorRT, no usable driver)."""
         if not hasattr(self.trt, _NEEDED_LAYER):
             raise EngineError(
                 f"expected {self.name} {_NEEDED_SINCE} or newer, which has layers for attention and its caches, found "

@@ -132,7 +132,7 @@ def with_replay(model: onnx.ModelProto, tokens: int) -> ReplayGraphs:
                 stored.append(value.name)
     check = _with_functions(copy)
     advance = Extractor(check).extract_model([*_ROW_INPUTS, *stored, *pools], list(pools.values()))
-    # A stored value may be what another replayed operator gives: a convolution's y is the scan's x.
+    # A stored value may be the output of another replayed operator: a convolution's y is the scan's x.
     for node in advance.graph.node:
         node.output[:] = [f"{name}_again" if name in stored else name for name in node.output]
     advance.graph.name = "advance"

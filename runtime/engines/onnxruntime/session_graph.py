@@ -68,7 +68,7 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
-# As STORED, for our operator Linear: bytes of integers [rows, n] or of their scales [n], and of floats [rows, n].
+# As STORED, for the operator Linear: bytes of integers [rows, n] or of their scales [n], and of floats [rows, n].
 LINEAR, LINEAR_FLOATS = "linear", "linear_floats"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"

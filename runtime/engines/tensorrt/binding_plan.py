@@ -107,7 +107,7 @@ def recorded_plan(record: EngineRecord) -> BindingPlan:
             max_step_tokens=_longest_prefill(record),
         )
     except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-        raise EngineError(f"engine.json: expected what a dense engine binds, found it incomplete: {AGAIN}") from error
+        raise EngineError(f"engine.json: expected a dense engine's bindings, found some missing: {AGAIN}") from error
 
 
 def _longest_prefill(record: EngineRecord) -> int:

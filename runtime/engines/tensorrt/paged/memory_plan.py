@@ -99,7 +99,7 @@ def captured_sizes(bindings: StepBindings, record: EngineRecord) -> CapturedSize
 
 
 def sampling_workspace(bindings: StepBindings) -> int:
-    """Memory that the sampling kernels use behind a step, when the activations of contexts are not needed."""
+    """Memory that the sampling kernels use after a step, when the activations of contexts are not needed."""
     return workspace_bytes(sampled_rows(bindings.buckets, bindings.row_tokens)[-1], bindings.vocab_size)
 
 

@@ -63,7 +63,7 @@ class PagedSteps:
         return self._captured
 
     def run(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> StepOutput:
-        """Enqueue a step that fits a profile; the step before must be done. samplings: as in ``PagedEngine.launch``."""
+        """Enqueue a step that fits a profile; the last step must be done. samplings: as in ``PagedEngine.launch``."""
         size = self._sizes.of(inputs)
         count = len(inputs.logits_indices)
         if size is None:

@@ -124,7 +124,7 @@ def recorded_bindings(record: EngineRecord) -> StepBindings:
             vocab_size=int(logits.shape[-1]),
         )
     except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
-        raise EngineError(f"engine.json: expected what a paged engine binds, found it incomplete: {AGAIN}") from error
+        raise EngineError(f"engine.json: expected a paged engine's bindings, found some missing: {AGAIN}") from error
 
 
 def engine_config(config: RuntimeConfig, record: EngineRecord) -> RuntimeConfig:
