@@ -36,8 +36,8 @@ def _run(model_type: str, checkout: Path | None, as_json: bool, quiet: bool) -> 
 
 COMMAND = Command(
     "new-family",
-    "Write the file of a model family that is not supported yet, from the config and the model that transformers has "
-    "for it. Print the rows that go with it, the fields that it does not read yet, and the tensors that differ.",
+    "Write the file of a new model family, drafted from transformers' config and model. Print the registry rows to "
+    "add, the fields that it does not read yet, and the tensors that differ.",
     _run,
     Argument("model_type", "A model_type of transformers, in Llama's layout or near it.", type=TEXT),
     Option("--checkout", help="The checkout of Hybridge.", type=PATH, metavar="FOLDER", default="."),

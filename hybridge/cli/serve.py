@@ -55,12 +55,12 @@ ARTIFACT_TO_SERVE = type(ARTIFACT)("out", "Folder written by hybridge export; lo
 ARTIFACT_TO_SERVE.required = False
 COMMAND = Command(
     "serve",
-    "Serve artifacts over HTTP, with the API of OpenAI, until SIGTERM or Ctrl-C.",
+    "Serve artifacts over HTTP, with OpenAI's API, until SIGTERM or Ctrl-C.",
     _run,
     ARTIFACT_TO_SERVE,
     Option(
         "--model",
-        help="Another artifact, loaded when a request names it (repeatable).",
+        help="Additional artifact, loaded when a request names it (repeatable).",
         metavar="NAME=OUT",
         multiple=True,
     ),
@@ -71,7 +71,7 @@ COMMAND = Command(
         type=PATH,
         metavar="FILE",
     ),
-    Switch("--embeddings", help="Serve /v1/embeddings, too (not of dense artifacts)."),
+    Switch("--embeddings", help="Serve /v1/embeddings, too (not for dense artifacts)."),
     *options_of(ServeSettings),
     ENGINE_NAME,
     *options_of(EngineOptions, "threads", "engine_folder"),

@@ -13,14 +13,14 @@ class ConformanceOptions:
     """Settings of ``hybridge conformance``; SettingError names a bad value."""
 
     model: str | None = setting(None, "Name of the model.", metavar="NAME", shown_default="the server's first")
-    prompts: int = setting(12, "Different prompts of each scenario.", metavar="N", least=1, most=1024)
-    batch: int = setting(64, "Largest number of requests at a time.", metavar="N", least=1, most=1024)
+    prompts: int = setting(12, "Distinct prompts per scenario.", metavar="N", least=1, most=1024)
+    batch: int = setting(64, "Maximum number of concurrent requests.", metavar="N", least=1, most=1024)
     max_tokens: int = setting(24, "Tokens of each answer.", metavar="N", least=1, most=65536)
     longest: int = setting(600, "Words of the longest prompt.", metavar="N", least=8, most=1_000_000)
     seed: int = setting(0, "Seed of the prompts' words.", metavar="N", least=0)
     tie: float = setting(
         0.01,
-        "Another token is counted as a tie if the two most likely tokens differ by at most this log-probability.",
+        "A differing token is a tie if the two most likely tokens differ by at most this log-probability.",
         metavar="X",
     )
     timeout: float = setting(120.0, "Seconds to wait for an answer.", metavar="SECONDS")

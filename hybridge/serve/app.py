@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.version import __version__
-from hybridge.serve.call import ClientLeftError
+from hybridge.serve.call import ClientDisconnectedError
 from hybridge.serve.errors import api_error, error_response, validation_error
 from hybridge.serve.gate import Gate
 from hybridge.serve.routes import chat, completions, embeddings, health, messages, models, page, responses, sessions
@@ -34,7 +34,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (HTTPException, HybridgeError):
         app.add_exception_handler(kind, _failed)
-    app.add_exception_handler(ClientLeftError, _left)
+    app.add_exception_handler(ClientDisconnectedError, _disconnected)
     return Gate(app, service)
 
 
@@ -51,6 +51,6 @@ async def _failed(request: Request, error: Exception) -> Response:
     return error_response(request.url.path, found)
 
 
-async def _left(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     """Not sent: the client has disconnected."""
     return Response(status_code=499)

@@ -29,12 +29,12 @@ _FIRST_PIECE_SECONDS = 5.0
 _EVENTS_PER_SECOND = 1000
 
 
-class ClientLeftError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed its connection before the response began."""
 
 
 class Call:
-    """Used in ``async with``; a stream of events (``stream``) continues after that, until it ends or the client leaves.
+    """Used in ``async with``; an event stream (``stream``) continues after that, until its end or a disconnect.
 
     ``pieces`` and ``results`` end all streams with ApiError when the request times out.
     """
@@ -131,7 +131,7 @@ class Call:
                 yield piece
 
     async def results(self) -> list[list[Generation]]:
-        """All answers to each prompt; ClientLeftError when the client does not wait for them."""
+        """All answers to each prompt; ClientDisconnectedError when the client does not wait for them."""
         answers: list[dict[int, Generation]] = [{} for _ in self._streams]
 
         async def collect() -> None:
@@ -139,20 +139,20 @@ class Call:
                 if piece.generation is not None:
                     answers[piece.index][piece.choice] = piece.generation
 
-        await self.unless_left(collect())
+        await self.unless_disconnected(collect())
         return [[each[choice] for choice in sorted(each)] for each in answers]
 
-    async def unless_left(self, work: Any) -> Any:
-        """The result of the coroutine ``work``; ClientLeftError, and ``work`` is cancelled, when the client leaves."""
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(self.request))
+    async def unless_disconnected(self, work: Any) -> Any:
+        """The result of the coroutine ``work``; a disconnect cancels it and raises ClientDisconnectedError."""
+        working, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(self.request))
         try:
-            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise ClientLeftError
+                raise ClientDisconnectedError
             return working.result()
         finally:
             working.cancel()
-            leaving.cancel()
+            disconnect.cancel()
 
     async def stream(self, events: Callable[[AsyncIterator[list[Piece]]], AsyncIterator[bytes]]) -> EventStream:
         """The response with the ``events`` made of batches of pieces.
@@ -161,13 +161,13 @@ class Call:
         """
         batches = self.batches()
         first = self._first = asyncio.ensure_future(anext(batches))  # type: ignore[arg-type]
-        leaving = asyncio.ensure_future(_left(self.request))
+        disconnect = asyncio.ensure_future(_disconnected(self.request))
         try:
-            await asyncio.wait({first, leaving}, timeout=_FIRST_PIECE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done() and not first.done():
-                raise ClientLeftError
+            await asyncio.wait({first, disconnect}, timeout=_FIRST_PIECE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if disconnect.done() and not first.done():
+                raise ClientDisconnectedError
         finally:
-            leaving.cancel()
+            disconnect.cancel()
         if first.done():
             first.result()
         self._streaming = True
@@ -247,7 +247,7 @@ def new_id(kind: str) -> str:
     return f"{kind}-{uuid.uuid4().hex}"
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -32,7 +32,7 @@ class ChatJob:
             async for piece in self.call.pieces():
                 readers[piece.choice].push(piece)
 
-        await self.call.unless_left(read())
+        await self.call.unless_disconnected(read())
         return readers
 
 

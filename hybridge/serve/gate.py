@@ -44,21 +44,21 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        passing = _Passing(self._service, scope, send)
+        exchange = _Exchange(self._service, scope, send)
         try:
-            await self._app(scope, await passing.admitted(receive), passing.send)
+            await self._app(scope, await exchange.admitted(receive), exchange.send)
         except ApiError as error:
-            await error_response(scope["path"], error)(scope, receive, passing.send)
+            await error_response(scope["path"], error)(scope, receive, exchange.send)
         except Exception as error:
-            self._service.log.error("failed", error, request=passing.request_id)
-            if not passing.status:
-                await error_response(scope["path"], api_error(error))(scope, receive, passing.send)
+            self._service.log.error("failed", error, request=exchange.request_id)
+            if not exchange.status:
+                await error_response(scope["path"], api_error(error))(scope, receive, exchange.send)
         finally:
-            passing.ended()
+            exchange.ended()
 
 
-class _Passing:
-    """One request on its way. ``status`` is 0 until the response begins."""
+class _Exchange:
+    """One HTTP request and its response. ``status`` is 0 until the response begins."""
 
     def __init__(self, service: Service, scope: Scope, send: Send) -> None:
         self._service, self._scope, self._send = service, scope, send

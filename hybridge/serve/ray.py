@@ -85,12 +85,12 @@ class ModelReplica:
     async def answer(self, request: RoutedRequest) -> AsyncIterator[Message]:
         """The ASGI messages of the response; ending the iteration early is a disconnect for the application."""
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        left = asyncio.Event()
+        disconnected = asyncio.Event()
         given: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
             if not given:
-                await left.wait()
+                await disconnected.wait()
             return given.pop() if given else {"type": "http.disconnect"}
 
         answering = asyncio.ensure_future(self._app({**request.scope, "state": {}}, receive, messages.put))
@@ -100,7 +100,7 @@ class ModelReplica:
                 yield message
             answering.result()
         finally:
-            left.set()
+            disconnected.set()
             await asyncio.wait([answering])
 
 

@@ -21,51 +21,51 @@ class ServeSettings:
     """
 
     host: str = setting("127.0.0.1", "Address to listen on.", metavar="ADDRESS")
-    port: int = setting(8000, "Port to listen on; 0 takes a free one.", metavar="N", least=0, most=65535)
+    port: int = setting(8000, "Port to listen on; 0 picks a free one.", metavar="N", least=0, most=65535)
     max_waiting: int = setting(
         128, "Requests of a model that may wait for a free row; others get status 429.", metavar="N", least=0,
         group=_LIMITS,
     )  # fmt: skip
     max_body_bytes: int = setting(
-        CONVERSATION_BYTES, "Largest request body.", metavar="BYTES", least=1, group=_LIMITS
+        CONVERSATION_BYTES, "Maximum size of a request body.", metavar="BYTES", least=1, group=_LIMITS
     )  # fmt: skip
     max_prompt_tokens: int | None = setting(
         None, "Longest prompt.", metavar="N", least=1, shown_default="the model's", group=_LIMITS
     )  # fmt: skip
     max_new_tokens: int | None = setting(
-        None, "Longest answer; requests for more get this many.", metavar="N", least=1, shown_default="the model's",
+        None, "Maximum answer length; larger values are capped.", metavar="N", least=1, shown_default="the model's",
         group=_LIMITS,
     )  # fmt: skip
     requests_per_minute: int | None = setting(
-        None, "Requests of one API key.", metavar="N", least=1, shown_default="unlimited", group=_LIMITS
+        None, "Requests per API key and minute.", metavar="N", least=1, shown_default="unlimited", group=_LIMITS
     )  # fmt: skip
     tokens_per_minute: int | None = setting(
-        None, "Prompt and answer tokens of one API key.", metavar="N", least=1, shown_default="unlimited",
+        None, "Prompt and answer tokens per API key and minute.", metavar="N", least=1, shown_default="unlimited",
         group=_LIMITS,
     )  # fmt: skip
     receive_timeout: int = setting(
-        30, "Seconds in which a client has to send its request.", metavar="S", least=1, group=_LIMITS
+        30, "Seconds within which a request must arrive.", metavar="S", least=1, group=_LIMITS
     )  # fmt: skip
     request_timeout: int = setting(600, "Seconds after which a request ends.", metavar="S", least=1, group=_LIMITS)
     send_timeout: int = setting(
         30, "Seconds that a client may stop reading its stream.", metavar="S", least=1, group=_LIMITS
     )  # fmt: skip
     drain_timeout: int = setting(
-        30, "Seconds that running requests may take after SIGTERM.", metavar="S", least=0, group=_OPERATION
+        30, "Seconds for running requests to finish after SIGTERM.", metavar="S", least=0, group=_OPERATION
     )  # fmt: skip
     idle_timeout: int = setting(
         600, "Seconds after which an unused model that was loaded on demand is unloaded.", metavar="S", least=1,
         group=_OPERATION,
     )  # fmt: skip
     models_memory_bytes: int | None = setting(
-        None, "Memory of all loaded models.", metavar="BYTES", least=1, shown_default="unlimited", group=_OPERATION
+        None, "Memory limit of loaded models.", metavar="BYTES", least=1, shown_default="unlimited", group=_OPERATION
     )  # fmt: skip
     session_folder: str | None = setting(
         None, "Folder of saved sessions.", metavar="DIR", shown_default="none: no sessions", group=_OPERATION
     )
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
     control_tokens: bool = setting(
-        False, "Let special tokens in the text of messages act as such.", group=_OPERATION
+        False, "Treat special tokens in messages as control tokens.", group=_OPERATION
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
         answer = _Answer(body, job)
         if body.stream:
             return await call.stream(answer.events)
-        await call.unless_left(answer.read())
+        await call.unless_disconnected(answer.read())
         return JSONResponse(answer.message())
 
 

@@ -32,7 +32,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         answer = _Answer(body, job)
         if body.stream:
             return await call.stream(answer.events)
-        await call.unless_left(answer.read())
+        await call.unless_disconnected(answer.read())
         return JSONResponse(answer.response(answer.status))
 
 
