@@ -1,6 +1,6 @@
-"""Configs of the mamba_ssm package, which the original checkpoints (state-spaces/mamba-* and mamba2-*) have.
+"""Configs of the mamba_ssm package, as in the original checkpoints (state-spaces/mamba-* and mamba2-*).
 
-They name no model_type. What they leave out has the package's own default: that of MambaConfig, of Mamba or of Mamba2.
+They have no model_type. Absent fields have the package's defaults: those of MambaConfig, of Mamba or of Mamba2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybridge.exporter.families.hf_config import HfConfig
 
 # Fields that identify such a config.
 MARKS = ("d_model", "n_layer")
-# How the package computes, not what; and first values of parameters.
+# Fields of the implementation, and of the initialisation of parameters.
 IMPLEMENTATION = ("fused_add_norm",)
 MAMBA1_IMPLEMENTATION = ("use_fast_path", "dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor")
 MIXER_IMPLEMENTATION = ("use_mem_eff_path", "A_init_range", "conv_init", "dt_min", "dt_max", "dt_init_floor")

@@ -29,7 +29,7 @@ class FamilyDraft:
     """text: the family's file. rows: file -> what to add to it.
 
     open_fields: field -> its kind and default, of fields that the draft does not read. open_tensors: those that the
-    model has and the draft does not name with this shape, or the other way round. error: why the draft does not read
+    draft lacks, has in another shape, or has and the model lacks. error: why the draft does not read
     the defaults of its own config, or "".
     """
 

@@ -40,7 +40,7 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config_class(num_hidden_layers=2))
-    except Exception as error:  # transformers has an error of its own for each
+    except Exception as error:  # transformers raises a different error for each
         why = " ".join(str(error).split())[:200]
         raise UnsupportedError(
             f"{model_type}: expected a type whose causal language model transformers can build, found none ({why})"

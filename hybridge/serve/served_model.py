@@ -1,4 +1,4 @@
-"""A loaded model: its engine, the requests that it is answering, and whether it can answer."""
+"""A loaded model: its engine, its running requests, and whether it is ready."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 namespace linear {
 namespace {
 
-// Columns of a panel at a time: its rows as float32 stay in the first cache.
+// Columns of a panel per pass: its rows as float32 stay in the L1 cache.
 constexpr int64_t panel_columns = 256;
 
 template <class Isa, int type>
@@ -24,7 +24,7 @@ typename Isa::F number_part(const uint8_t* p, int64_t i, int64_t left) {
 template <class Isa, int type, int inputs>
 void float_row(const uint8_t* p, int64_t columns, const float* x, float* y, int64_t y_stride) {
     using F = typename Isa::F;
-    // Chains of sums: one addition takes as long as several multiplications.
+    // Independent partial sums, which hide the latency of additions.
     constexpr int chains = inputs == 1 ? 4 : 2;
     F sums[chains][inputs];
     for (auto& chain : sums) {
@@ -89,7 +89,7 @@ void float_panel_tile(const float* panel, int64_t count, const float* x, int64_t
     }
     for (int m = 0; m < inputs; ++m) {
         float* out = y + m * y_stride;
-        // Sums of parts are added up apart: a chain over all columns would round more.
+        // Partial sums are accumulated separately: one sum over all columns would have a larger rounding error.
         if (adds) sums[m] = Isa::fma(sums[m], Isa::all(1), left >= Isa::lanes ? Isa::load(out) : Isa::load_part(out, left));
         if (left >= Isa::lanes) {
             Isa::store(out, sums[m]);

@@ -63,8 +63,8 @@ struct Avx2 {
         return _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
     }
     static I weights8(I a) { return a; }
-    // Sums of two products of halves (0 to 15) and inputs fit into 16 bits. So do those of 8-bit weights without sign
-    // (0 to 128) and inputs (-127 to 127) that are given it.
+    // Sums of two products of 4-bit values (0 to 15) and inputs fit into 16 bits. So do those of absolute 8-bit weights
+    // (0 to 128) and inputs (-127 to 127) with the weights' signs.
     static I dot4(I sum, I halves, I x) { return with_pairs(sum, _mm256_maddubs_epi16(halves, x)); }
     static I dot8(I sum, I weights, I x) {
         return with_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)));

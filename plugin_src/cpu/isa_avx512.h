@@ -12,9 +12,9 @@ struct Avx512 {
     using F = __m512;
     using I = __m512i;
     static constexpr int lanes = 16;
-    // Inputs that a tile of many inputs takes at a time, with and without rounding.
+    // Inputs per tile of the kernels for many inputs, with and without rounding.
     static constexpr int rounded_tile = 12, tile = 12;
-    // What is added to 8-bit weights where `dot8` reads them.
+    // Offset that makes 8-bit weights unsigned for `dot8`.
     static constexpr int offset8 = 128;
 
     static __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }

@@ -12,7 +12,7 @@ constexpr int bits_of(int64_t type) { return type == int4 ? 4 : type == int8 ? 8
 
 // numbers: row after row without gaps; 4-bit numbers are two to a byte, the low half first.
 // scales [rows, columns / group] of integers, of type scale_type; group 0: one scale for all.
-// block: as many consecutive inputs are rounded to 8 bits with a scale of their own; it divides columns and group.
+// block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides columns and group.
 struct Weight {
     const uint8_t* numbers;
     const uint8_t* scales;
@@ -24,8 +24,8 @@ struct Weight {
 };
 
 // Inputs rounded to 8 bits. numbers [rows, stride]: for 4-bit weights the numbers at even columns, then, from
-// stride / 2 on, those at odd ones; zeros behind them. scales and offsets [rows, padded_blocks]: the scale of each block,
-// and what its integer product starts with, as kernels read weights as unsigned numbers.
+// stride / 2 on, those at odd ones, then zeros. scales and offsets [rows, padded_blocks]: the scale of each block,
+// and the initial value of its integer product, because kernels read weights as unsigned numbers.
 struct Rounded {
     int8_t* numbers;
     float* scales;

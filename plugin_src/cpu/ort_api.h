@@ -1,5 +1,5 @@
 // The part of ONNX Runtime's C interface that a custom operator needs, declared here because its Python package ships no
-// headers. The interface is a table of functions to which versions only append: the places below are those of version 17
+// headers. The interface is a table of functions to which versions only append: these indices are those of version 17
 // (the first with ParallelFor) and of every later one.
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr uint32_t version = 17;
 constexpr int fail = 1, invalid_argument = 2;
 constexpr int float32_type = 1, uint8_type = 2;
 
-// A table of functions of which one is called by its place.
+// A table of functions, called by index.
 struct Api {
     void* functions[300];
 

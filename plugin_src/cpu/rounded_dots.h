@@ -8,7 +8,7 @@
 namespace linear {
 namespace {
 
-// The scales of Isa::lanes blocks of a row from block b on, zeros behind the last. own: those of the row as float32, if
+// The scales of Isa::lanes blocks of a row from block b on, zeros after the last. own: those of the row as float32, if
 // not null; else they are stored for each block, in 16 bits.
 template <class Isa>
 typename Isa::F scales_part(const Weight& w, const uint8_t* row_scales, const float* own, int64_t b) {

@@ -16,7 +16,7 @@ void pack_panel(const Weight& w, int64_t first, uint8_t* panel, float* scales, f
     int64_t bytes = w.row_bytes(), half = bytes * Isa::lanes;
     int32_t starts[Isa::lanes];
     for (int r = 0; r < Isa::lanes; ++r) {
-        // Lanes behind the last row repeat it; their outputs are not stored.
+        // Lanes past the last row repeat it; their outputs are not stored.
         int64_t row = first + r < w.rows ? r : w.rows - 1 - first;
         starts[r] = static_cast<int32_t>(row * bytes);
         block_scales<Isa>(w, first + row, row_scales);

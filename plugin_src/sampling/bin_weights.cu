@@ -1,4 +1,4 @@
-// Sums the weights of each slice by their size, for rows whose candidates are not the whole nucleus.
+// Sums the weights of each slice by their size, for rows whose nucleus reaches below the score bound.
 //
 // Grid: slices x problems, THREADS threads. Macros: THREADS; VECTOR (tokens per access: 1 or 4).
 #include "common/access.cuh"

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int ELEMENTS = STATE_SIZE / LANES;
 constexpr float LOG2_E = 1.44269504f;
-constexpr float LARGEST = 3.4e38f;  // keeps a rate of minus infinity from meeting a time step of 0
+constexpr float LARGEST = 3.4e38f;  // lower limit of a rate: -inf times a time step of 0 is NaN
 
 // Index in a run of STATE_SIZE of element e of a lane.
 __device__ __forceinline__ int element(int lane, int e) { return (e / STATE_ACCESS * LANES + lane) * STATE_ACCESS + e % STATE_ACCESS; }

@@ -2,7 +2,7 @@
 // where each time step is computed once for all lanes; those of the next tile are loaded while the block computes.
 //
 // Macros: those of channel_state.cuh; THREADS; TILE. Grid: x covers the channels of a group, y the groups, z the rows. A
-// thread writes what it has read and nothing else of the state, so that it may be updated in place.
+// thread writes only the elements of the state that it has read, so that it may be updated in place.
 #include "selective_scan/channel_state.cuh"
 
 namespace {
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0) return;
 
-    // Threads past the group's last channel repeat its computation, as all lanes of a warp take part in sums.
+    // Threads past the group's last channel repeat its computation, because sums need all lanes of a warp.
     const int first_channel = blockIdx.y * params.channels_per_group + blockIdx.x * CHANNELS;
     const int last_channel = (blockIdx.y + 1) * params.channels_per_group - 1;
     const int c = threadIdx.x / LANES, lane = threadIdx.x % LANES, channel = min(first_channel + c, last_channel);

@@ -2,12 +2,12 @@
 //
 // Macros: those of channel_state.cuh; THREADS; DRAFTS (rows of a speculative call: the state after each token goes to a
 // slot of that token, rounded as a call for each token would round it). Grid: x covers the channels, y the rows. A thread
-// writes what it has read and nothing else of the state, so that it may be updated in place.
+// writes only the elements of the state that it has read, so that it may be updated in place.
 #include "selective_scan/channel_state.cuh"
 
 namespace {
 
-// What a thread needs of one token. Loading and computing are apart, so that the next token's loads come early.
+// A thread's inputs of one token. Loading is separate from computing, so that the next token's loads start early.
 struct Token {
     DATA_T x, dt;
     Access<DATA_T, GROUP_ACCESS> B[ELEMENTS / GROUP_ACCESS], C[ELEMENTS / GROUP_ACCESS];
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const RowView view = row_view(params.rows, blockIdx.y);
     if (view.slot < 0 || (DRAFTS && view.length == 0)) return;
 
-    // Threads past the last channel repeat its computation, as all lanes of a warp take part in sums.
+    // Threads past the last channel repeat its computation, because sums need all lanes of a warp.
     const int found = (blockIdx.x * THREADS + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
     const int channel = min(found, params.channels - 1);
     const bool is_owner = found < params.channels;

@@ -59,7 +59,7 @@ class PackedSlots:
         )
 
     def copy_in(self, state: PackedState, slot: int) -> None:
-        """Let ``slot`` be ``state``, which is of the same kind."""
+        """Write ``state``, of the same kind, to ``slot``."""
         for name, array in self.exact.items():
             array[slot] = state.exact[name][0]
         for name, pool in self.packed.items():

@@ -1,4 +1,4 @@
-"""Experts whose products round their inputs first, as a quantised checkpoint asks."""
+"""Experts whose products round their inputs first, as a quantised checkpoint specifies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ExpertRounding:
 
 
 def taken_rounding(attributes: Mapping[str, Any]) -> ExpertRounding | None:
-    """The rounding that the complete ``attributes`` of a node ask for; None for ``routed_experts``."""
+    """The rounding that the complete ``attributes`` of a node specify; None for ``routed_experts``."""
     if "rounding" not in attributes:
         return None
     return ExpertRounding(str(attributes["rounding"]), int(attributes["group"]))
