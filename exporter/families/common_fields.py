@@ -53,7 +53,7 @@ def decoder_of(
 
 
 def layer_of(name: str, mixer: BodyConfig, mlp: BodyConfig) -> LayerConfig:
-    """A mixer under its ``name`` in the checkpoint, then a feed-forward part, each behind a norm, as in Llama."""
+    """A mixer under its ``name`` in the checkpoint, then a feed-forward part, each after a norm, as in Llama."""
     return LayerConfig(
         (BlockConfig("input_layernorm", name, mixer), BlockConfig("post_attention_layernorm", "mlp", mlp))
     )

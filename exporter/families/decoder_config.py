@@ -75,7 +75,7 @@ class LatentAttentionConfig:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over a cache that all heads share.
 
     kv_b_proj expands a latent of ``rank`` channels to ``key_size`` channels of each head's key and ``value_size`` of
-    its value; ``shared_size`` channels of the key are the same for all heads, and ``rope`` rotates them alone. Queries
+    its value; ``shared_size`` channels of the key are the same for all heads, and ``rope`` rotates only these. Queries
     pass through a latent of ``query_rank`` where that is given. ``bias`` is of the projections from and to the hidden
     size, except for q_proj. ``head_gate``: the sigmoid of g_proj multiplies each head's output.
     """

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind attention and MLP, and one norm over all query heads and one over all key heads."""
+"""OLMo 2: norms after attention and MLP, and one norm over all query heads and one over all key heads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     head_dim, window = head_dim_of(config), switched_window(config, ABSENT_WINDOW)
     rope = rope_from_config(config, head_dim)
     attention = attention_of(config, head_dim, rope, ABSENT_KV_HEADS, qk_norm=True, sliding_window=window)
-    # Of Qwen3's; transformers' model reads it for no layer here.
+    # A field of Qwen3 that transformers' model reads for no layer here.
     config.ignore("max_window_layers")
     parts = feed_forward_parts(config, config.layer_count(), EXPERTS)
     return decoder_of(config, "qwen3_moe", [layer_of("self_attn", attention, part) for part in parts])

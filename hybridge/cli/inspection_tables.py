@@ -15,7 +15,7 @@ from hybridge.inspection.summaries import LayerSummary
 from hybridge.runtime.engines.tensorrt.dense_memory_plan import DenseMemoryPlan
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import MemoryPlan
 
-# What a person reads of a hostile file, which may list millions; --json gives all of it.
+# Entries shown of a hostile file, which may list millions; --json gives all of them.
 _MOST_ROWS, _MOST_CHARACTERS = 1_000, 10_000
 _NUMBERS = {"layer", "parameters", "weights", "state per row", "cache per token"}
 

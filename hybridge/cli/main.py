@@ -19,7 +19,7 @@ from hybridge.cli.parser import Commands
 from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
 
-# What a shell reports of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
+# A shell's exit code of a program that SIGPIPE ended (128 + 13), so that "hybridge inspect OUT | head -1" ends as
 # "cat FILE | head -1" does.
 READER_LEFT = 141
 

@@ -1,1 +1,1 @@
-"""Whether a server of OpenAI's API gives every request the tokens that it would get alone."""
+"""Checks that a server with OpenAI's API gives every request the tokens that it would get alone."""

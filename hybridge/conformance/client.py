@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Features:
-    """What the server accepts beside the fields that every server has."""
+    """Optional request fields that the server supports."""
 
     logprobs: bool
     cache_salt: bool

@@ -40,7 +40,7 @@ class AnswerFormat:
     prompt_end: str = ""
 
     def reader(self) -> PartsReader:
-        """For one answer."""
+        """A parser for one answer."""
         return PartsReader(self)
 
 

@@ -67,7 +67,7 @@ def chat_prompt(
     """A chat as its template renders it; RequestError when the template refuses it, or it has too many tokens.
 
     control_tokens: special tokens in the text of messages take effect. Otherwise they are tokenized as plain text, so
-    that a message cannot end itself; in the assistant's own messages only those that the tokenizer declares special.
+    that text cannot end a message; in the assistant's own messages only those that the tokenizer declares special.
     """
     tokenizer = _tokenizer(llm)
     if _FIELDS & variables.keys():

@@ -35,7 +35,7 @@ class ReferenceRun:
     states: dict[str, np.ndarray]
 
     def first(self, tokens: int) -> ReferenceRun | None:
-        """The run of the first ``tokens`` alone, for a model whose only states are KV caches.
+        """The run of only the first ``tokens``, for a model whose only states are KV caches.
 
         None where a sliding window has dropped some of them.
         """

@@ -60,7 +60,7 @@ def joined_latents(keys: Any, values: Any, head_dim: int) -> tuple[Any, Any]:
 
 
 def with_heads(state: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``state`` of one row as an artifact has it, in ``shape``: where that is of one head, it may have no heads."""
+    """``state`` of one row in an artifact's ``shape``: for a shape with one head, the axis of heads may be absent."""
     return state[None] if shape[:1] == (1,) and state.ndim == len(shape) - 1 else state
 
 

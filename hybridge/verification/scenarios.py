@@ -56,7 +56,7 @@ def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
 
 
 def one_shot(engine: DenseEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
-    """Each prompt alone in one prefill, with the hidden states of every layer where the engine shows them."""
+    """Each prompt alone in one prefill, with the hidden states of every layer where the engine returns them."""
     for index, prompt in enumerate(prompts):
         rows = DenseRows(engine, 1, len(prompt), _values(engine))
         (logits,) = rows.feed([prompt], [0], [len(prompt)])

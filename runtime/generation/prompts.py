@@ -136,7 +136,7 @@ def _is_prompt(item: object) -> bool:
 
 
 def _unwrapped(prompt: object) -> object:
-    """The prompt in an object as vLLM has it."""
+    """The prompt in an object of vLLM's form."""
     if not isinstance(prompt, Mapping):
         return prompt
     known = [name for name in (_TEXT, _IDS) if name in prompt]

@@ -21,7 +21,7 @@ Prompts = (
 
 
 class CompletionRequest(SamplingFields):
-    """``echo`` with ``logprobs`` gives those of the prompt, too; ``max_tokens`` 0 gives the prompt alone."""
+    """``echo`` with ``logprobs`` gives those of the prompt, too; ``max_tokens`` 0 returns only the prompt."""
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = 16

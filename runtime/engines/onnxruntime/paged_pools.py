@@ -33,7 +33,7 @@ class ArrayPools:
     """One array for each pool of ``specs``, of the shapes in ``layouts`` where the sessions' differ from the specs'.
 
     layouts: pool name to the order of the spec's axes in the array. Each KV pool has one block more than ``sizes``
-    says, and each pool of states one slot more: what has no slot or block goes there. snapshots: slots behind these,
+    says, and each pool of states one slot more, for tokens without a slot or block. snapshots: slots after these,
     by pool, from ``first_snapshot`` on; they take memory only as they are written.
     """
 

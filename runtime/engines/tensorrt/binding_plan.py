@@ -90,7 +90,7 @@ def binding_plan(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[s
 
 
 def recorded_plan(record: EngineRecord) -> BindingPlan:
-    """The plan of a dense engine as engine.json has it, unchecked; EngineError where something is missing."""
+    """The plan of a dense engine from engine.json, unchecked; EngineError where something is missing."""
     try:
         bindings = [recorded_binding(entry) for entry in record.bindings]
         aliased = {entry["name"] for entry in record.bindings if "aliases" in entry}

@@ -110,7 +110,7 @@ class EnqueuedPlugins:
         return desc
 
     def _range(self, tensor: Tensor) -> Any:
-        """A ``trt.DynamicPluginTensorDesc`` of this shape alone."""
+        """A ``trt.DynamicPluginTensorDesc`` whose only shape is this."""
         dynamic = self._trt.DynamicPluginTensorDesc()
         dynamic.desc = self._desc(tensor)
         dynamic.min = dynamic.opt = dynamic.max = tuple(tensor.shape)

@@ -52,7 +52,7 @@ class TorchSamplingMemory(SamplingMemory[torch.Tensor]):
 
 
 class TorchTable(Table):
-    """``there``: the copy on the device."""
+    """``there``: the device copy."""
 
     def __init__(self, device: TorchDevice, nbytes: int) -> None:
         self._device, self._host = device, device.pinned(nbytes, dtype=torch.uint8)

@@ -113,7 +113,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     @property
     def bindings(self) -> StepBindings:
-        """What a step binds, and its limits."""
+        """The bindings of a step, and its limits."""
         return self._bindings
 
     @property

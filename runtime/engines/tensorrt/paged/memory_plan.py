@@ -1,4 +1,4 @@
-"""What a paged engine needs of the device's memory, from engine.json alone."""
+"""The device memory of a paged engine, computed from engine.json."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DevicePools:
     def __init__(
         self, memory: DeviceMemory, bindings: Sequence[StateBinding], sizes: PoolSizes, snapshots: int = 0
     ) -> None:
-        """``snapshots``: slots for states after draft tokens, behind the others. OutOfDeviceMemory: short memory."""
+        """``snapshots``: slots for states after draft tokens, at the end. OutOfDeviceMemory: too little memory."""
         self.sizes, self.turn = sizes, 0
         self._memory = memory
         slots = max(1, sizes.num_slots + snapshots)

@@ -155,5 +155,5 @@ def _buckets(record: EngineRecord) -> tuple[int, ...]:
 
 
 def _most(pools: tuple[Binding, ...], axis: str, profile: ProfileRecord) -> int:
-    """The largest size of ``axis``; 0 where no pool has it."""
+    """The largest size of ``axis``; 0 if no pool has this axis."""
     return min((profile.shapes[b.name][-1][b.shape.index(axis)] for b in pools if axis in b.shape), default=0)

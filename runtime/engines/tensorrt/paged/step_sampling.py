@@ -1,4 +1,4 @@
-"""Sampling kernels behind a step of the engine, on the same stream and in the same captured graph."""
+"""Sampling kernels after a step of the engine, on the same stream and in the same captured graph."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _starts(sizes: tuple[int, ...]) -> list[int]:
 
 
 class _SharedMemory(SamplingMemory[int]):
-    """The memory of all samplers; each kind of table begins where the largest sampler has it."""
+    """The memory of all samplers; each kind of table has the offset that it has in the largest sampler."""
 
     def __init__(
         self, memory: DeviceMemory, staging: Staging, results: np.ndarray, workspace: int, most_rows: int, vocab: int

@@ -94,7 +94,7 @@ class TiledExperts:
     def _rounded(self, given: list[torch.Tensor], tiles: list[torch.Tensor], rounds: Roundings) -> torch.Tensor | None:
         """As ``_launched``, with rounded inputs of both products; ``given``: x, ids and weights.
 
-        In the first product each route is a token of its own, as its expert may have its own scale.
+        In the first product each route is a separate token, because its expert may have its own scale.
         """
         x, ids, weights = given
         (tokens, top_k), routes, sizes = ids.shape, ids.reshape(-1), self._sizes
