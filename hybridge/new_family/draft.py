@@ -95,7 +95,7 @@ def write_family(draft: FamilyDraft, checkout: Path) -> Path:
         with path.open("x", encoding="utf-8") as file:
             file.write(draft.text)
     except FileExistsError as error:
-        raise OutputError(f"{path}: expected no such file, found one: remove it to begin again") from error
+        raise OutputError(f"{path}: expected no file of this name, found one: remove it to start again") from error
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
     return path

@@ -25,7 +25,7 @@ def chat_of(body: CountRequest) -> Chat:
     if body.messages[-1].role == "assistant":
         raise ApiError(
             400,
-            "messages: expected a last message of the user, found one of the assistant: remove it",
+            "messages: expected the last message to be the user's, found the assistant's: remove it",
             param="messages",
         )
     system = body.system if isinstance(body.system, str) else _text(body.system or ())

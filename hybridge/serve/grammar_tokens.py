@@ -83,4 +83,4 @@ class GrammarTokens:
 def grammar_error(reason: str) -> RequestError:
     """The refusal of a grammar, with llguidance's ``reason``."""
     shown = " ".join(reason.split())[:300]
-    return RequestError(f"response_format: expected a grammar that can be followed, found {shown}: simplify it")
+    return RequestError(f"response_format: expected a usable grammar, found {shown}: simplify it")

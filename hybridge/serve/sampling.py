@@ -49,5 +49,5 @@ def sampling_params(fields: SamplingFields, recommended: SamplingParams, **more:
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
     if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in given):
-        raise RequestError("logit_bias: expected token ids as keys, found another text: see /tokenize")
+        raise RequestError("logit_bias: expected token ids as keys, found other text: see /tokenize")
     return {int(key): value for key, value in given.items()}

@@ -45,5 +45,5 @@ def test_a_file_that_exists_is_left_alone(tmp_path: Path) -> None:
     families.mkdir(parents=True)
     (families / "registry.py").touch()
     assert write_family(draft, tmp_path).read_text() == "text\n"
-    with pytest.raises(OutputError, match="expected no such file"):
+    with pytest.raises(OutputError, match="expected no file of this name"):
         write_family(draft, tmp_path)

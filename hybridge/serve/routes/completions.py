@@ -56,7 +56,7 @@ def _params(body: CompletionRequest, call: Call) -> SamplingParams:
         raise ApiError(400, f"best_of: expected n ({body.n or 1}), found {body.best_of}: leave it out", param="best_of")
     if body.stream and body.echo and (body.logprobs is not None or body.max_tokens == 0):
         raise ApiError(
-            400, "echo: expected no stream with logprobs or max_tokens 0, found one: set stream", param="echo"
+            400, "echo: expected stream false with logprobs or max_tokens 0, found true: leave it out", param="echo"
         )
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: expected at least 1 without echo, found 0", param="max_tokens")
