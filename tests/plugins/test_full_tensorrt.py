@@ -33,7 +33,7 @@ FUNCTIONS = (
 RUN = "import sys; sys.modules['tensorrt_rtx'] = None; import pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 
-@pytest.mark.parametrize("version", ["10", "11"])
+@pytest.mark.parametrize("version", [pytest.param("10", marks=pytest.mark.slow), "11"])
 def test_the_plugins_fit_its_classes(version: str, tmp_path: Path) -> None:
     bindings, compiler = Path(sys.prefix) / "tensorrt-bindings" / version, shutil.which("cc")
     if not (bindings / "tensorrt_bindings").is_dir():

@@ -138,6 +138,7 @@ def test_tools_that_cannot_be_used(served: Running, tooled: Running) -> None:
     assert tooled.post(CHAT, messages=USER, tools=[TOOL], tool_choice="none", max_tokens=2)["choices"]
 
 
+@pytest.mark.slow
 def test_draft_tokens_follow_the_grammar_too(served: Running, demo: ModelSettings) -> None:
     """n-grams of the prompt propose tokens that the grammar forbids, and others that it allows."""
     text = "-".join(["2024", "1177", "2024", "1177", "2024"])

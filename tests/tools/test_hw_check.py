@@ -122,6 +122,7 @@ def test_a_crash_fails_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert records[2]["error"].startswith("the process died (signal SIGSEGV): native words")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_between_steps_fails_none(monkeypatch: pytest.MonkeyPatch) -> None:
     die = """
 original = steps.run_steps

@@ -63,7 +63,7 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
 
 
 # On push ONNX Runtime runs every family with layers of its own, the other engines one with each kind of layer.
-TWICE = {"bailing_hybrid", "bamba", "qwen3_5_moe_text"}  # mixers and experts of kimi_linear and other families
+TWICE = {"bailing_hybrid", "bamba", "falcon_mamba", "mamba", "qwen3_5_moe_text"}  # layers of other families, too
 EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
 CASES = sample(
     product(sorted(FAMILIES), ENGINES),

@@ -58,10 +58,9 @@ def hit_rate(engine: ToyPagedEngine, settings: ServingSettings) -> float:
     ("kind", "tokens"),
     [
         ("mamba", 1),
-        ("hybrid", 40),
         *(
             pytest.param(kind, tokens, marks=pytest.mark.slow)
-            for kind, tokens in (("attention", 0), ("mamba", 1280), ("hybrid", 1), ("hybrid", 1280))
+            for kind, tokens in (("attention", 0), ("mamba", 1280), ("hybrid", 1), ("hybrid", 40), ("hybrid", 1280))
         ),
     ],
 )

@@ -76,7 +76,7 @@ class Watched:
 @pytest.mark.parametrize(
     ("vocab", "params"),
     [
-        (VOCAB + 2, {"temperature": 1.3, "top_k": 4, "top_p": 0.9}),
+        pytest.param(VOCAB + 2, {"temperature": 1.3, "top_k": 4, "top_p": 0.9}, marks=pytest.mark.slow),
         # On push test_speculated_draws has these, for drafts of other drafters.
         pytest.param(VOCAB, {"temperature": 0.9}, marks=pytest.mark.slow),
         pytest.param(VOCAB, {"temperature": 1.0, "repetition_penalty": 1.6}, marks=pytest.mark.slow),
