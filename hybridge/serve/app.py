@@ -34,6 +34,7 @@ def create_app(service: Service) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _invalid)
     for kind in (HTTPException, HybridgeError):
         app.add_exception_handler(kind, _failed)
+    app.add_exception_handler(Exception, _broken)
     app.add_exception_handler(ClientDisconnectedError, _disconnected)
     return Gate(app, service)
 
@@ -41,6 +42,11 @@ def create_app(service: Service) -> ASGIApp:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return error_response(request.url.path, validation_error(list(error.errors())))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """The response to an unexpected error, which ``Gate`` writes to the log."""
+    return error_response(request.url.path, api_error(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -98,7 +98,26 @@ class Call:
 
     async def admit(self, sequences: int) -> None:
         """Count sequences that start now, until the end of the call; ApiError 429 when too many wait."""
+        self.check_time()
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
+        self.check_time()
+
+    def check_time(self) -> None:
+        """ApiError when the time of the request is over."""
+        if self._expired:
+            raise ApiError(
+                504, f"expected an answer within {self._timeout:g} s, found none: ask for fewer tokens", TIMEOUT
+            )
+
+    async def in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled when the time of the request is over (ApiError)."""
+        left = self._timer.when() - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(work, max(0.0, left))
+        except asyncio.TimeoutError:
+            self._expired = True
+            self.check_time()
+            raise
 
     async def batches(self) -> AsyncIterator[list[Piece]]:
         """The pieces of all prompts with the index of their prompt, as they arrive; for a stream, at a limited rate."""
@@ -116,10 +135,7 @@ class Call:
         except EngineError:
             self.model.failed = True
             raise
-        if self._expired:
-            raise ApiError(
-                504, f"expected an answer within {self._timeout:g} s, found none: ask for fewer tokens", TIMEOUT
-            )
+        self.check_time()
         if any(stream.cancelled for stream in self._streams):
             raise ApiError(503, "the request was cancelled: try again", OVERLOADED, retry_after=1)
         self.count(list(answers.values()))

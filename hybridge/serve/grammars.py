@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Compiled grammars that a model stores.
-_COMPILED = 64
+_COMPILED, _COMPILED_CHARACTERS = 64, 4 << 20
 # llguidance's own limits: 1 to 2 kB for each state of its lexer, symbols of a grammar, steps of 1/50 us at the start.
 _LEXER_STATES, _SYMBOLS, _FUEL = 50_000, 200_000, 1_000_000
 # Between the parts of a JSON value: a space, or a line break with an indentation. A model may not stop writing spaces.
@@ -63,6 +63,8 @@ class Grammars:
         self._llm = llm
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="hybridge-grammar")
+        self._turn = asyncio.Lock()
+        self._compiling: asyncio.Future[LLMatcher] | None = None
         self._masks = MaskBatch(llm.config.vocab_size)
 
     def close(self) -> None:
@@ -75,17 +77,25 @@ class Grammars:
         if found is None:
             if len(grammar.encode("utf-8", "replace")) > GRAMMAR_BYTES:
                 raise grammar_error(f"more than {GRAMMAR_BYTES} bytes")
-            compiling = asyncio.wrap_future(self._compiler.submit(self._compile, grammar))
-            try:
-                found = await asyncio.wait_for(compiling, GRAMMAR_SECONDS)
-            except asyncio.TimeoutError:
-                raise grammar_error(f"more than {GRAMMAR_SECONDS:g} s of compiling") from None
+            found = await self._in_turn(grammar)
             self._compiled[grammar] = found
-            if len(self._compiled) > _COMPILED:
+            while len(self._compiled) > _COMPILED or sum(map(len, self._compiled)) > _COMPILED_CHARACTERS:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
+        else:
+            self._compiled.move_to_end(grammar)
         stops = frozenset(self._llm.eos_token_ids)
         return lambda: GrammarTokens(found.deep_copy(), stops, self._masks)
+
+    async def _in_turn(self, grammar: str) -> LLMatcher:
+        """Compile when the grammars before it are done: the time limit begins then, whatever they took."""
+        async with self._turn:
+            if self._compiling is not None:
+                await asyncio.wait([self._compiling])
+            self._compiling = asyncio.wrap_future(self._compiler.submit(self._compile, grammar))
+            try:
+                return await asyncio.wait_for(asyncio.shield(self._compiling), GRAMMAR_SECONDS)
+            except asyncio.TimeoutError:
+                raise grammar_error(f"more than {GRAMMAR_SECONDS:g} s of compiling") from None
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -80,7 +80,13 @@ class ModelStore:
         for entry in self._entries.values():
             if entry.settings.preload:
                 async with self._changing:
-                    await self._load(entry)
+                    try:
+                        await self._load(entry)
+                    except ApiError as error:
+                        raise SettingError(
+                            f"models_memory_bytes: expected room for all models that are loaded at the start, found "
+                            f"too little for {entry.settings.name}: raise it, or set preload of fewer models"
+                        ) from error
 
     async def lease(self, name: str) -> Lease:
         """The model ``name``, loaded if it is not. ApiError: unknown, no room, or it cannot be loaded."""

@@ -73,7 +73,11 @@ def chat_prompt(
     if _FIELDS & variables.keys():
         raise RequestError("chat_template_kwargs: expected variables of the template, found a field of the request")
     mark = secrets.token_hex(16)
-    given = list(messages) if control_tokens else _guarded(messages, tokenizer, mark)
+    given = list(messages)
+    if not control_tokens:
+        # A tool has no role: all of its texts are those of the client.
+        *given, shown = _guarded([*messages, {"role": "", "tools": list(tools or ())}], tokenizer, mark)
+        tools = shown["tools"] if tools is not None else None
     text, ends = llm.chat_template.render_with_ends(given, tools, add_generation_prompt, **variables)
     limit = llm.max_seq_len if most is None else min(most, llm.max_seq_len)
 
@@ -104,7 +108,7 @@ def _guarded(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, mark: 
         if isinstance(value, str):
             return pattern.sub(lambda match: match[0] + mark, value)
         if isinstance(value, Mapping):
-            return {key: guarded(each, pattern) for key, each in value.items()}
+            return {guarded(key, pattern): guarded(each, pattern) for key, each in value.items()}
         if isinstance(value, (list, tuple)):
             return [guarded(each, pattern) for each in value]
         return value

@@ -163,7 +163,10 @@ def prompt_of(body: bytes) -> str:
         return " "
     given = found if isinstance(found, dict) else {}
     texts = [given[name] for name in ("system", "instructions", "prompt", "messages", "input") if given.get(name)]
-    return "".join(map(_text, texts)) or " "
+    try:
+        return "".join(map(_text, texts)) or " "
+    except RecursionError:
+        return " "
 
 
 def _text(value: object) -> str:

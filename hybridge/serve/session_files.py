@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridge.artifact.errors import OutputError
 from hybridge.artifact.limits import SESSIONS
 from hybridge.serve.api_keys import Client
 from hybridge.serve.errors import NOT_FOUND, PERMISSION, ApiError
@@ -39,7 +40,10 @@ class SessionFiles:
     def to_write(self, client: Client, name: str) -> Path:
         """``path``, with its folder made; ApiError when the client has too many."""
         path = self.path(client, name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"sessions: their folder cannot be made ({error.strerror})") from error
         if not path.exists() and len(self.all(client)) >= SESSIONS:
             raise ApiError(400, f"name: expected at most {SESSIONS} sessions, found more: delete some", param="name")
         return path

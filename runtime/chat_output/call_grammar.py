@@ -107,12 +107,15 @@ class CallGrammar:
         ]
         needed = [name for name, (_, _, required) in known.items() if required]
         others = [name for name in known if name not in needed]
-        following = [f'(", " {name})?' for name in others]
+        # Rule "_rest_i": the parameters of ``others`` from i on, each of them optional.
+        rests = [f"{rule}_rest_{index}" for index in range(len(others))]
+        afters = [*rests[1:], ""][: len(others)]
+        rules += [f'{rest}: (", " {name})? {after}' for rest, name, after in zip(rests, others, afters, strict=True)]
         arguments = ' ", " '.join(needed)
-        if needed:
-            arguments = " ".join([arguments, *following])
+        if needed and others:
+            arguments = f"{arguments} {rests[0]}"
         elif others:
-            first = [" ".join([name, *following[index + 1 :]]) for index, name in enumerate(others)]
+            first = [f"{name} {after}" for name, after in zip(others, afters, strict=True)]
             arguments = f"({' | '.join(first)})?"
         return [f'{rule}: {json.dumps(f"{function.name}(")} {arguments} ")"', *rules]
 

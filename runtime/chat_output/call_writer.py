@@ -22,14 +22,14 @@ class CallWriter:
 
     def start(self, name: str) -> None:
         """Begin a call of the function ``name``."""
-        self._emit(ToolCallStart(self.count, name))
+        self._emit(ToolCallStart(self.count, _valid(name)))
         self.count += 1
         self._open, self._has_arguments = True, False
 
     def arguments(self, text: str) -> None:
         """The next part of the JSON object of the arguments."""
         if text:
-            self._emit(ToolCallArguments(self.count - 1, text))
+            self._emit(ToolCallArguments(self.count - 1, _valid(text)))
             self._has_arguments = True
 
     def end(self, complete: bool = True) -> None:
@@ -40,3 +40,8 @@ class CallWriter:
             self.arguments("{}")
         self._emit(ToolCallEnd(self.count - 1, complete))
         self._open = False
+
+
+def _valid(text: str) -> str:
+    """``text`` with surrogate pairs joined and lone surrogates replaced: models write them as escapes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -183,6 +183,10 @@ def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
             error = served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=0.2)
             assert error["type"] == "timeout_error"
             gate.free = True
+        # A limit that is over before the prompt has been read: nothing is computed.
+        steps = served.model().llm.loop.steps
+        served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=1e-6)
+        assert served.model().llm.loop.steps <= steps + 2
 
 
 def test_running_requests_end_after_the_server_was_stopped(

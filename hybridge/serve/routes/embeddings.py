@@ -39,7 +39,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
         await call.admit(len(prompts))
         work = [llm.embed(ids, body.pooling, namespace=namespace) for ids in prompts]
-        answers = await call.unless_disconnected(_all(work))
+        answers = await call.unless_disconnected(call.in_time(_all(work)))
         call.count([[answer] for answer in answers])
         tokens = sum(map(len, prompts))
         data = [

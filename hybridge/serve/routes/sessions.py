@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from hybridge.artifact.errors import ArtifactError, HybridgeError, RequestError
 from hybridge.runtime.generation.prompts import checked_ids
 from hybridge.serve.api_keys import Client
 from hybridge.serve.call import Call
@@ -29,7 +32,8 @@ async def save(body: SaveRequest, request: Request) -> Response:
         path = call.service.sessions.to_write(call.client, body.name)
         ids = await call.prepare(lambda: _tokens(body, call))
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
-        saved = await call.model.llm.save_session(path, ids, namespace)
+        with _paths_in_the_log(call, body.name):
+            saved = await call.model.llm.save_session(path, ids, namespace)
         return JSONResponse(_session(described(path), saved.length))
 
 
@@ -38,7 +42,8 @@ async def load(name: str, body: LoadRequest, request: Request) -> Response:
     """Put a session into the prefix cache, under the names that it was saved with."""
     async with await Call.begin(request, body.model) as call:
         path = call.service.sessions.existing(call.client, name)
-        loaded = await call.model.llm.load_session(path)
+        with _paths_in_the_log(call, name):
+            loaded = await call.model.llm.load_session(path)
         return JSONResponse(_session(described(path), loaded.length))
 
 
@@ -54,6 +59,17 @@ async def delete(name: str, request: Request) -> Response:
     """Delete a session's file."""
     _service(request).sessions.existing(_client(request), name).unlink(missing_ok=True)
     return JSONResponse({"object": "session.deleted", "name": name, "deleted": True})
+
+
+@contextmanager
+def _paths_in_the_log(call: Call, name: str) -> Iterator[None]:
+    """Errors of a session's file name the session, and not the server's folders."""
+    try:
+        yield
+    except HybridgeError as error:
+        call.service.log.error("session", error, name=name)
+        status = 400 if isinstance(error, (RequestError, ArtifactError)) else 500
+        raise ApiError(status, f"session {name}: it cannot be saved or loaded: see the server's log") from error
 
 
 def _tokens(body: SaveRequest, call: Call) -> list[int]:

@@ -69,9 +69,10 @@ def cpu_library() -> CpuLibrary:
         if not is_private(folder, "the library of CPU kernels is not used"):
             return CpuLibrary(None, f"expected a folder that only you can write, found {folder}")
         path = folder / f"{key}.so"
-        with _locked(folder / "lock"):
-            if not path.is_file():
-                _compile(compiler, path)
+        if not path.is_file():
+            with _locked(folder / "lock"):
+                if not path.is_file():
+                    _compile(compiler, path)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return CpuLibrary(None, " ".join(str(error).split())[:300])
     return CpuLibrary(path)

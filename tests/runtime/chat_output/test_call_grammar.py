@@ -93,3 +93,10 @@ def test_special_tokens_are_named() -> None:
     grammar = CallGrammar(ChatFormat(HERMES, True), ("<tool_call>", "</think>"), True).lark(FUNCTIONS[1:2], False)
     assert 'start: thinking <tool_call> "\\n"' in grammar and '"</tool_call>"' in grammar
     assert "thinking: /(?s:.*)/ </think>" in grammar
+
+
+def test_many_optional_parameters_make_a_small_grammar() -> None:
+    many = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(2000)}}
+    for schema in (many, {**many, "required": ["p7"]}):
+        grammar = CallGrammar(ChatFormat(LFM2)).lark([Function("f", schema)], parallel=False)
+        assert len(grammar) < 500_000

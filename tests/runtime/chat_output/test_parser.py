@@ -160,6 +160,12 @@ OTHER: tuple[str, dict[str, object]] = ("stop", {})
             ["First.\n\nYes."],
         ),
         (ChatFormat(harmony=True), "plain", ["plain"]),
+        # Python does not join pairs of surrogates, and half of one is no text.
+        (
+            ChatFormat(LFM2),
+            r'<|tool_call_start|>[f(a="\ud83d\ude00 \ud83d")]<|tool_call_end|>',
+            [("f", {"a": "\N{GRINNING FACE} \N{REPLACEMENT CHARACTER}"})],
+        ),
     ],
 )
 def test_the_parts_of_an_answer(chat: ChatFormat, text: str, expected: list[object]) -> None:
