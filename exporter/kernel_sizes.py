@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.exporter.families.decoder_config import (
-    DecoderConfig,
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mamba1_config import Mamba1Config
+from hybridge.exporter.families.recurrent_config import (
     GatedDeltaConfig,
     LightningAttentionConfig,
-    Mamba1Config,
     MambaConfig,
     RecurrentConfig,
 )

@@ -26,7 +26,8 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE
 from hybridge.exporter.checkpoint.quantized.targets import matches
-from hybridge.exporter.families.decoder_config import DecoderConfig, MoeConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.parameters import Parameter, declared
 from hybridge.exporter.families.registry import TEXT_MODELS, decoder_config

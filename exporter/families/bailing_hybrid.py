@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from hybridge.artifact.limits import LAYERS
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, FULL, LINEAR, decoder_of, layer_kinds
-from hybridge.exporter.families.decoder_config import (
-    BlockConfig,
-    DecoderConfig,
-    GatedDeltaConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.latent_fields import (
     EXPERT_FIELDS,
@@ -21,6 +14,8 @@ from hybridge.exporter.families.latent_fields import (
     mlp_kinds,
     sigmoid_experts_of,
 )
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 ABSENT_PADDING, ABSENT_THETA, ABSENT_DENSE, ABSENT_INTERVAL = 156892, 6e6, 2, 6

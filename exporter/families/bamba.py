@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of, mamba_d_mixer
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 # Bamba rotates half of each head unless rope_parameters say otherwise; a factor outside of them was never honoured.

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    BodyConfig,
-    DecoderConfig,
-    LayerConfig,
-    MambaConfig,
-    RopeConfig,
-)
+from hybridge.exporter.families.attention_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.recurrent_config import MambaConfig
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 # The convolution op fuses SiLU; "swish" is its other name.

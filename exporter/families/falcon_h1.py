@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import (
     CONV_ACTIVATIONS,
     attention_of,
@@ -12,16 +13,15 @@ from hybridge.exporter.families.common_fields import (
     mamba_d_mixer,
 )
 from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
     BlockConfig,
     BranchConfig,
     DecoderConfig,
     LayerConfig,
-    MambaConfig,
-    MlpConfig,
     ParallelConfig,
 )
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
+from hybridge.exporter.families.recurrent_config import MambaConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 ABSENT_KV_HEADS, ABSENT_SSM_SIZE = 8, 1024

@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridge.exporter.families.common_fields import FULL, activation_of, attention_of, check_heads, decoder_of
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope_by_kind import KindRope, ropes_by_kind
 from hybridge.exporter.families.sliding_window import SLIDING, layer_windows
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import activation_of, attention_of, decoder_of, head_dim_of, layer_of
-from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 # The kinds of fields that transformers declares, and its defaults.

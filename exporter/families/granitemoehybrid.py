@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of, mamba_d_mixer
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 from hybridge.exporter.families.rope import ROPE_FIELDS, rope_from_config
 

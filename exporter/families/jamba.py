@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, decoder_of, head_counts
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mamba import IMPLEMENTATIONS, MIXER_NAMES, time_step_rank
 from hybridge.exporter.families.mamba1_config import INNER_NORMS, Mamba1Config
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 
 NORM_NAMES = tuple((name, name.replace("_norm", "_layernorm")) for name in INNER_NORMS)

@@ -6,16 +6,9 @@ Both config styles: that of the published checkpoints, with an object ``linear_a
 from __future__ import annotations
 
 from hybridge.artifact.json_fields import Fields
+from hybridge.exporter.families.attention_config import LatentAttentionConfig
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, FULL, LINEAR, decoder_of, layer_kinds
-from hybridge.exporter.families.decoder_config import (
-    BlockConfig,
-    DecoderConfig,
-    GatedDeltaConfig,
-    LatentAttentionConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.latent_fields import (
     EXPERT_FIELDS,
@@ -25,6 +18,8 @@ from hybridge.exporter.families.latent_fields import (
     mlp_kinds,
     sigmoid_experts_of,
 )
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.families.rope import ROPE_FIELDS
 
 ABSENT_PADDING = 163839

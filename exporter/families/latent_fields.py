@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hybridge.exporter.families.decoder_config import LatentAttentionConfig, MlpConfig, MoeConfig, RopeConfig
+from hybridge.exporter.families.attention_config import LatentAttentionConfig, RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
 from hybridge.exporter.families.rope import yarn_score_factor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridge.exporter.families.decoder_config import LatentAttentionConfig
+from hybridge.exporter.families.attention_config import LatentAttentionConfig
 
 
 def latent_attention_shapes(a: LatentAttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import FULL, decoder_of, head_counts, head_dim_of, layer_kinds
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-    ShortConvConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
+from hybridge.exporter.families.recurrent_config import ShortConvConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 CONV = "conv"

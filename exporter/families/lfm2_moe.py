@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import layer_kinds
-from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig, MoeConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.lfm2 import CONV, lfm2_decoder
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 
 # What transformers takes where the config does not say.

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import FULL, decoder_of, head_counts
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-    ShortConvConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.lfm2 import CONV, CONV_NAMES, MLP_NAMES, NORM_EPS
+from hybridge.exporter.families.mlp_config import MlpConfig
+from hybridge.exporter.families.recurrent_config import ShortConvConfig
 from hybridge.exporter.families.rope_by_kind import KindRope, ropes_by_kind
 from hybridge.exporter.families.sliding_window import SLIDING
 

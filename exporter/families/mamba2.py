@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig, MambaConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.recurrent_config import MambaConfig
 
 # Fields of initialisation. norm_before_gate is among them because early configs carry it as true though their models
 # were trained, and are run everywhere, with the gate before the norm.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import (
     FULL,
     LINEAR,
@@ -11,16 +12,11 @@ from hybridge.exporter.families.common_fields import (
     head_dim_of,
     layer_kinds,
 )
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    LightningAttentionConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
+from hybridge.exporter.families.recurrent_config import LightningAttentionConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 ABSENT_KV_HEADS, ABSENT_THETA, ABSENT_EXPERTS, ABSENT_TOP_K = 8, 1e6, 8, 2

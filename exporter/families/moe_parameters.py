@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
-from hybridge.exporter.families.decoder_config import MoeConfig
+from hybridge.exporter.families.mlp_config import MoeConfig
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,9 @@ from dataclasses import dataclass, replace
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    BodyConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.attention_config import AttentionConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, DecoderConfig, LayerConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.parameters import LM_HEAD, Parameter, check_sources, declared
 
 ROOT = "mtp."

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.limits import LAYERS
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    BodyConfig,
-    DecoderConfig,
-    LayerConfig,
-    MambaConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
+from hybridge.exporter.families.recurrent_config import MambaConfig
 from hybridge.exporter.families.rope import ROPE_FIELDS
 
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}

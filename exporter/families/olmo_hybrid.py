@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.attention_config import AttentionConfig, RopeConfig
 from hybridge.exporter.families.common_fields import (
     CONV_ACTIVATIONS,
     FULL,
@@ -12,16 +13,10 @@ from hybridge.exporter.families.common_fields import (
     head_dim_of,
     layer_kinds,
 )
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    GatedDeltaConfig,
-    LayerConfig,
-    MlpConfig,
-    RopeConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 # What transformers gives the embedding where the config does not say.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import activation_of, check_shares, decoder_of, head_counts, head_dim_of
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    MlpConfig,
-)
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 ABSENT = {"pad_token_id": 32000, "rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}

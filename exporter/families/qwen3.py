@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridge.exporter.families.common_fields import activation_of, attention_of, decoder_of, layer_of
-from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 from hybridge.exporter.families.sliding_window import upper_windows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import (
     CONV_ACTIVATIONS,
     FULL,
@@ -14,15 +15,11 @@ from hybridge.exporter.families.common_fields import (
     layer_kinds,
     layer_of,
 )
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    DecoderConfig,
-    GatedDeltaConfig,
-    MlpConfig,
-    MoeConfig,
-)
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.qwen_experts import ExpertDefaults, experts_of, feed_forward_parts
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.families.rope import SECTIONS, rope_from_config
 
 ABSENT_HEAD_DIM, ABSENT_INTERVAL = 256, 4

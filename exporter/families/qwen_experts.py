@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridge.exporter.families.common_fields import activation_of
-from hybridge.exporter.families.decoder_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 
 # Fields of experts in a config without any.

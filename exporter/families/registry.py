@@ -38,8 +38,9 @@ from hybridge.exporter.families import (
     seed_oss,
     smollm3,
 )
+from hybridge.exporter.families.declared_fields import DECLARED_KINDS, undeclared_kinds
 from hybridge.exporter.families.decoder_config import DecoderConfig
-from hybridge.exporter.families.field_kinds import DECLARED_KINDS, check_kinds, kinds_of
+from hybridge.exporter.families.field_kinds import check_kinds, kinds_of
 from hybridge.exporter.families.hf_config import HfConfig
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
@@ -111,7 +112,7 @@ VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes tex
 
 
 def declared_kinds(model_type: str) -> Mapping[str, str]:
-    """field -> kind of the family's config, from its own file or from field_kinds."""
+    """field -> kind of the family's config, from its own file or from declared_fields."""
     own = getattr(sys.modules[FAMILIES[model_type].__module__], "KINDS", None)
     return DECLARED_KINDS[model_type] if own is None else kinds_of(own)
 
@@ -133,7 +134,7 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         why = f" ({layers})" if layers else ""
         raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported types are {known}")
     config = HfConfig(raw, ignored_fields)
-    check_kinds(config, raw, model_type, declared_kinds(model_type))
+    check_kinds(config, raw, {**undeclared_kinds(model_type), **declared_kinds(model_type)})
     # Some of transformers' models cannot run without it.
     config.expect("return_dict", (True, None), True)
     decoder = parse(config)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.json_fields import Fields, is_count
-from hybridge.exporter.families.decoder_config import RopeConfig
+from hybridge.exporter.families.attention_config import RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig, finite
 from hybridge.exporter.families.rope_length import dynamic, longrope
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.exporter.families.decoder_config import RopeConfig
+from hybridge.exporter.families.attention_config import RopeConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.rope import number, rope_fields, rope_of
 

@@ -14,13 +14,8 @@ from dataclasses import replace
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.json_fields import Fields
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    DecoderConfig,
-    LayerConfig,
-    RopeConfig,
-)
+from hybridge.exporter.families.attention_config import AttentionConfig, RopeConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import finite
 
 

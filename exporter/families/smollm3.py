@@ -12,8 +12,9 @@ from hybridge.exporter.families.common_fields import (
     head_dim_of,
     layer_of,
 )
-from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 from hybridge.exporter.families.sliding_window import SLIDING, layer_windows, switched_window
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, GatedDeltaConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig
 from hybridge.exporter.families.parameters import LM_HEAD, tensor_root
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 
 # A tensor of experts, and one of an MLP.
 _FEED_FORWARD_TENSORS = ("gate.weight", "gate_proj.weight")

@@ -7,22 +7,21 @@ from torch import nn
 
 from hybridge.artifact.config import STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
+from hybridge.exporter.families.attention_config import AttentionConfig, CachedConfig, LatentAttentionConfig, RopeConfig
 from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
     BlockConfig,
     BodyConfig,
-    CachedConfig,
     DecoderConfig,
-    GatedDeltaConfig,
-    LatentAttentionConfig,
     LayerConfig,
-    LightningAttentionConfig,
-    Mamba1Config,
-    MambaConfig,
-    MoeConfig,
     ParallelConfig,
+)
+from hybridge.exporter.families.mamba1_config import Mamba1Config
+from hybridge.exporter.families.mlp_config import MoeConfig
+from hybridge.exporter.families.recurrent_config import (
+    GatedDeltaConfig,
+    LightningAttentionConfig,
+    MambaConfig,
     RecurrentConfig,
-    RopeConfig,
     ShortConvConfig,
 )
 from hybridge.exporter.layers.attention import Attention

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.families.decoder_config import GatedDeltaConfig
+from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.layers.mamba2 import DepthwiseConv
 from hybridge.exporter.layers.norm import GatedHeadNorm
 from hybridge.exporter.layers.packed_step import PackedStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.families.decoder_config import LatentAttentionConfig
+from hybridge.exporter.families.attention_config import LatentAttentionConfig
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hybridge.exporter.families.decoder_config import MlpConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hybridge.exporter.families.decoder_config import MoeConfig
+from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.ops.sigmoid_top_k import sigmoid_top_k
 from hybridge.exporter.ops.softmax_top_k import softmax_top_k

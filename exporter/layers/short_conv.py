@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.exporter.families.decoder_config import ShortConvConfig
+from hybridge.exporter.families.recurrent_config import ShortConvConfig
 from hybridge.exporter.layers.mamba2 import DepthwiseConv
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hybridge.exporter.families.decoder_config import CachedConfig, RopeConfig
+from hybridge.exporter.families.attention_config import CachedConfig, RopeConfig
 from hybridge.exporter.ops.rotary_tables import rotary_tables
 
 

@@ -39,8 +39,9 @@ def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import {", ".join(sorted(helpers))}
-from hybridge.exporter.families.decoder_config import DecoderConfig, MlpConfig
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
 
 # The kinds of fields that transformers declares, and its defaults.

@@ -13,21 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridge.exporter.families.decoder_config import (
-    AttentionConfig,
-    BlockConfig,
-    BodyConfig,
-    DecoderConfig,
+from hybridge.exporter.families.attention_config import AttentionConfig, LatentAttentionConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, DecoderConfig, ParallelConfig
+from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
+from hybridge.exporter.families.parameters import Parameter
+from hybridge.exporter.families.recurrent_config import (
     GatedDeltaConfig,
-    LatentAttentionConfig,
     LightningAttentionConfig,
     MambaConfig,
-    MlpConfig,
-    MoeConfig,
-    ParallelConfig,
     ShortConvConfig,
 )
-from hybridge.exporter.families.parameters import Parameter
 
 _NOT_INPUTS = (
     ".A",

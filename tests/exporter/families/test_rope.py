@@ -12,7 +12,7 @@ from transformers.models.bamba.modeling_bamba import BambaRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from hybridge.artifact.errors import HybridgeError, UnsupportedError
-from hybridge.exporter.families.decoder_config import RopeConfig
+from hybridge.exporter.families.attention_config import RopeConfig
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rope_length import at_length
 from tests.support.tiny_models import BASE_CONFIGS
