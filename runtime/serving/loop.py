@@ -158,7 +158,8 @@ class ServingLoop:
         chosen = _sampled(plan, in_flight.sampling)
         try:
             best = in_flight.best_tokens()
-            if self._draft_check is not None and result is not None and any(row.draft_tokens for row in plan.rows):
+            drafted = not is_plain and any(row.draft_tokens for row in plan.rows)
+            if self._draft_check is not None and result is not None and drafted:
                 chosen, accepted = self._draft_check.verdict(in_flight, result, best)
                 self._executor.advance(plan, accepted)
         except BaseException as error:
@@ -182,7 +183,7 @@ class ServingLoop:
             self._end_committed(plan, error, next_step is not None)
         in_flight.end()
         self._ended = in_flight
-        seconds = in_flight.times.host + in_flight.times.device
+        seconds = in_flight.seconds
         self._step_seconds += _NEWEST_STEP * (seconds - self._step_seconds)
         if self._speculator is not None:
             self._speculator.record_time(plan, seconds)
@@ -287,7 +288,8 @@ def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[
     """The sequences without draft tokens, which get one token each, with the index of their logits."""
     if plan.is_plain:
         pairs = zip(sampling, count(), strict=False)
-        if len(plan.rows) == len(sampling):
+        # The rows of a repeated plan are those of ``sampling``, and are not made for this.
+        if plan.repeats or len(plan.rows) == len(sampling):
             return pairs
         # A chained step has been launched with more rows than ``Scheduler.follow`` has planned.
         planned = {row.sequence for row in plan.rows}

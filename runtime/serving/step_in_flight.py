@@ -71,6 +71,11 @@ class StepInFlight:
         self._ended = time.perf_counter()
 
     @property
+    def seconds(self) -> float:
+        """On host and device, after the step's end."""
+        return self._host + self._ended - self._arrived + self._device
+
+    @property
     def times(self) -> StepTimes:
         """Of the step, after its end."""
         return StepTimes(self._host + self._ended - self._arrived, self._device)
