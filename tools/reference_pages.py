@@ -38,13 +38,20 @@ def cli_page() -> str:
     shared = [row for row, count in counts.items() if count > 1]
     lines = [_CLI_HEAD, "## Shared options", "", "| option | default | meaning | commands |", "|---|---|---|---|"]
     for row in shared:
-        users = [name for name in rows if row in rows[name]]
-        lines.append(f"{row} {'all' if len(users) == len(rows) else ', '.join(users)} |")
+        lines.append(f"{row} {_names([name for name in rows if row in rows[name]], list(rows))} |")
     for name, command in commands.items():
         own = [row for row in rows[name] if row not in shared]
         lines += ["", f"## hybridge {_usage(name, command)}", "", str(command.help), ""]
         lines += ["| option | default | meaning |", "|---|---|---|", *own]
     return "\n".join(lines) + "\n"
+
+
+def _names(some: list[str], every: list[str]) -> str:
+    """The names in ``some``, or those of ``every`` that are missing, whichever are fewer."""
+    missing = [name for name in every if name not in some]
+    if len(missing) < len(some):
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(some)
 
 
 def _options(command: Any) -> list[Any]:
