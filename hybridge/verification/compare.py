@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.verification.expected import Expected
 from hybridge.verification.observation import Observation
 from hybridge.verification.reference import ReferenceRun
-from hybridge.verification.report import EMBEDDINGS, Comparison
+from hybridge.verification.report import EMBEDDINGS, INPUT, Comparison
 from hybridge.verification.scenarios import state_items
 
 # The most that swapping some ties of a layer may change, relative to swapping all of them.
@@ -49,6 +50,8 @@ def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig)
         yield EMBEDDINGS, None, observed.embeddings, expected.embeddings[: len(observed.embeddings)]
     for index, hidden in enumerate(observed.hidden):
         yield "hidden", index, hidden, expected.hidden[index][: len(hidden)]
+    for module, reference in expected.inputs.items():
+        yield INPUT, _layer_of(module), observed.inputs[module][-len(reference) :], reference
     for name, layer, item in state_items(config):
         if name in observed.states:
             reference, found = expected.states[name], observed.states[name]
@@ -57,6 +60,12 @@ def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig)
                 found = found[:, -reference.shape[1] :]
             yield item, layer, found, reference
     yield "logits", None, observed.logits, expected.logits[-1]
+
+
+def _layer_of(module: str) -> int | None:
+    """The layer with ``module``; None for the head."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", module)
+    return None if found is None else int(found[1])
 
 
 def _measure(item: str) -> Callable[[np.ndarray, np.ndarray], float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
-from hybridge.verification.observation import Observation
+from hybridge.verification.observation import InnerValues, Observation
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,26 @@ class RowCopy:
 class DenseRows:
     """``batch`` rows with room for ``max_seq`` tokens, without any.
 
-    values: names of the inner values to record, the embeddings first; may be empty.
+    inner: the values to record, if any.
     """
 
-    def __init__(self, engine: DenseEngine, batch: int, max_seq: int, values: Sequence[str] = ()) -> None:
+    def __init__(self, engine: DenseEngine, batch: int, max_seq: int, inner: InnerValues | None = None) -> None:
         self.states: StateSet = engine.allocate_states(batch, max_seq)
-        self._engine, self._values = engine, tuple(values)
-        self._shown: list[list[np.ndarray]] = [[np.zeros((0, engine.config.hidden_size), np.float32)] * len(values)]
-        self._shown *= batch
+        self._engine, self._inner = engine, inner
+        self._shown: list[list[np.ndarray]] = [[] for _ in range(batch)]
 
     def step(self, rows: Sequence[np.ndarray], past: Sequence[int]) -> np.ndarray:
         """One step with the new tokens of each row after ``past`` others; logits [batch, vocab] of the last ones."""
         inputs = step_inputs(rows, past)
-        if not self._values:
+        if self._inner is None:
             logits = self._engine.step(inputs, self.states)
         else:
-            found = self._engine.step_values(inputs, self.states, self._values)
+            found = self._engine.step_values(inputs, self.states, self._inner.names)
             logits = found[names.LOGITS]
             for row, tokens in enumerate(rows):
-                new = [found[name][row, : len(tokens)] for name in self._values]
-                self._shown[row] = [np.concatenate(pair) for pair in zip(self._shown[row], new, strict=True)]
+                new = [_of_row(found[name], row, len(tokens)) for name in self._inner.names]
+                before = self._shown[row] or [value[:0] for value in new]
+                self._shown[row] = [np.concatenate(pair) for pair in zip(before, new, strict=True)]
         return _last_logits(logits, [len(tokens) for tokens in rows])
 
     def feed(self, rows: list[np.ndarray], past: list[int], parts: Sequence[int]) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ class DenseRows:
 
     def stop_recording(self) -> None:
         """Stop recording inner values, and drop those recorded so far."""
-        self._values, self._shown = (), [[] for _ in self._shown]
+        self._inner, self._shown = None, [[] for _ in self._shown]
 
     def copy(self, row: int, length: int) -> RowCopy:
         """The row after its ``length`` tokens."""
@@ -83,9 +83,9 @@ class DenseRows:
         states: dict[str, np.ndarray] | None = None,
     ) -> Observation:
         """The observation of a row after ``length`` tokens; ``states``: instead of all of the row's."""
-        shown = self._shown[row]
+        shown = {} if self._inner is None else self._inner.fields(self._shown[row])
         own = read_row(self.states, row, length) if states is None else states
-        return Observation(scenario, prompt, length, logits, own, tuple(shown[1:]), shown[0] if shown else None)
+        return Observation(scenario, prompt, length, logits, own, **shown)
 
 
 def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
@@ -99,6 +99,11 @@ def step_inputs(rows: Sequence[np.ndarray], past: Sequence[int]) -> StepInputs:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
     return StepInputs(ids, np.array([len(r) for r in rows], np.int32), np.array(past, np.int32))
+
+
+def _of_row(value: np.ndarray, row: int, tokens: int) -> np.ndarray:
+    """A row's part [tokens, size] of an inner value; of one of last tokens alone, [batch, size], the row's own."""
+    return value[row, :tokens] if value.ndim == 3 else value[row][None][:tokens]
 
 
 def _row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:

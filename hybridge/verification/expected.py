@@ -61,7 +61,7 @@ class StoredRuns(Expected):
 
 @dataclass(frozen=True)
 class ForcedRuns(Expected):
-    """A run for each observation, in which each layer and the head get the input that they have in the artifact."""
+    """A run for each observation, in which layers, the head and rounded products get their inputs of the artifact."""
 
     inputs: Inputs
     reference: Reference
@@ -71,8 +71,9 @@ class ForcedRuns(Expected):
         given = (observation.embeddings, *observation.hidden)
         if observation.scenario in FAR_SCENARIOS:
             row = self.inputs.far[observation.prompt]
-            return self.reference.run(row.tokens[: len(given[0])], row.caches, 1, given)
-        return self.reference.run(self.inputs.sequences[observation.prompt][: observation.length], None, 1, given)
+            return self.reference.run(row.tokens[: len(given[0])], row.caches, 1, given, observation.inputs)
+        tokens = self.inputs.sequences[observation.prompt][: observation.length]
+        return self.reference.run(tokens, None, 1, given, observation.inputs)
 
     def with_ties_swapped(self, observation: Observation) -> ReferenceRun:
         with self.reference.ties_swapped():

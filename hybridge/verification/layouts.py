@@ -27,6 +27,8 @@ from hybridge.verification.observation import Observation
 from hybridge.verification.options import VerifyOptions
 
 Prompts = list[np.ndarray]
+# Of ``product_inputs``; None: the reference computes every layer from its own inputs.
+Products = Mapping[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class OpenedEngine:
     """An engine, which the caller closes, and the scenarios on it."""
 
     engine: DenseEngine | PagedEngine
-    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow], bool], Iterator[Observation]]
+    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow], Products], Iterator[Observation]]
     untouched: Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
 
 
@@ -69,9 +71,11 @@ def _dense(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
 def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
     engine = create_paged_engine(artifact, name, _engine_options(options))
 
-    def observations(prompts: Prompts, sequences: Prompts, steps: int, far: Sequence[FarRow], traced: bool) -> Any:
+    def observations(
+        prompts: Prompts, sequences: Prompts, steps: int, far: Sequence[FarRow], products: Products
+    ) -> Any:
         drafts, mode = options.speculative_tokens, options.draft_states
-        return paged_scenarios.observations(engine, prompts, sequences, steps, far, drafts, mode, traced)
+        return paged_scenarios.observations(engine, prompts, sequences, steps, far, drafts, mode, products)
 
     return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ class Observation:
     """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], states, hidden states.
 
     ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden] of the tokens that the row was fed, empty and None
-    where not requested.
+    where not requested. ``inputs`` [T, features] by module: what products round.
     """
 
     scenario: str
@@ -28,8 +30,29 @@ class Observation:
     states: dict[str, np.ndarray]
     hidden: tuple[np.ndarray, ...] = ()
     embeddings: np.ndarray | None = None
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-def inner_values(layers: int) -> tuple[str, ...]:
-    """Names of the embeddings and of every layer's hidden states."""
-    return (names.EMBEDDINGS_OUTPUT, *(names.layer_output(i) for i in range(layers)))
+@dataclass(frozen=True)
+class InnerValues:
+    """The inner values that observations show: the embeddings, the outputs of ``layers``, and inputs of products.
+
+    products: module to the name of the value that its product rounds.
+    """
+
+    layers: int
+    products: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the values, each once."""
+        outputs = (names.layer_output(i) for i in range(self.layers))
+        return tuple(dict.fromkeys((names.EMBEDDINGS_OUTPUT, *outputs, *self.products.values())))
+
+    def fields(self, shown: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Fields of an observation from the values of ``names``; none without values."""
+        if not shown:
+            return {}
+        by_name = dict(zip(self.names, shown, strict=True))
+        inputs = {module: by_name[name] for module, name in self.products.items()}
+        return {"embeddings": shown[0], "hidden": tuple(shown[1 : 1 + self.layers]), "inputs": inputs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +11,11 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.verification.far_windows import FILLED, FarRow
 from hybridge.verification.lengths import parts_of
-from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, Observation, inner_values
+from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, InnerValues, Observation
 from hybridge.verification.paged_sequences import PagedSequences
 
 # Small and odd, so that rows end inside a block and window edges cross blocks.
 BLOCK_SIZE = 5
-
-Values = tuple[str, ...]
 
 
 def observations(
@@ -28,44 +26,48 @@ def observations(
     far: Sequence[FarRow],
     draft_tokens: int = 0,
     rollback: str = AUTO,
-    traced: bool = False,
+    products: Mapping[str, str] | None = None,
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
 
     ``draft_tokens``: of a row at most, in steps that check some, where the engine can take them back;
-    ``rollback``: the mode. traced: show the inner values of all tokens in every scenario, not only of prompts alone.
+    ``rollback``: the mode. products: of ``InnerValues``, which are then shown in every scenario,
+    not only for prompts alone.
 
     Blocks and slots are in random order, and free ones hold NaN.
     """
-    yield from _alone(engine, prompts)
-    values = _values(engine) if traced else ()
-    yield from _chunked(engine, prompts, values)
+    inner = _inner(engine, products or {})
+    yield from _alone(engine, prompts, inner)
+    shown = None if products is None else inner
+    yield from _chunked(engine, prompts, shown)
     at_once = max(1, engine.limits.max_rows)
     for start in range(0, len(prompts), at_once):
-        mixed = _mixed(engine, sequences[start : start + at_once], steps, values)
+        mixed = _mixed(engine, sequences[start : start + at_once], steps, shown)
         yield from _renumbered(mixed, start)
         if 0 < draft_tokens < engine.max_rollback_tokens:
             heads = [len(prompt) for prompt in prompts[start : start + at_once]]
             engine.prepare_rollback(len(heads), 1 + draft_tokens, rollback)
-            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, values)
+            checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, shown)
             yield from _renumbered(checked, start)
     for index, row in enumerate(far):
-        yield from far_window(engine, index, row, traced)
+        yield from far_window(engine, index, row, inner, products is not None)
 
 
-def _values(engine: PagedEngine) -> Values:
-    return inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
+def _inner(engine: PagedEngine, products: Mapping[str, str]) -> InnerValues | None:
+    return InnerValues(engine.config.num_hidden_layers, products) if engine.shows_values else None
 
 
-def far_window(engine: PagedEngine, index: int, row: FarRow, traced: bool = False) -> Iterator[Observation]:
+def far_window(
+    engine: PagedEngine, index: int, row: FarRow, inner: InnerValues | None, always: bool
+) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
-    States are those of the new tokens only.
+    States are those of the new tokens only. always: show inner values of the last token too.
     """
     # Blocks of the first tokens, one of zeros, and those of the new tokens.
     size = engine.block_size(BLOCK_SIZE)
     tokens = FILLED + len(row.tokens) + 3 * size
-    pools = PagedSequences(engine, 1, tokens, size, seed=index, values=_values(engine))
+    pools = PagedSequences(engine, 1, tokens, size, seed=index, inner=inner)
     handle, past = pools.add_filled(row.caches), row.caches.length
     for part in row.parts:
         scenario = WINDOW_EDGE if past == row.caches.length else PAST_WINDOW
@@ -73,7 +75,7 @@ def far_window(engine: PagedEngine, index: int, row: FarRow, traced: bool = Fals
         past += len(part)
         row_states = pools.states(handle, len(row.tokens)) if past == row.caches.length + len(row.tokens) else {}
         yield pools.observed(scenario, index, handle, logits[-1], row_states)
-        if not traced:
+        if not always:
             pools.stop_recording()
 
 
@@ -89,34 +91,36 @@ def untouched(engine: PagedEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
     yield "free blocks and slots", None, pools.untouched()
 
 
-def _alone(engine: PagedEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def _alone(engine: PagedEngine, prompts: list[np.ndarray], inner: InnerValues | None) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         size = engine.block_size(BLOCK_SIZE)
-        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, values=_values(engine))
+        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, inner=inner)
         handle = pools.add()
         logits = _feed(engine, pools, {handle: prompt})[handle]
         yield pools.observed("one-shot prefill", index, handle, logits[-1])
 
 
-def _chunked(engine: PagedEngine, prompts: list[np.ndarray], values: Values) -> Iterator[Observation]:
+def _chunked(engine: PagedEngine, prompts: list[np.ndarray], shown: InnerValues | None) -> Iterator[Observation]:
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
         size = engine.block_size(BLOCK_SIZE)
-        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, values=values)
+        pools = PagedSequences(engine, 1, len(prompt), size, seed=index, inner=shown)
         handle = pools.add()
         for part in np.split(prompt, np.cumsum(parts_of(len(prompt)))[:-1]):
             logits = _feed(engine, pools, {handle: part})[handle]
         yield pools.observed("chunked prefill", index, handle, logits[-1])
 
 
-def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int, values: Values) -> Iterator[Observation]:
+def _mixed(
+    engine: PagedEngine, sequences: list[np.ndarray], steps: int, shown: InnerValues | None
+) -> Iterator[Observation]:
     """All prompts in one ragged step; then single tokens for every sequence.
 
     The first sequence starts late: its prompt shares a step with the first single tokens of the others.
     """
     total = sum(len(tokens) for tokens in sequences)
-    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), values=values)
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), inner=shown)
     handles = [pools.add() for _ in sequences]
     heads = [len(tokens) - steps for tokens in sequences]
     late = {handles[0]: sequences[0][: heads[0]]} if len(handles) > 1 else {}
@@ -141,7 +145,7 @@ def _mixed(engine: PagedEngine, sequences: list[np.ndarray], steps: int, values:
 
 
 def _draft_tokens(
-    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int, values: Values
+    engine: PagedEngine, sequences: list[np.ndarray], heads: list[int], most: int, shown: InnerValues | None
 ) -> Iterator[Observation]:
     """All prompts in one step; then steps of up to ``most`` tokens, the first of which are right, for every sequence.
 
@@ -149,7 +153,7 @@ def _draft_tokens(
     """
     rng = np.random.default_rng(0)
     total = sum(len(tokens) + most for tokens in sequences)
-    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), values=values)
+    pools = PagedSequences(engine, len(sequences), total, engine.block_size(BLOCK_SIZE), inner=shown)
     by_handle = {pools.add(): tokens for tokens in sequences}
     lengths = dict(zip(by_handle, heads, strict=True))
     rows = {handle: row for row, handle in enumerate(by_handle)}

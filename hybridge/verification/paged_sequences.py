@@ -11,7 +11,7 @@ from hybridge.artifact import names
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, floats_from_e4m3
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from hybridge.verification.far_windows import FILLED, FilledCaches
-from hybridge.verification.observation import Observation
+from hybridge.verification.observation import InnerValues, Observation
 
 
 @dataclass
@@ -31,8 +31,7 @@ class PagedSequences:
     """Feeds tokens of several sequences to a paged engine, any number of each in one step.
 
     ``tokens``: the most that all sequences together will have. ``slots``: the slots of the sequences in their order,
-    from 0 to ``count``; in random order by default. ``values``: names of the inner values to show, the embeddings
-    first; none shows nothing.
+    from 0 to ``count``; in random order by default. ``inner``: the inner values to show, if any.
     """
 
     def __init__(
@@ -43,9 +42,9 @@ class PagedSequences:
         block_size: int,
         seed: int = 0,
         slots: Sequence[int] | None = None,
-        values: Sequence[str] = (),
+        inner: InnerValues | None = None,
     ) -> None:
-        self._engine, self._size, self._values = engine, block_size, tuple(values)
+        self._engine, self._size, self._inner = engine, block_size, inner
         sizes = PoolSizes(-(-tokens // block_size) + count + 1, block_size, count + 1)
         engine.allocate_pools(sizes)
         engine.fill_pools(np.nan)
@@ -92,7 +91,7 @@ class PagedSequences:
 
     def stop_recording(self) -> None:
         """Stop recording hidden states, and drop those recorded so far."""
-        self._values = ()
+        self._inner = None
         for sequence in self._sequences:
             sequence.shown = []
 
@@ -113,8 +112,8 @@ class PagedSequences:
         behind = 0 if tokens is None else sequence.length - tokens
         shown = [value[: len(value) - behind] for value in sequence.shown]
         own = self.states(handle) if states is None else states
-        embeddings = shown[0] if shown else None
-        return Observation(scenario, prompt, sequence.length - behind, logits, own, tuple(shown[1:]), embeddings)
+        fields = {} if self._inner is None else self._inner.fields(shown)
+        return Observation(scenario, prompt, sequence.length - behind, logits, own, **fields)
 
     def states(self, handle: int, tokens: int | None = None) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim].
@@ -176,15 +175,15 @@ class PagedSequences:
         accepted: of which sequence the inner values of how many tokens are stored; of the others those of all.
         """
         ends = np.cumsum([len(tokens) for tokens in work.values()])
-        if not self._values:
+        if self._inner is None:
             logits = self._engine.step(inputs).copy()
         else:
-            found = self._engine.step_values(inputs, self._values)
+            found = self._engine.step_values(inputs, self._inner.names)
             logits = found[names.LOGITS].copy()
             for handle, end in zip(work, ends, strict=True):
                 sequence, start = self._sequences[handle], end - len(work[handle])
                 stop = start + accepted.get(handle, len(work[handle]))
-                new = [found[name][start:stop] for name in self._values]
+                new = [found[name][start:stop] for name in self._inner.names]
                 before = sequence.shown or [value[:0] for value in new]
                 sequence.shown = [np.concatenate(pair) for pair in zip(before, new, strict=True)]
         return dict(zip(work, np.split(logits, ends)[:-1], strict=True))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ class ReferenceRun:
 
     logits [t, vocab] of the last t tokens; embeddings [T, hidden], the first layer's input; hidden[i] [T, hidden] after
     layer i; states by graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], of a window
-    only its last).
+    only its last). inputs [T, features] by module: what products round, where the run was given others.
     """
 
     logits: np.ndarray
     embeddings: np.ndarray
     hidden: tuple[np.ndarray, ...]
     states: dict[str, np.ndarray]
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def first(self, tokens: int) -> ReferenceRun | None:
         """The run of only the first ``tokens``, for a model whose only states are KV caches.
@@ -61,15 +63,17 @@ class Reference(TransformersModel):
         filled: FilledCaches | None = None,
         last: int = 0,
         inputs: Sequence[np.ndarray] | None = None,
+        products: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> ReferenceRun:
         """Process ``tokens`` [T] int64 in one call from empty states.
 
         last: return logits of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         inputs: [T, hidden] of each layer and of the head, instead of what the module before it computes.
+        products: [T, features] by module: what products round, instead of what the module before computes.
         """
         torch, attends = self.torch, bool(self._config.attention_layer_indices)
-        with self._hidden_states(inputs) as hidden:
+        with self._hidden_states(inputs) as hidden, self.given_inputs(products) as replaced:
             exact = (
                 contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
             )
@@ -79,7 +83,7 @@ class Reference(TransformersModel):
                 output = self.model(torch.from_numpy(tokens)[None], **given)
                 cache = getattr(output, "past_key_values", None)
                 states = self._states(output.cache_params if cache is None else cache)
-        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states)
+        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states, replaced)
 
     @contextlib.contextmanager
     def _hidden_states(self, inputs: Sequence[np.ndarray] | None) -> Iterator[list[np.ndarray]]:

@@ -11,10 +11,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-EMBEDDINGS, UNCHANGED = "embeddings", "unchanged"
+EMBEDDINGS, INPUT, UNCHANGED = "embeddings", "input", "unchanged"
 # Columns of the tables, and what is compared in each. All fit into 80 characters.
 COLUMNS = {
-    "hidden": (EMBEDDINGS, "hidden"),
+    "hidden": (EMBEDDINGS, INPUT, "hidden"),
     "keys": ("key",),
     "values": ("value",),
     "conv": ("conv_state",),
@@ -27,7 +27,8 @@ COLUMNS = {
 class Comparison:
     """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``.
 
-    ``item``: "embeddings", "hidden", "key", "value", "conv_state", "recurrent_state", "logits" or "unchanged".
+    ``item``: "embeddings", "input" (of a product that rounds it), "hidden", "key", "value", "conv_state",
+    "recurrent_state", "logits" or "unchanged".
     ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_ties``: passed beyond the tolerance, as
     values halfway between two numbers of rounded inputs explain the difference.
     """
@@ -46,7 +47,7 @@ class VerifyReport:
     """All comparisons of one artifact with its checkpoint.
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
-    forced_inputs: the reference computed each layer, and the head, from the input that it has in the artifact.
+    forced_inputs: the reference computed layers, the head and products that round from their inputs in the artifact.
     far_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
     """
 
@@ -84,7 +85,7 @@ class VerifyReport:
             return "embedding"
         if self.first_failing_layer is not None:
             return f"layer {self.first_failing_layer}"
-        return "head" if any(c.item == "logits" for c in failed) else failed[0].scenario
+        return "head" if any(c.item in ("logits", INPUT) for c in failed) else failed[0].scenario
 
     def verdict(self) -> str:
         """One sentence."""
@@ -110,7 +111,7 @@ class VerifyReport:
         return f" ({count} of them apart from ties of rounded inputs)" if count else ""
 
     def _forced(self) -> str:
-        return "; each layer compared for the artifact's own input" if self.forced_inputs else ""
+        return "; layers and rounded products compared for the artifact's own inputs" if self.forced_inputs else ""
 
     def _computed(self) -> str:
         """The type in which each engine computed, and whether none is the artifact's."""

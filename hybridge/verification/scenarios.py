@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,7 @@ from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.verification.dense_rows import DenseRows, RowCopy, read_row, step_inputs
 from hybridge.verification.far_windows import FarRow
 from hybridge.verification.lengths import parts_of
-from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, Observation, inner_values
-
-Values = tuple[str, ...]
+from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, InnerValues, Observation
 
 
 def observations(
@@ -24,22 +22,23 @@ def observations(
     sequences: list[np.ndarray],
     steps: int,
     far: Sequence[FarRow],
-    traced: bool = False,
+    products: Mapping[str, str] | None = None,
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
 
-    traced: show the inner values of all tokens in every scenario, not only of prompts in one step.
+    products: of ``InnerValues``, which are then shown in every scenario, not only for prompts in one step.
     """
-    yield from one_shot(engine, prompts)
-    values = _values(engine) if traced else ()
-    head = yield from chunked(engine, prompts, values)
+    inner = _inner(engine, products or {})
+    yield from one_shot(engine, prompts, inner)
+    shown = None if products is None else inner
+    head = yield from chunked(engine, prompts, shown)
     if head is not None:
-        yield from end_beside_prompt(engine, prompts, head, values)
+        yield from end_beside_prompt(engine, prompts, head, shown)
     at_once = engine.max_batch_size
     for start in range(0, len(prompts), at_once):
-        yield from ragged_then_decode(engine, sequences[start : start + at_once], steps, start, head, values)
+        yield from ragged_then_decode(engine, sequences[start : start + at_once], steps, start, head, shown)
     for index, row in enumerate(far):
-        yield from far_window(engine, index, row, traced)
+        yield from far_window(engine, index, row, inner, products is not None)
 
 
 def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
@@ -55,16 +54,16 @@ def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, in
         yield "row without tokens", layer, bool(np.array_equal(before[name], after[name]))
 
 
-def one_shot(engine: DenseEngine, prompts: list[np.ndarray]) -> Iterator[Observation]:
+def one_shot(engine: DenseEngine, prompts: list[np.ndarray], inner: InnerValues | None) -> Iterator[Observation]:
     """Each prompt alone in one prefill, with the hidden states of every layer where the engine returns them."""
     for index, prompt in enumerate(prompts):
-        rows = DenseRows(engine, 1, len(prompt), _values(engine))
+        rows = DenseRows(engine, 1, len(prompt), inner)
         (logits,) = rows.feed([prompt], [0], [len(prompt)])
         yield rows.observed("one-shot prefill", index, 0, len(prompt), logits)
 
 
-def _values(engine: DenseEngine) -> Values:
-    return inner_values(engine.config.num_hidden_layers) if engine.shows_values else ()
+def _inner(engine: DenseEngine, products: Mapping[str, str]) -> InnerValues | None:
+    return InnerValues(engine.config.num_hidden_layers, products) if engine.shows_values else None
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,14 @@ class Head:
 
 
 def chunked(
-    engine: DenseEngine, prompts: list[np.ndarray], values: Values
+    engine: DenseEngine, prompts: list[np.ndarray], shown: InnerValues | None
 ) -> Generator[Observation, None, Head | None]:
     """Each prompt of at least two tokens in unequal chunks; returns the head of the longest, None without any."""
     head = None
     for index, prompt in enumerate(prompts):
         if len(prompt) < 2:
             continue
-        rows = DenseRows(engine, 1, len(prompt), values)
+        rows = DenseRows(engine, 1, len(prompt), shown)
         *first, last = parts_of(len(prompt))
         rows.feed([prompt], [0], first)
         if len(prompt) == max(len(p) for p in prompts):
@@ -95,7 +94,7 @@ def chunked(
 
 
 def end_beside_prompt(
-    engine: DenseEngine, prompts: list[np.ndarray], head: Head, values: Values
+    engine: DenseEngine, prompts: list[np.ndarray], head: Head, shown: InnerValues | None
 ) -> Iterator[Observation]:
     """The last part of a prompt in one step with the whole prompt in another row.
 
@@ -105,7 +104,7 @@ def end_beside_prompt(
     prompt = prompts[head.prompt]
     if engine.max_batch_size < 2 or len(prompt) > engine.max_step_tokens:
         return
-    rows = DenseRows(engine, 2, len(prompt), values)
+    rows = DenseRows(engine, 2, len(prompt), shown)
     rows.write(0, head.row)
     logits = rows.step([prompt[head.length :], prompt], [head.length, 0])
     for row in range(2):
@@ -113,7 +112,12 @@ def end_beside_prompt(
 
 
 def ragged_then_decode(
-    engine: DenseEngine, sequences: list[np.ndarray], steps: int, start: int, head: Head | None, values: Values
+    engine: DenseEngine,
+    sequences: list[np.ndarray],
+    steps: int,
+    start: int,
+    head: Head | None,
+    shown: InnerValues | None,
 ) -> Iterator[Observation]:
     """Prompts in one ragged batch, then ``steps`` single tokens for every row.
 
@@ -121,7 +125,7 @@ def ragged_then_decode(
     batch has the last part only: the others need not be padded to the length of the longest.
     """
     batch = len(sequences)
-    rows = DenseRows(engine, batch, max(len(s) for s in sequences), values)
+    rows = DenseRows(engine, batch, max(len(s) for s in sequences), shown)
     prompts, past = [s[: len(s) - steps] for s in sequences], [0] * batch
     if head is not None and start <= head.prompt < start + batch:
         rows.write(head.prompt - start, head.row)
@@ -138,13 +142,15 @@ def ragged_then_decode(
             yield rows.observed("decode", start + row, row, done + 1, found[row].copy(), states)
 
 
-def far_window(engine: DenseEngine, index: int, row: FarRow, traced: bool) -> Iterator[Observation]:
+def far_window(
+    engine: DenseEngine, index: int, row: FarRow, inner: InnerValues | None, always: bool
+) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 
-    States are those of the new tokens only.
+    States are those of the new tokens only. always: show inner values of the last token too.
     """
     past, end = row.caches.length, row.caches.length + len(row.tokens)
-    rows = DenseRows(engine, 1, end, _values(engine))
+    rows = DenseRows(engine, 1, end, inner)
     states = rows.states
     states.expect_few_tokens()
     for name in row.caches.numbers:
@@ -160,7 +166,7 @@ def far_window(engine: DenseEngine, index: int, row: FarRow, traced: bool) -> It
         new = {name: states.buffers[name].read_row(0, end)[:, -len(row.tokens) :].astype(np.float32) for name in cached}
         scenario = WINDOW_EDGE if at_once else PAST_WINDOW
         yield rows.observed(scenario, index, 0, past, logits.copy(), new)
-        if not traced:
+        if not always:
             rows.stop_recording()
 
 

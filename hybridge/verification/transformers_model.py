@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.exporter.families.parameters import ROOTS
@@ -41,6 +43,8 @@ class TransformersModel:
         import transformers
 
         self.torch, self.device, self._ties_swapped = torch, device, False
+        self._given: Mapping[str, Any] = {}
+        self._replaced: dict[str, np.ndarray] = {}
         self._checkpoint = checkpoint
         self._library = f"transformers {transformers.__version__}"
         self.name = f"{self._library}, torch {torch.__version__}, float32"
@@ -94,9 +98,9 @@ class TransformersModel:
         for name, module in self.model.named_modules():
             _, layers, rest = name.partition("layers.")
             names = [f"{root}{layers}{rest}" for root in ROOTS] if layers else [name]
-            rounding = next((roundings[own] for own in names if own in roundings), None)
-            if rounding is not None and isinstance(module, self.torch.nn.Linear):
-                module.register_forward_pre_hook(partial(self._rounded_input, rounding))
+            own = next((own for own in names if own in roundings), None)
+            if own is not None and isinstance(module, self.torch.nn.Linear):
+                module.register_forward_pre_hook(partial(self._rounded_input, own, roundings[own]))
                 count += 1
             count += round_experts(module, names, roundings, self._rounded)
         return count
@@ -110,11 +114,29 @@ class TransformersModel:
         finally:
             self._ties_swapped = False
 
+    @contextlib.contextmanager
+    def given_inputs(self, inputs: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, np.ndarray]]:
+        """Within the block, the products of modules in ``inputs`` round these [T, features] instead of their own.
+
+        Only the last of them where a product has fewer tokens. Yields what each would have rounded.
+        """
+        self._given, self._replaced = {name: self.torch.from_numpy(value) for name, value in inputs.items()}, {}
+        try:
+            yield self._replaced
+        finally:
+            self._given = {}
+
     def _rounded(self, rounding: Rounding, x: Any) -> Any:
         return rounding(x, self._ties_swapped)
 
-    def _rounded_input(self, rounding: Rounding, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self._rounded(rounding, inputs[0]), *inputs[1:])
+    def _rounded_input(self, name: str, rounding: Rounding, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = inputs[0]
+        if name not in self._given:
+            return (self._rounded(rounding, x), *inputs[1:])
+        # The factors of a module are in the given inputs, as they are in the reference's weight.
+        factors = 1.0 if rounding.factors is None else self.torch.from_numpy(rounding.factors)
+        self._replaced[name] = (x * factors).flatten(0, -2).numpy()
+        return (rounding(self._given[name][-x.shape[-2] :].reshape(x.shape) / factors), *inputs[1:])
 
     def arguments(self, length: int, attends: bool) -> dict[str, Any]:
         """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""

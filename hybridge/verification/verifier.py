@@ -22,6 +22,7 @@ from hybridge.verification.expected import Expected, ForcedRuns, Inputs, StoredR
 from hybridge.verification.layouts import LayoutSteps, layout_steps
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance, shows_layers
 from hybridge.verification.plan import Plan, plan_of
+from hybridge.verification.product_inputs import product_inputs
 from hybridge.verification.reference import Reference, ReferenceRun
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import UNCHANGED, Comparison, VerifyReport
@@ -144,7 +145,8 @@ def _run(
     with closing(opened.engine) as engine:
         inputs = cases.inputs
         tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.far
-        for observation in opened.observations(*tokens, cases.forced):
+        products = product_inputs(artifact) if cases.forced else None
+        for observation in opened.observations(*tokens, products):
             yield from compared(engine.name, observation, cases.expected, cases.config, tolerance)
             progress.advance()
         for scenario, layer, same in opened.untouched(inputs.prompts[0]):
@@ -167,7 +169,7 @@ class Cases:
     """The tokens and the reference's results for them.
 
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    forced: whether the reference gets each layer's input from the artifact.
+    forced: whether the reference gets the inputs of layers and rounded products from the artifact.
     """
 
     config: RuntimeConfig

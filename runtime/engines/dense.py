@@ -174,8 +174,8 @@ class DenseEngine(ABC):
     def step_values(self, inputs: StepInputs, states: StateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
 
-        Inner values are [batch, seq, hidden] float32; the logits come under "logits". EngineError when the
-        engine cannot show inner values (a fused engine) or has no value of that name.
+        Inner values are [batch, seq, size] float32, of last tokens alone [batch, size]; the logits come under "logits".
+        EngineError when the engine cannot show inner values (a fused engine) or has no value of that name.
         """
         raise EngineError(f"the {self.name} engine cannot show the graph's inner values: verify with onnxruntime")
 

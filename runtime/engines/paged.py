@@ -254,7 +254,7 @@ class PagedEngine(ABC):
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         """Like ``step``, and also returns the named inner values of the graph (artifact.names), for diagnosis.
 
-        Inner values are [tokens, hidden] float32; the logits come under "logits". EngineError when the engine cannot
+        Inner values are [tokens, size] float32; the logits come under "logits". EngineError when the engine cannot
         show inner values or has no value of that name.
         """
         raise EngineError(f"the {self.name} engine cannot show a paged graph's inner values: use onnxruntime-portable")

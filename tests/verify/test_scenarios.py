@@ -15,7 +15,7 @@ from tests.runtime.toy_engine import ToyEngine, toy_config, toy_logits
 def test_an_engine_without_inner_values_is_observed_without_hidden_states(all_logits: bool) -> None:
     engine = ToyEngine(toy_config(all_logits=all_logits))
     prompts = [np.array([3, 1, 4, 1, 5]), np.array([9])]
-    for prompt, observed in zip(prompts, scenarios.one_shot(engine, prompts), strict=True):
+    for prompt, observed in zip(prompts, scenarios.one_shot(engine, prompts, None), strict=True):
         assert observed.hidden == () and observed.length == len(prompt)
         assert np.array_equal(observed.logits, toy_logits(engine.config, prompt))
         assert set(observed.states) == {binding.name for binding in engine.state_specs}

@@ -1,4 +1,4 @@
-"""Deep artifacts that round the inputs of products: each layer is compared for the artifact's own input."""
+"""Artifacts that round inputs of products: each layer and each product is compared for the artifact's own input."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.rounded_inputs import FP4, FP8, INT8, Rounding
 from hybridge.verification.verifier import verify
-from tests.support.quantized_checkpoints import eight_bits, save_quantized
+from tests.support.quantized_checkpoints import eight_bits, float4, save_quantized
 from tests.verify.damaged_artifact import DamagedArtifact
 
 INPUTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+NVFP4_INPUTS = {**INPUTS, "num_bits": 4, "strategy": "tensor_group", "dynamic": "local", "group_size": 16}
+WIDE = {"num_hidden_layers": 2, "intermediate_size": 96}
 ENDS = {"dense": (5, 40), "paged": (5, 12)}
 
 
@@ -36,10 +38,23 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_differences_do_not_grow_from_layer_to_layer(deep: tuple[Path, Path, VerifyOptions]) -> None:
     report = verify(*deep)
     assert report.passed and report.tolerance == 1e-4, report.verdict()
-    assert report.verdict().endswith("; each layer compared for the artifact's own input")
+    assert report.verdict().endswith("; layers and rounded products compared for the artifact's own inputs")
     # Every scenario shows every layer.
     shown = {(c.scenario, c.layer) for c in report.comparisons if c.item == "hidden"}
     assert shown == {(c.scenario, n) for c in report.comparisons if c.item == "logits" for n in range(8)}
+
+
+@pytest.mark.parametrize("layout", ["dense", pytest.param("paged", marks=pytest.mark.slow)])
+def test_an_engine_in_sixteen_bits_is_no_further_away_than_without_rounding(layout: str, tmp_path: Path) -> None:
+    """A difference of 1 in 256 that bfloat16 makes before an input is rounded to 4 bits becomes one of 1 in 4."""
+    checkpoint, _ = save_quantized(tmp_path, "llama", float4("nvfp4-pack-quantized", NVFP4_INPUTS), **WIDE)
+    options = ExportOptions(max_batch_size=2, max_seq_len=64, layout=layout, weights="copy")
+    export_checkpoint(checkpoint, tmp_path / "out", options)
+    report = verify(checkpoint, tmp_path / "out", VerifyOptions("torch", prompt_lengths=(5, 12), decode_steps=2))
+    assert report.computed_types == ("bfloat16",)
+    shown = {(c.item, c.layer) for c in report.comparisons}
+    assert shown >= {("input", 0), ("input", 1), ("input", None), ("hidden", 1), ("logits", None)}
+    assert max(c.error for c in report.comparisons) < 1e-2, report.verdict()
 
 
 def scaled(index: int | tuple[int, ...], factor: float) -> Callable[[np.ndarray], None]:
@@ -52,8 +67,9 @@ def scaled(index: int | tuple[int, ...], factor: float) -> Callable[[np.ndarray]
 @pytest.mark.parametrize(
     ("end", "change", "place"),
     [
-        pytest.param("layers.5.self_attn.o_proj.weight_scale", scaled((7, 0), 1.05), "layer 5"),
-        pytest.param("layers.0.input_layernorm.weight", scaled(3, 1.02), "layer 0", marks=pytest.mark.slow),
+        pytest.param("layers.5.self_attn.o_proj.weight_scale", scaled((7, 0), 1.05), "layer 5", marks=pytest.mark.slow),
+        # The product after the norm is compared for the artifact's own input: only that input shows the fault.
+        ("layers.0.input_layernorm.weight", scaled(3, 1.02), "layer 0"),
         pytest.param("model.norm.weight", scaled(3, 1.05), "head", marks=pytest.mark.slow),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -105,19 +105,22 @@ class OnnxRuntimeEngine(ArrayEngine):
         ids, context, past = inputs.input_ids, inputs.context_lengths, inputs.past_lengths
         _check_step(ids, context, past, own)
         batch, tokens = ids.shape
-        found = {name: np.zeros((batch, tokens, self.config.hidden_size), np.float32) for name in values}
+        found: dict[str, np.ndarray] = {}
         logits = self._logits(batch, tokens)
         for run in row_runs(context, past):
             rows = slice(run.start, run.stop)
-            extra = {name: np.zeros((run.rows, run.tokens, self.config.hidden_size), np.float32) for name in values}
             part = self._logits(run.rows, run.tokens)
             session = self._value_session(self._form_of(run), tuple(values))
+            extra = {name: np.zeros(shape, np.float32) for name, shape in _value_shapes(session, run, values)}
             bound = BoundRun(session, own, self._replaced_by, run, part, self.config.result.name, extra)
             bound.feed(ids[rows, : run.tokens], context[rows], past[rows])
             own.commit(bound.swapped, run.start, run.stop)
             self._place(logits, run, part)
-            for name in values:
-                found[name][rows, : run.tokens] = extra[name]
+            for name, own_rows in extra.items():
+                per_token = own_rows.ndim == 3
+                shape = (batch, tokens, own_rows.shape[-1]) if per_token else (batch, own_rows.shape[-1])
+                whole = found.setdefault(name, np.zeros(shape, np.float32))
+                (whole[:, : run.tokens] if per_token else whole)[rows] = own_rows
         return {self.config.result.name: logits, **found}
 
     def close(self) -> None:
@@ -186,16 +189,21 @@ class OnnxRuntimeEngine(ArrayEngine):
         return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> DenseGraph:
-        from hybridge.runtime.engines.inner_values import expose_values
         from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
         from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 
-        graph = rewrite(self._read_model(), self.config, form, installed_kernels(), self._exact)
-        expose_values(graph.model.graph, values)
-        return graph.serialised()
+        return rewrite(self._read_model(), self.config, form, installed_kernels(), self._exact, values).serialised()
 
     def _logits(self, rows: int, tokens: int) -> np.ndarray:
         return np.zeros(self.config.result.resolve(**{BATCH: rows, SEQ: tokens}), np.float32)
+
+
+def _value_shapes(form: FormSession, run: RowRun, values: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shape of each inner value in ``run``: [rows, tokens, size], of last tokens alone [rows, size]."""
+    sizes = {output.name: output.shape for output in form.session.get_outputs()}
+    for name in values:
+        axes = (run.rows, run.tokens) if len(sizes[name]) == 3 else (run.rows,)
+        yield name, (*axes, int(sizes[name][-1]))
 
 
 def _check_step(ids: np.ndarray, context: np.ndarray, past: np.ndarray, states: ArrayStateSet) -> None:

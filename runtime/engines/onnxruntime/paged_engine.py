@@ -88,9 +88,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._deferred: DeferredStates | None = None
         self._snapshots: frozenset[str] = frozenset()
         self._packs_weights = False
-        # Sessions of ``step_values``, and the names of the values that they give.
+        # Sessions of ``step_values``, and the names and sizes of the values that they give.
         self._value_sessions: dict[SessionKey, PagedSession] = {}
-        self._value_names: frozenset[str] = frozenset()
+        self._value_sizes: dict[str, int] = {}
         key = SessionKey(PagedForm.ONE_ROW, neighbours=True)
         graph = self._graph(key)  # this one is the same whether the session packs its weights or not
         self._packs_weights = graph.float32_bytes <= _MOST_PACKED_BYTES
@@ -137,10 +137,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return True
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
-        shape = len(inputs.input_ids), self.config.hidden_size
-        shown = {name: np.zeros(shape, np.float32) for name in values}
-        if shown.keys() != self._value_names:
-            self._value_names, self._value_sessions = frozenset(shown), {}
+        from hybridge.runtime.engines.inner_values import value_sizes
+
+        if set(values) != self._value_sizes.keys():
+            self._value_sizes, self._value_sessions = value_sizes(self._read_model().graph, values), {}
+        tokens = len(inputs.input_ids)
+        shown = {name: np.zeros((tokens, size), np.float32) for name, size in self._value_sizes.items()}
         plain = self._shown, self._sessions
         self._shown, self._sessions = shown, self._value_sessions
         try:
@@ -206,7 +208,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         # Not self.pools: rows that are deferred in a run before this one wait for the end of the step.
         sizes, deferred = super().pools.sizes, inputs.deferred
         feeds = {**run_feeds(inputs, run, self._kv_shapes, sizes), **self._more_feeds(inputs, run)}
-        shown = {name: np.empty((len(run.tokens), self.config.hidden_size), np.float32) for name in self._shown}
+        shown = {name: np.empty((len(run.tokens), own.shape[1]), np.float32) for name, own in self._shown.items()}
         if deferred is not None and (waits := deferred[run.rows]).any():
             # The body for snapshots is made for a number of tokens.
             tokens = 0 if run.is_ragged and not self._snapshots else run.time

@@ -125,8 +125,8 @@ class PortablePagedEngine(PagedArrayEngine):
     def _open(self, values: Sequence[str], deferred_tokens: int = 0) -> ort.InferenceSession:
         """``deferred_tokens``: of a row at most, its own and drafts, with a slot for the state after each."""
         model = self._with_slots(deferred_tokens - 1) if deferred_tokens else self._read_model()
-        model = widen_only(model, installed_kernels())
         expose_values(model.graph, values)
+        model = widen_only(model, installed_kernels())
         inputs = frozenset(str(value.name) for value in model.graph.inputs)
         graph = RewrittenGraph(model, inputs, frozenset(), {})
         return create_session(graph.serialised(), self._weights, self._folder, self._threads)

@@ -89,9 +89,9 @@ def rewrite_paged(
     values that it also returns. ``exact``: inputs of quantised weights are not rounded. EngineError when the installed
     ONNX Runtime cannot run the result.
     """
+    expose_values(model.graph, shown)
     widen_types(model)
     use_exact_activations(model)
-    expose_values(model.graph, shown)
     use_stored_weights(model)
     use_stored_products(model, exact)
     use_quantized_products(model, kernels, exact)

@@ -85,8 +85,9 @@ class PortableEngine(ArrayEngine):
     def _open(self):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
         """A session of the present form: with which inner values, and whether with whole caches."""
         values, whole = self._form
-        model = widen_only(self._read_model(), installed_kernels())
+        model = self._read_model()
         expose_values(model.graph, values)
+        model = widen_only(model, installed_kernels())
         if not whole:
             return_new_tokens(model.graph, self._caches)
         inputs = frozenset(str(value.name) for value in model.graph.inputs)

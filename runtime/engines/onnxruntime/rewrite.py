@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.config import RuntimeConfig
+from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
@@ -61,12 +62,19 @@ class RewrittenGraph:
 
 
 def rewrite(
-    model: ir.Model, config: RuntimeConfig, form: GraphForm, kernels: Kernels, exact: bool = False
+    model: ir.Model,
+    config: RuntimeConfig,
+    form: GraphForm,
+    kernels: Kernels,
+    exact: bool = False,
+    shown: Sequence[str] = (),
 ) -> RewrittenGraph:
-    """Rewrite ``model`` (it is changed) for sessions of ``form``; exact: inputs of quantised weights are not rounded.
+    """Rewrite ``model`` (it is changed) for sessions of ``form``.
 
-    EngineError when the installed ONNX Runtime cannot run the result.
+    exact: inputs of quantised weights are not rounded. shown: inner values that the graph also returns. EngineError
+    when the installed ONNX Runtime cannot run the result.
     """
+    expose_values(model.graph, shown)
     widen_types(model)
     use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)

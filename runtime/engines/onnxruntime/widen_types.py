@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from hybridge.artifact.names import EMBEDDINGS_OUTPUT
 from hybridge.runtime.engines.onnxruntime.weights import widened
 
 NARROW_TYPES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -62,8 +61,6 @@ def _remove_idle_casts(graph: ir.Graph) -> None:
             # The output's name must survive; a value that is itself an interface keeps its own.
             if source.producer() is None or source.is_graph_output():
                 continue
-            result.name, source.name = f"{result.name}.cast", result.name
-        elif result.name == EMBEDDINGS_OUTPUT:  # a name that verify asks for
             result.name, source.name = f"{result.name}.cast", result.name
         ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
         graph.remove(node, safe=True)

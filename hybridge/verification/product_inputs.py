@@ -1,0 +1,54 @@
+"""The values of an artifact's graph that products round before they use them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+
+from hybridge.artifact.onnx_file import read_onnx
+from hybridge.artifact.path_kind import MODEL_FILE
+
+_MATRIX, _WEIGHT = ".dequantized", ".weight"
+# Outputs of the nodes that round an input.
+_ROUNDING = re.compile(r"\.input\.\d+\.\d+$")
+_Producers = Mapping[str, onnx.NodeProto]
+
+
+def product_inputs(artifact: Path) -> dict[str, str]:
+    """Module of the checkpoint to the value [..., features] that its product rounds, without those of experts.
+
+    A value is multiplied by the module's factors, if it has any. ArtifactError: the graph cannot be read.
+    """
+    graph = read_onnx(artifact, MODEL_FILE).model.graph
+    producers = {output: node for node in graph.node for output in node.output}
+    found: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type == "MatMul" and not node.domain:
+            matrix = _before(producers, "Transpose", node.input[1])
+            value = _rounded(producers, node.input[0])
+            if value is not None and matrix.endswith(_MATRIX):
+                module = matrix.removesuffix(_MATRIX).removesuffix(_WEIGHT)
+                # A Gather puts the columns into the order of the weight's.
+                found[module] = _before(producers, "Gather", value)
+    return found
+
+
+def _before(producers: _Producers, op_type: str, value: str) -> str:
+    """The input of the node ``op_type`` that computes ``value``; ``value`` where another node computes it."""
+    node = producers.get(value)
+    return value if node is None or node.op_type != op_type else node.input[0]
+
+
+def _rounded(producers: _Producers, value: str) -> str | None:
+    """What the nodes that compute ``value`` round; None if they round nothing."""
+    left = [value] if _ROUNDING.search(value) else []
+    while left:
+        for name in producers[left.pop()].input:
+            if _ROUNDING.search(name):
+                left.append(name)
+            elif name in producers and producers[name].op_type != "Constant":
+                return name
+    return None
