@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_token, best_tokens, sample_rows
 
 
@@ -83,3 +84,8 @@ class RowsResult(StepResult):
         if len(indices) == 1:
             return self._rows[indices[0]][None]
         return np.stack([self._rows[index] for index in indices])
+
+
+def lost_logits() -> EngineError:
+    """The error of a row without a token, whose logits a step launched ahead has overwritten."""
+    return EngineError("expected finite logits, found others: verify the artifact, or use a wider type")

@@ -1,4 +1,4 @@
-"""The sampling kernels on the host: what they read from memory and write to it, computed by the host's own sampling."""
+"""The kernels of sampling and of feeding tokens on the host: what they read from memory and write to it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from hybridge.trt_plugins.kernels.fused.sampling import (
     result_type,
     settings_type,
 )
+from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS
 
 # (address, bytes) -> uint8 view of memory.
 Read = Callable[[int, int], np.ndarray]
 
 
 def run_reference(plan: CallPlan, read: Read, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-    """Do what the launches of ``plan``, one of fused.sampling, would do."""
+    """Do what the launches of ``plan``, of fused.sampling or fused.token_feeding, would do."""
+    if plan.name == "feed_tokens":
+        _feed(plan.launches[0].params.rows, read, inputs, outputs)
+        return
     assert plan.name == "sampling"
     problems, vocab = plan.launches[0].grid[1], plan.launches[0].params.vocab
     kinds = settings_type(), result_type()
@@ -40,6 +44,18 @@ def run_reference(plan: CallPlan, read: Read, inputs: Sequence[int], outputs: Se
             scores = _edited(row, setting, read, inputs)
             lists = tokens[problem].view(np.int32), logits[problem].view(np.float32)
             results[problem] = _result(row, scores, setting, lists)
+
+
+def _feed(rows: int, read: Read, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+    address, stride = read(inputs[0], 16).view(np.int64).tolist()
+    stops = read(inputs[1], rows * MOST_STOPS * 4).view(np.int32).reshape(rows, MOST_STOPS)
+    ids = read(outputs[0], rows * 8).view(np.int64)
+    lengths, slots, states = (read(output, rows * 4).view(np.int32) for output in outputs[1:])
+    for row in np.flatnonzero(lengths):
+        token = int(read(address + int(row) * stride, 4).view(np.int32)[0])
+        ids[row] = token
+        if token in (-1, *stops[row].tolist()):
+            ids[row], lengths[row], slots[row], states[row] = 0, 0, -1, -1
 
 
 def _edited(row: np.ndarray, setting: np.void, read: Read, inputs: Sequence[int]) -> np.ndarray:

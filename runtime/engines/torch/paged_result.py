@@ -10,7 +10,7 @@ import torch
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.device_sampling import ChosenTokens
-from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.step_result import StepResult, lost_logits
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
@@ -97,7 +97,7 @@ class TorchStepResult(StepResult):
             chosen = self._chooser.sampled({rows[index]: draw for index, draw in samplings.items()})
             found = {index: chosen[rows[index]] for index in samplings if rows[index] in chosen}
         if not self._has_logits:
-            return {index: found.get(index, _lost()) for index in samplings}
+            return {index: found.get(index, lost_logits()) for index in samplings}
         # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: samplings[index] for index in samplings if index not in found})}
 
@@ -140,12 +140,7 @@ class TorchStepResult(StepResult):
     def _wait_for_logits(self) -> None:
         self._wait()
         if not self._has_logits:
-            raise _lost()
-
-
-def _lost() -> EngineError:
-    """The error of a row without a token whose logits are gone; no other row needs them."""
-    return EngineError("expected finite logits, found others: verify the artifact, or use a wider type")
+            raise lost_logits()
 
 
 def _unread(error: RuntimeError) -> EngineError:

@@ -10,6 +10,7 @@ import torch
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
+from hybridge.runtime.engines.feeding_tables import can_feed
 from hybridge.runtime.engines.paged import Feeding, PackedInputs, StepLimits
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
@@ -26,7 +27,6 @@ from hybridge.runtime.engines.torch.sampling_memory import TorchSampling, torch_
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import STEP, draft_shape, multiple, own_shape, padded_shape
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
-from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS
 
 # Shapes of mixed steps that stay prepared, those that came last.
 MOST_MIXED = 128
@@ -102,7 +102,7 @@ class PagedSteps:
     ) -> TorchStepResult | None:
         """``PagedEngine.launch_next`` on a GPU."""
         rows, width, samples = len(inputs.seq_lens), inputs.block_table.shape[1], bool(feeding.samplings)
-        if result.tokens is None or result.samples != samples or max(map(len, feeding.stops)) > MOST_STOPS:
+        if result.tokens is None or result.samples != samples or not can_feed(feeding.stops):
             return None
         size = padded_rows(rows, self._limits.max_rows), padded_blocks(width, pools.sizes.block_size)
         self._turn = not self._turn

@@ -8,6 +8,7 @@ import torch
 
 from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
 from hybridge.runtime.engines.device_sampling import ChosenTokens
+from hybridge.runtime.engines.feeding_tables import FeedingTables
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.trt_plugins.kernels.fused import token_feeding
 from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS, FeedingProblem
@@ -21,14 +22,11 @@ class RowFeeding:
         # A few bytes that the kernel reads where they are.
         source, self._source = device.mapped(2, dtype=torch.int64)
         stops, self._stops = device.mapped(rows, MOST_STOPS, dtype=torch.int32)
-        self._words, self._table = source.numpy(), stops.numpy()
+        self._tables = FeedingTables(source.numpy(), stops.numpy())
 
     def fill(self, tokens: ChosenTokens, stops: Sequence[Collection[int]]) -> None:
-        """Set the tokens to feed, and the tokens that end each row (at most MOST_STOPS)."""
-        self._words[:] = tokens.address, tokens.stride
-        self._table[: len(stops)] = -1
-        for row, ids in zip(self._table, stops, strict=False):
-            row[: len(ids)] = list(ids)
+        """As ``FeedingTables.fill``."""
+        self._tables.fill(tokens, stops)
 
     def enqueue(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Enqueue the kernel that changes the step's ``inputs`` on torch's current stream."""

@@ -22,6 +22,7 @@ from tests.support.artifacts import ArtifactCache
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
 from hybridge.runtime.engines.tensorrt.paged import step_sampling
+from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
 from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampling, workspace_bytes
 from tests.runtime.tensorrt.fake_memory import FakeMemory
@@ -98,9 +99,7 @@ def test_tokens_are_those_of_the_host_and_logits_stay_on_the_device(
         found = served(opened, PARAMS * 2)
     # Every number of rows is captured, with lists of likely tokens and without.
     captured = opened.engine.steps.captured
-    assert {lists for _, _, lists in captured} == {False, True} and any(
-        step.is_replayed for step, _ in captured.values()
-    )
+    assert {key.lists for key in captured} == {False, True} and any(step.is_replayed for step, _ in captured.values())
     opened.close()
     monkeypatch.setattr(step_sampling, "DeviceSampling", no_kernels)
     opened = open_double(parsed, monkeypatch)
@@ -112,6 +111,24 @@ def test_tokens_are_those_of_the_host_and_logits_stay_on_the_device(
         for one, other in zip(found[id_].logprobs or (), answer.logprobs or (), strict=True):
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
             assert abs(one.logprob - other.logprob) < 1e-5
+
+
+def test_steps_launched_ahead_give_the_tokens_of_single_steps(
+    parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [PARAMS[0], PARAMS[1], PARAMS[2]]
+    opened = open_double(parsed, monkeypatch)
+    found = served(opened, params)
+    assert {key.turn for key in opened.engine.steps.captured if key.fed} == {0, 1}
+    opened.close()
+    monkeypatch.setattr(TensorRTPagedEngine, "chains_steps", False)
+    opened = open_double(parsed, monkeypatch)
+    expected = served(opened, params)
+    assert not any(key.fed for key in opened.engine.steps.captured)
+    assert {id_: answer.token_ids for id_, answer in found.items()} == {
+        id_: answer.token_ids for id_, answer in expected.items()
+    }
+    opened.close()
 
 
 def test_the_host_samples_what_kernels_cannot(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

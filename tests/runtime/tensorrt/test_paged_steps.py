@@ -130,8 +130,9 @@ def test_the_planned_memory_is_what_the_engine_takes(parsed: ParsedEngine, monke
     opened.engine.allocate_pools(PoolSizes(7, 16, 0))
     assert sum(allocation.nbytes for allocation in opened.memory.live) == own + 7 * plan.block
     assert plan.block == opened.engine.block_bytes(16) and sum(opened.engine.memory_use().values()) == plan.fixed
-    # Four buckets of 1, 2, 4 and 5 rows, one width, with and without lists, and a graph for each turn of the pools.
-    assert (plan.graphs, plan.contexts) == (16, 17)
+    # Four buckets of 1, 2, 4 and 5 rows, one width, with and without lists and launched ahead in two turns, and a graph
+    # for each turn of the pools.
+    assert (plan.graphs, plan.contexts) == (32, 33)
     opened.close()
 
 
@@ -139,18 +140,19 @@ def test_inspect_shows_the_planned_memory(parsed: ParsedEngine) -> None:
     write_engine_record(parsed.files / ENGINE_FILE, parsed.record)
     inspection, console = inspect_engine(parsed.files), Console(file=io.StringIO(), width=120)
     plan = memory_plan(parsed.record)
-    assert inspection.memory == plan and inspection.to_json()["memory"]["graphs"] == 16
+    assert inspection.memory == plan and inspection.to_json()["memory"]["graphs"] == 32
     for table in tables_of(inspection):
         console.print(table)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "memory (rtx-ada)" in shown and "16 at most, for 1, 2, 4, 5 rows" in shown
-    assert f"{bytes_text(plan.activations)}, shared by 17 contexts" in shown
+    assert "memory (rtx-ada)" in shown and "32 at most, for 1, 2, 4, 5 rows" in shown
+    assert f"{bytes_text(plan.activations)}, shared by 33 contexts" in shown
 
 
 def test_too_little_memory_leaves_nothing(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = memory_plan(parsed.record)
+    own = plan.activations + 2 * (plan.inputs + plan.sampling) + plan.sampled + plan.logits
     with pytest.raises(OutOfDeviceMemory, match="for logits"):
-        open_double(parsed, monkeypatch, capacity=plan.activations + 2 * plan.inputs + plan.logits)
+        open_double(parsed, monkeypatch, capacity=own)
     opened = open_double(parsed, monkeypatch)
     opened.memory.capacity = sum(allocation.nbytes for allocation in opened.memory.live) + plan.block
     with pytest.raises(OutOfDeviceMemory, match="for the pool"):

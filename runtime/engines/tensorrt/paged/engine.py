@@ -11,10 +11,12 @@ import numpy as np
 
 from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.feeding_tables import can_feed
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
+from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, aligned
@@ -57,7 +59,8 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         """
         self.built = built
         self._memory = memory
-        self._pending: PendingStep[StepOutput] | None = None
+        # Steps that may still run, in order: at most the last two, where the last was launched ahead.
+        self._pending: list[PendingStep[StepOutput]] = []
         # Closed in the reverse order: contexts before the engines, the engines before the runtime.
         self._resources = ExitStack()
         self._resources.callback(memory.close)
@@ -105,8 +108,9 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
             advance_steps = AdvanceSteps(second, self._bindings, self._steps.stored)
             owns(advance_steps.close)
         self._drafts = DraftRows(self._bindings, advance_steps, snapshot_slots(self._bindings, record))
-        self._marker = memory.marker()
-        owns(self._marker.close)
+        self._markers = [memory.marker() for _ in range(1 + self._bindings.chains)]
+        for marker in self._markers:
+            owns(marker.close)
         owns(self._free_pools)
         self._specs = tuple(pool.spec for pool in self._bindings.pools)
         self._step_tokens = self._bindings.largest.tokens
@@ -163,6 +167,10 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         return True
 
     @property
+    def chains_steps(self) -> bool:
+        return self._bindings.chains
+
+    @property
     def max_rollback_tokens(self) -> int:
         return self._bindings.row_tokens if self._bindings.drafts else 0
 
@@ -185,17 +193,15 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
     def advance(self, accepted: np.ndarray) -> None:
         self._check_open()
         self._memory.enter()
-        if self._pending is not None:
-            self._pending.wait()
+        for pending in self._pending:
+            pending.wait()
         self._drafts.advance(accepted)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
         return self.launch(inputs).all_logits()
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> DeviceResult:
-        self._check_open()
-        check_packed(inputs, self.limits, self.config, self.pools.sizes, self.max_rollback_tokens)
-        check_token_ids(inputs.input_ids, self.config.vocab_size)
+        self._check(inputs)
         self._memory.enter()
         # The pinned inputs and logits of the step before are about to be overwritten.
         self._finish_pending()
@@ -203,11 +209,31 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         *first, last = step_parts(inputs, self._bindings.row_tokens, self._bindings.largest.logits)
         before = np.empty((len(inputs.logits_indices) if first else 0, self.config.vocab_size), np.float32)
         for part in first:
-            before[part.logits] = DeviceResult(self._enqueue(part, inputs), before[:0], part.logits).all_logits()
+            pending = self._recorded(self._enqueue(part, inputs))
+            before[part.logits] = DeviceResult(pending, before[:0], part.logits).all_logits()
         index_in_last = {index: own for own, index in enumerate(last.logits.tolist())}
         here = {index_in_last[index]: how for index, how in samplings.items() if index in index_in_last}
-        self._pending = self._enqueue(last, inputs, here)
-        return DeviceResult(self._pending, before, last.logits)
+        output = self._enqueue(last, inputs, here)
+        self._pending.append(self._recorded(output))
+        return DeviceResult(self._pending[-1], before, last.logits, None if first else output.tokens)
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> DeviceResult | None:
+        assert isinstance(result, DeviceResult)
+        tokens = result.tokens
+        if tokens is None or not can_feed(feeding.stops):
+            return None
+        assert self._pending and result.is_of(self._pending[-1]), "another step was launched after that of the result"
+        self._check(inputs)
+        self._memory.enter()
+        # The pinned inputs of the step before that are about to be overwritten.
+        self._finish_pending(keep=1)
+        output = self._steps.run_next(inputs, self.pools, tokens, feeding)
+        if output is None:
+            return None
+        result.lose_logits()
+        self._pending.append(self._recorded(output))
+        nothing = np.empty((0, self.config.vocab_size), np.float32)
+        return DeviceResult(self._pending[-1], nothing, output.rows, output.tokens)
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.read(name)
@@ -251,15 +277,26 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     def _enqueue(
         self, part: StepPart, whole: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING
-    ) -> PendingStep[StepOutput]:
+    ) -> StepOutput:
         """Enqueue one part of the step ``whole``; samplings: by index of the part's logits."""
         pools = self.pools
         inputs, deferred = self._drafts.inputs(part, pools)
         output = self._steps.run(inputs, pools, samplings)
         if deferred is not None:
             self._drafts.defer(deferred, part, len(whole.seq_lens), output.arrays, pools)
-        self._marker.record()
-        return PendingStep(self._marker, lambda: output)
+        return output
+
+    def _recorded(self, output: StepOutput) -> PendingStep[StepOutput]:
+        """The step of ``output``, which ends where the stream ends now; takes the marker of one that is done."""
+        marker = self._markers.pop(0)
+        self._markers.append(marker)
+        marker.record()
+        return PendingStep(marker, lambda: output)
+
+    def _check(self, inputs: PackedInputs) -> None:
+        self._check_open()
+        check_packed(inputs, self.limits, self.config, self.pools.sizes, self.max_rollback_tokens)
+        check_token_ids(inputs.input_ids, self.config.vocab_size)
 
     def _check_sizes(self, sizes: PoolSizes) -> None:
         blocks, slots = self.pool_limits
@@ -292,7 +329,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         self._finish_pending()
         self._memory.synchronize()
 
-    def _finish_pending(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.finish()
+    def _finish_pending(self, keep: int = 0) -> None:
+        """Wait for all steps but the last ``keep``, whose results can no longer be read."""
+        while len(self._pending) > keep:
+            self._pending.pop(0).finish()

@@ -11,14 +11,10 @@ from hybridge.runtime.engines.tensorrt.binding_check import AGAIN
 from hybridge.runtime.engines.tensorrt.memory import aligned
 from hybridge.runtime.engines.tensorrt.paged.captured_steps import CapturedSizes
 from hybridge.runtime.engines.tensorrt.paged.pools import pool_bytes
+from hybridge.runtime.engines.tensorrt.paged.row_feeding import feeding_bytes
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import layout
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, recorded_bindings
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import (
-    mapped_bytes,
-    sampled_rows,
-    staged_bytes,
-    workspace_bytes,
-)
+from hybridge.runtime.engines.tensorrt.paged.step_sampling import mapped_bytes, staged_bytes, workspace_bytes
 
 # The plugin that reads only the blocks that a row has.
 _ATTENTION = "paged_attention"
@@ -29,7 +25,8 @@ class MemoryPlan:
     """Bytes of device memory, and counts.
 
     engines: the engine files. activations: shared by all contexts and the sampling kernels. inputs, logits, sampling:
-    of one step, and as much pinned host memory. sampled: pinned host memory for tokens. drafts: what a replay stores
+    of one step, and as much pinned host memory. sampled: pinned host memory for
+    tokens, sampled or fed. drafts: what a replay stores
     of a step, or the slots of the states after draft tokens. block: of 16 tokens; slot: the states of a sequence; both
     in all layers and all buffers. rows: pools for all rows at full length.
     largest: the largest pools that the profiles allow. graphs: captured steps, each with a context, and one context
@@ -75,15 +72,21 @@ def _plan(record: EngineRecord, bindings: StepBindings) -> MemoryPlan:
     snapshots = snapshot_slots(bindings, record)
     rows = record.max_batch_size
     scratch = record.scratch_bytes, 0 if advance is None else advance.scratch_bytes, sampling_workspace(bindings)
-    most_sampled = sampled_rows(bindings.buckets, bindings.row_tokens)[-1]
+    vocab, feeding = bindings.vocab_size, feeding_bytes(bindings.buckets[-1])
+    inputs = [max(layout(bindings.inputs, size)[1] for size in bindings.largest_sizes)]
+    sampled = [bindings.sampled_rows[-1]]
+    if bindings.chains:
+        # What steps that are launched ahead use in turn.
+        inputs.append(layout(bindings.inputs, bindings.decode_size)[1])
+        sampled.append(bindings.buckets[-1])
     blocks_of_rows = rows * (bindings.largest.blocks + 1)
     return MemoryPlan(
         engines=record.nbytes + (0 if advance is None else advance.nbytes),
         activations=aligned(max(1, *scratch)),
-        inputs=max(layout(bindings.inputs, size)[1] for size in bindings.largest_sizes),
+        inputs=sum(inputs),
         logits=bindings.largest.logits * bindings.vocab_size * bindings.logits.dtype.itemsize,
-        sampling=staged_bytes(most_sampled, bindings.vocab_size),
-        sampled=mapped_bytes(most_sampled, bindings.vocab_size),
+        sampling=sum(staged_bytes(count, vocab) for count in sampled),
+        sampled=sum(mapped_bytes(count, vocab) for count in sampled) + 2 * feeding * bindings.chains,
         drafts=sum(map(bindings.stored_bytes, bindings.stored)) + snapshots * slot,
         block=block,
         slot=slot,
@@ -100,7 +103,7 @@ def captured_sizes(bindings: StepBindings, record: EngineRecord) -> CapturedSize
 
 def sampling_workspace(bindings: StepBindings) -> int:
     """Memory that the sampling kernels use after a step, when the activations of contexts are not needed."""
-    return workspace_bytes(sampled_rows(bindings.buckets, bindings.row_tokens)[-1], bindings.vocab_size)
+    return workspace_bytes(bindings.sampled_rows[-1], bindings.vocab_size)
 
 
 def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
@@ -111,8 +114,9 @@ def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
 
 
 def _graphs(bindings: StepBindings, sizes: CapturedSizes, replays: bool) -> int:
-    """Captured steps of every size, with and without draft tokens and lists, in each turn of the pools."""
+    """Captured steps of every size, in each turn of the pools: with and without draft tokens and lists, and those
+    launched ahead, in turns of their own."""
     buckets, turns = len(bindings.buckets), 1 + bindings.takes_turns
     drafts = bindings.row_tokens > 1
-    steps = buckets * len(sizes.all_blocks) * (1 + drafts) * 2 * turns
+    steps = buckets * len(sizes.all_blocks) * ((1 + drafts) * 2 + 2 * bindings.chains) * turns
     return steps + (buckets * len(sizes.all_blocks) if replays else 0)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridge.artifact.names import LOGITS_INDICES, NUM_ACCEPTED_TOKENS, STATE_INDICES
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.device_sampling import ChosenTokens
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
@@ -17,14 +20,26 @@ from hybridge.runtime.engines.tensorrt.memory import Allocation
 from hybridge.runtime.engines.tensorrt.paged.captured_steps import CapturedSizes, blocks_used
 from hybridge.runtime.engines.tensorrt.paged.loaded_engine import LoadedEngine
 from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools
-from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays, StepArrays
+from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler, StepSampling, sampled_rows
+from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
+from hybridge.runtime.engines.tensorrt.paged.step_turn import StepTurn
 from hybridge.runtime.sampling import TokenSampling
 from hybridge.trt_plugins.build.profiles import DECODE, PREFILL
+
+
+class StepKey(NamedTuple):
+    """A captured step: its size, the turn of the pools, whether likely tokens are listed, whether its rows are fed on
+    the device, and its own turn."""
+
+    size: StepSize
+    pools_turn: int
+    lists: bool
+    fed: bool
+    turn: int
 
 
 class PagedSteps:
@@ -36,16 +51,16 @@ class PagedSteps:
         EngineError when there is too little memory.
         """
         self._loaded, self._bindings, self._sizes, self._snapshots = loaded, bindings, sizes, snapshots
-        self._captured: dict[tuple[StepSize, int, bool], tuple[DecodeStep, ShapedArrays]] = {}
+        self._captured: dict[StepKey, tuple[DecodeStep, ShapedArrays]] = {}
+        self._turns: list[StepTurn] = []
+        self._turn = 0
         memory, self._owned = loaded.memory, ExitStack()
         try:
-            self._arrays = StepArrays(memory, bindings.inputs, bindings.largest_sizes)
-            self._owned.callback(self._arrays.free)
+            for chained in (False, True) if bindings.chains else (False,):
+                self._turns.append(StepTurn(memory, bindings, loaded.scratch_address, chained))
+                self._owned.callback(self._turns[-1].free)
             self._logits = StepLogits(memory, bindings.largest.logits, bindings.vocab_size)
             self._owned.callback(self._logits.free)
-            sizes_of_logits = sampled_rows(bindings.buckets, bindings.row_tokens)
-            self._sampling = StepSampling(memory, bindings.vocab_size, sizes_of_logits, loaded.scratch_address)
-            self._owned.callback(self._sampling.free)
             self.stored: dict[str, Allocation] = {}
             for output in bindings.stored:
                 allocation = memory.allocate(bindings.stored_bytes(output), "the inputs of draft tokens")
@@ -58,32 +73,46 @@ class PagedSteps:
             raise
 
     @property
-    def captured(self) -> Mapping[tuple[StepSize, int, bool], tuple[DecodeStep, ShapedArrays]]:
-        """The captured steps and their inputs, by size, turn of the pools, and whether likely tokens are listed."""
+    def captured(self) -> Mapping[StepKey, tuple[DecodeStep, ShapedArrays]]:
+        """The captured steps and their inputs."""
         return self._captured
 
     def run(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> StepOutput:
-        """Enqueue a step that fits a profile; the last step must be done. samplings: as in ``PagedEngine.launch``."""
+        """Enqueue a step that fits a profile; all others must be done. samplings: as in ``PagedEngine.launch``."""
+        self._turn = 0
         size = self._sizes.of(inputs)
         count = len(inputs.logits_indices)
-        if size is None:
-            size = StepSize(len(inputs.input_ids), len(inputs.seq_lens), blocks_used(inputs), max(1, count))
-            rows = np.arange(count)
-            sampler = self._sampling.of(size.logits, samplings)
-            arrays = self._arrays.shaped(size)
-            arrays.fill(self._fed(inputs))
-            self._bind(self._mixed, arrays, pools)
-            self._around(arrays, sampler, self._mixed.enqueue)
-        else:
+        if size is not None:
             # In a step of one token a row, every row has logits.
             every_row = size.tokens == size.rows
             rows = inputs.logits_indices.copy() if every_row else np.arange(count)
-            sampler = self._sampling.of(size.logits, {int(rows[index]): how for index, how in samplings.items()})
-            step, arrays = self._step(size, pools, sampler)
-            arrays.fill(self._fed(inputs, every_row))
-            step.run()
+            samplings = {int(rows[index]): how for index, how in samplings.items()}
+            return self._run_captured(inputs, size, pools, samplings, rows, every_row)
+        size = StepSize(len(inputs.input_ids), len(inputs.seq_lens), blocks_used(inputs), max(1, count))
+        turn = self._turns[0]
+        sampler = turn.sampling.of(size.logits, samplings)
+        arrays = turn.arrays.shaped(size)
+        arrays.fill(self._fed(inputs))
+        self._bind(self._mixed, arrays, pools)
+        self._around(arrays, sampler, None, self._mixed.enqueue)
         pools.advance()
-        return StepOutput(arrays, rows, self._logits, sampler)
+        of_rows = np.array_equal(inputs.logits_indices, inputs.query_start_loc[1:] - 1)
+        return StepOutput(arrays, np.arange(count), self._logits, sampler, of_rows)
+
+    def run_next(
+        self, inputs: PackedInputs, pools: DevicePools, tokens: ChosenTokens, feeding: Feeding
+    ) -> StepOutput | None:
+        """Enqueue a step of one token a row, which gets ``tokens``, while the step before it runs; None where no
+        captured step is as large. The step before that must be done."""
+        size = self._sizes.of(inputs)
+        if size is None or size.tokens != size.rows:
+            return None
+        self._turn = 1 - self._turn
+        feeder = self._turns[self._turn].feeding
+        assert feeder is not None
+        feeder.prepare(size.rows)
+        feeder.fill(tokens, feeding.stops)
+        return self._run_captured(inputs, size, pools, feeding.samplings, np.arange(len(inputs.seq_lens)), fed=True)
 
     def forget(self) -> None:
         """Release the captured steps, whose pools are about to be freed; no step may be pending."""
@@ -96,19 +125,47 @@ class PagedSteps:
         self.forget()
         self._owned.close()
 
-    def _step(self, size: StepSize, pools: DevicePools, sampler: StepSampler | None) -> tuple[DecodeStep, ShapedArrays]:
-        key = size, pools.turn, sampler is not None and sampler.lists
+    def _run_captured(
+        self,
+        inputs: PackedInputs,
+        size: StepSize,
+        pools: DevicePools,
+        samplings: Mapping[int, TokenSampling],
+        rows: np.ndarray,
+        every_row: bool = True,
+        fed: bool = False,
+    ) -> StepOutput:
+        """samplings: by row of logits. rows, every_row: as in StepOutput, and whether each row's token has logits."""
+        sampler = self._turns[self._turn].sampling.of(size.logits, samplings)
+        key = StepKey(size, pools.turn, sampler is not None and sampler.lists, fed, self._turn)
+        step, arrays = self._step(key, pools, sampler)
+        arrays.fill(self._fed(inputs, every_row))
+        step.run()
+        pools.advance()
+        return StepOutput(arrays, rows, self._logits, sampler, of_rows=every_row)
+
+    def _step(self, key: StepKey, pools: DevicePools, sampler: StepSampler | None) -> tuple[DecodeStep, ShapedArrays]:
         if key not in self._captured:
-            arrays = self._arrays.shaped(size)
+            arrays = self._turns[key.turn].arrays.shaped(key.size)
             # TensorRT needs a separate context for each captured graph.
             context = self._loaded.context(DECODE, fixed_shapes=True)
             self._bind(context, arrays, pools)
-            step = DecodeStep(self._loaded.memory, context, lambda enqueue: self._around(arrays, sampler, enqueue))
+            feeding = self._turns[key.turn].feeding if key.fed else None
+            feed = None if feeding is None else partial(feeding.enqueue, key.size.rows, arrays.addresses)
+            step = DecodeStep(self._loaded.memory, context, partial(self._around, arrays, sampler, feed))
             self._captured[key] = step, arrays
         return self._captured[key]
 
-    def _around(self, arrays: ShapedArrays, sampler: StepSampler | None, enqueue: Callable[[], None]) -> None:
+    def _around(
+        self,
+        arrays: ShapedArrays,
+        sampler: StepSampler | None,
+        feed: Callable[[], None] | None,
+        enqueue: Callable[[], None],
+    ) -> None:
         arrays.upload()
+        if feed is not None:
+            feed()
         enqueue()
         if sampler is not None:
             sampler.enqueue(self._logits.address)

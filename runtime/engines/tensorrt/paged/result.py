@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.device_sampling import ChosenTokens
+from hybridge.runtime.engines.step_result import StepResult, lost_logits
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_tokens
@@ -15,12 +16,28 @@ from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, be
 class DeviceResult(StepResult):
     """The last part of a step, which is ``pending``, and the logits of the parts before it."""
 
-    def __init__(self, pending: PendingStep[StepOutput], before: np.ndarray, last: np.ndarray) -> None:
+    def __init__(
+        self,
+        pending: PendingStep[StepOutput],
+        before: np.ndarray,
+        last: np.ndarray,
+        tokens: ChosenTokens | None = None,
+    ) -> None:
         """before [m, vocab]: logits of the whole step, those of its last part undefined; no row where there is one part
-        only. last: indices of the last part's logits in the whole step.
+        only. last: indices of the last part's logits in the whole step. tokens: those that a next step can be fed.
         """
+        self.tokens = tokens
         self._pending, self._before, self._last = pending, before, last
         self._index_in_last = {index: own for own, index in enumerate(last.tolist())}
+        self._has_logits = True
+
+    def is_of(self, pending: PendingStep[StepOutput]) -> bool:
+        """Whether this is the result of that step."""
+        return self._pending is pending
+
+    def lose_logits(self) -> None:
+        """Another step has been launched, which overwrites them."""
+        self._has_logits = False
 
     @property
     def is_ready(self) -> bool:
@@ -29,6 +46,9 @@ class DeviceResult(StepResult):
     def all_logits(self) -> np.ndarray:
         """Logits [m, vocab] float32 of all logits_indices."""
         return self.rows(range(max(len(self._before), len(self._last))))
+
+    def fed_tokens(self) -> list[int]:
+        return self._pending.read().fed_tokens()
 
     def best_tokens(self) -> list[int | None]:
         of_last = self._pending.read().best_tokens()
@@ -43,6 +63,8 @@ class DeviceResult(StepResult):
         own = {self._index_in_last[index]: index for index in samplings if index in self._index_in_last}
         chosen = self._pending.read().sampled({place: samplings[index] for place, index in own.items()})
         found: dict[int, SampledToken | DrawError] = {own[place]: token for place, token in chosen.items()}
+        if not self._has_logits:
+            return {index: found.get(index, lost_logits()) for index in samplings}
         # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: how for index, how in samplings.items() if index not in found})}
 
@@ -52,6 +74,8 @@ class DeviceResult(StepResult):
 
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         output = self._pending.read()
+        if not self._has_logits:
+            raise lost_logits()
         if not len(self._before):
             return output.read(indices)
         found: np.ndarray = self._before[list(indices)]

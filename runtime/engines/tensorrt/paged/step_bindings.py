@@ -62,9 +62,20 @@ class StepBindings:
         return any(binding.name == names.NUM_ACCEPTED_TOKENS for binding in self.inputs)
 
     @property
+    def chains(self) -> bool:
+        """Whether steps can be launched ahead: a row has one slot, which the kernel that feeds rows may change."""
+        return not self.drafts
+
+    @property
     def takes_turns(self) -> bool:
         """Whether some pool has a second buffer, so that the two swap roles after each step."""
         return any(not pool.aliased for pool in self.pools)
+
+    @property
+    def decode_size(self) -> StepSize:
+        """The largest captured step of rows with one token each."""
+        rows = self.buckets[-1]
+        return StepSize(rows, rows, self.largest.blocks, rows)
 
     @property
     def draft_size(self) -> StepSize:
@@ -76,6 +87,11 @@ class StepBindings:
     def largest_sizes(self) -> tuple[StepSize, ...]:
         """Sizes of which each input is largest in one."""
         return (self.largest, self.draft_size) if self.row_tokens > 1 else (self.largest,)
+
+    @property
+    def sampled_rows(self) -> tuple[int, ...]:
+        """Numbers of rows of logits of captured steps, ascending: sampling kernels are made for these."""
+        return tuple(sorted({*self.buckets, *(rows * self.row_tokens for rows in self.buckets)}))
 
     def stored_bytes(self, binding: Binding) -> int:
         """Bytes of one stored output in the largest step."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
 from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler
@@ -16,12 +17,23 @@ from hybridge.runtime.sampling import SampledToken, TokenSampling, best_tokens
 @dataclass(frozen=True, eq=False)
 class StepOutput:
     """arrays: the step's inputs. rows [m]: the row of logits of each of logits_indices. sampler: of the step, or None:
-    the host chooses tokens."""
+    the host chooses tokens. of_rows: logits are those of one token of each of the step's rows, in order."""
 
     arrays: ShapedArrays
     rows: np.ndarray
     logits: StepLogits
     sampler: StepSampler | None
+    of_rows: bool
+
+    @property
+    def tokens(self) -> ChosenTokens | None:
+        """The token of every row on the device, which a next step can be fed; None where there is none."""
+        return self.sampler.tokens if self.sampler is not None and self.of_rows else None
+
+    def fed_tokens(self) -> list[int]:
+        """``tokens`` on the host."""
+        assert self.sampler is not None
+        return self.sampler.fed_tokens
 
     def best_tokens(self) -> list[int | None]:
         """As ``StepResult.best_tokens``."""

@@ -74,11 +74,6 @@ class StepSampling:
         return self._made[rows, lists]
 
 
-def sampled_rows(buckets: Sequence[int], row_tokens: int) -> tuple[int, ...]:
-    """The numbers of rows of logits for which kernels are made: those of captured steps."""
-    return tuple(sorted({*buckets, *(rows * row_tokens for rows in buckets)}))
-
-
 def workspace_bytes(rows: int, vocab: int) -> int:
     """Memory for the kernels' intermediate values, which only they use."""
     try:
