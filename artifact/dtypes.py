@@ -23,7 +23,7 @@ class DType(str, Enum):
     INT8 = "int8"
     UINT8 = "uint8"
     BOOL = "bool"
-    # Of quantised weights only. Two numbers of 4 bits share a byte, the first in its low half.
+    # Types of quantised weights. Two 4-bit numbers share a byte, the first in its low half.
     INT4 = "int4"
     FLOAT8E4M3FN = "float8e4m3fn"
     FLOAT4E2M1 = "float4e2m1"
@@ -120,7 +120,7 @@ _ONNX: dict[DType, int] = {
     DType.INT4: 22,
     DType.FLOAT4E2M1: 23,
 }
-# Those that a safetensors file of ours or of a checkpoint has; numbers of 4 bits lie there as U8.
+# The types of safetensors files; 4-bit numbers are stored as U8.
 _SAFETENSORS: dict[DType, str] = {
     DType.FLOAT32: "F32",
     DType.FLOAT16: "F16",

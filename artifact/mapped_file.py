@@ -53,7 +53,7 @@ def map_open(
         raise error(f"{path}: cannot be mapped into memory: {cause}: {_REMEDY}") from cause
 
 
-# Of linux/mman.h: write changed pages back and drop all from memory. Later reads find the same content.
+# From linux/mman.h: write changed pages back and drop all pages from memory. Later reads find the same content.
 _MADV_PAGEOUT = 21
 
 

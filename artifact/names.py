@@ -7,11 +7,11 @@ INPUT_IDS, CONTEXT_LENGTHS, PAST_LENGTHS, LOGITS = "input_ids", "context_lengths
 POSITIONS, QUERY_START_LOC, SEQ_LENS = "positions", "query_start_loc", "seq_lens"
 BLOCK_TABLE, SLOT_MAPPING, STATE_INDICES = "block_table", "slot_mapping", "state_indices"
 LOGITS_INDICES = "logits_indices"
-# Of a step with draft tokens.
+# An input of steps with draft tokens.
 NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
-# Output of a graph without its head: that of the final norm for every token.
+# Output of a graph without a head: the final norm's output for every token.
 HIDDEN_STATES = "hidden_states"
-# Of a step of a multi-token prediction head: which of the hidden states that it gets are its own.
+# An input of multi-token prediction heads: which of the given hidden states are the head's own.
 IS_OWN = "is_own"
 EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
 

@@ -73,7 +73,7 @@ def run(settings: PrefixCacheBenchmark) -> Report:
 
 
 def _targets(full: Sequence[Compared], scaled: Sequence[Compared], lookup: Spread) -> tuple[Target, ...]:
-    """Of each trace, the worst of all seeds."""
+    """One target for each trace, with the worst of all seeds."""
     targets = []
     for place, group in (("cost model", full), ("CPU", scaled)):
         for trace, states in dict.fromkeys((each.trace, each.states) for each in group):

@@ -59,7 +59,7 @@ class ExportPlan:
 
     @property
     def graph_sources(self) -> tuple[str, ...]:
-        """Those that the graph refers to: all but what derived tensors are computed from."""
+        """The tensors that the graph refers to: all but those that derived tensors are computed from."""
         return tuple(dict.fromkeys(source for p in self.all_parameters if not p.derived for source in p.sources))
 
     def quantized(self, source: Checkpoint) -> dict[str, QuantizedTensor]:
@@ -146,7 +146,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
 
 
 def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:
-    """What config.json says of the weights; None where none is quantised."""
+    """The field ``quantization`` of config.json; None without quantised weights."""
     quantized = plan.quantized(source).values()
     if not quantized:
         return None

@@ -72,7 +72,7 @@ class ScoreRequest:
         return Score(
             tuple(each.token_id for each in found),
             tuple(each.logprob for each in found),
-            # Of equally likely tokens, the lowest id is the greedy one and the first of ``top``.
+            # Among equally likely tokens, the lowest id is the greedy one and the first of ``top``.
             all(each.top[0][0] == each.token_id for each in found),
         )
 

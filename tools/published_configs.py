@@ -419,7 +419,7 @@ PUBLISHED: Mapping[str, Fields] = {
         "tie_word_embeddings": True,
         "vocab_size": 200064,
     },
-    # Of the defaults of transformers' config class.
+    # The defaults of transformers' config class.
     "LFM3-1.7B": {"model_type": "lfm3"},
     "Falcon-H1-0.5B-Base": {
         "model_type": "falcon_h1",

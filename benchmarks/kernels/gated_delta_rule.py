@@ -17,7 +17,7 @@ from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
 TOLERANCE = 3e-3  # o is bfloat16
 AT_LEAST = {1: 1.2, 8: 1.2}
-# Of the best peer's time; that of flashinfer is without the norms of q and k, which are part of ours.
+# Minimum speed relative to the best peer; flashinfer's time excludes the norms of q and k, ours includes them.
 PREFILL_AT_LEAST = 1 / 1.2
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}

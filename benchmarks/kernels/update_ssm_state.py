@@ -136,7 +136,7 @@ def _prepared_prefill(model: Model, rows: int, time: int) -> Prepared:
     )
 
     def error() -> float:
-        """Of the first row."""
+        """Relative error of the first row."""
         carried, parts = state[:1].double(), []
         run()
         for begin in range(0, time, _CHECKED_TOKENS):

@@ -47,7 +47,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Finding:
-    """Of one piece: the flat index of the first bad value (None: all good), and how many values become zero."""
+    """Result for one piece: the flat index of the first bad value, or None, and how many values become zero."""
 
     offender: int | None
     zeros: int

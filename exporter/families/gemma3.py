@@ -56,7 +56,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     ]
     config.expect("attn_logit_softcapping", (None,), None)
     config.expect("use_bidirectional_attention", (False, None), False)
-    # Of transformers' caches.
+    # Chooses a cache class of transformers.
     config.expect("cache_implementation", ("hybrid", None), None)
     cap = config.raw("final_logit_softcapping", None)
     return decoder_of(

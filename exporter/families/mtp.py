@@ -30,7 +30,7 @@ class MtpHead:
 
 @dataclass(frozen=True)
 class _Names:
-    """Of tensors after ROOT; ``final_norm`` as DecoderConfig.final_norm_source."""
+    """Names of tensors, without ROOT; ``final_norm`` as DecoderConfig.final_norm_source."""
 
     projection: str
     embedding_norm: str

@@ -21,7 +21,7 @@ SHARED_SIZE = "shared_expert_intermediate_size"
 
 @dataclass(frozen=True)
 class ExpertDefaults:
-    """What transformers takes where the config does not say. ``shared_size`` None: the family has no shared expert.
+    """Defaults of transformers. ``shared_size`` None: the family has no shared expert.
 
     ``names`` are the spellings of the field with the number of experts.
     """

@@ -43,7 +43,7 @@ def parse(config: HfConfig) -> DecoderConfig:
     attention = attention_of(config, head_dim, rope_from_config(config, head_dim))
     attention = replace(attention, output_bias=config.flag("attention_out_bias", default=False))
     check_shares(config, "residual_dropout")
-    # Of tensor parallelism.
+    # Only for tensor parallelism.
     config.ignore("pretraining_tp")
     width, activation = config.positive("intermediate_size"), activation_of(config)
     mlp = MlpConfig(width, activation, bias=config.flag("mlp_bias", default=False))

@@ -10,7 +10,7 @@ from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step
 
-# Of the time step: with both limits 1 it is 1 whatever dt is.
+# Limits of the time step: with both 1, it is 1 for every dt.
 STEP_LIMITS = (1.0, 1.0)
 
 

@@ -70,7 +70,7 @@ class Divergence:
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Of each row, in float64."""
+    """Log-softmax of each row, in float64."""
     values = logits.astype(np.float64)
     peaks = values.max(1, keepdims=True)
     if not np.isfinite(peaks).all():

@@ -22,11 +22,11 @@ class LogitsSource(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights as they are stored."""
+        """Bytes of all weights as stored."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know."""
+        """Remarks for the user."""
 
     def logits(self, tokens: np.ndarray, first: int, rows: int) -> Iterator[np.ndarray]:
         """Logits [n, vocab] float32 after ``tokens`` [T], a new sequence, from the ``first`` to the last but one.

@@ -13,7 +13,7 @@ from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
 
-# Of indices below LAYERS (artifact.limits): there are as many summaries as the largest index says.
+# At most 4 digits, an index below LAYERS (artifact.limits): the largest index decides the number of summaries.
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]{1,4})\.")
 # Parts of a checkpoint besides its decoder, which may have their own layers: prediction head, vision tower.
 _PARTS = ("mtp.", "model.visual.")

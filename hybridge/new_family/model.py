@@ -20,7 +20,7 @@ class ModelTensors:
 
     @property
     def layer(self) -> dict[str, tuple[int, ...]]:
-        """Those of the first layer, without its prefix."""
+        """Names and shapes of the first layer's tensors, without its prefix."""
         first = f"{LAYERS}0."
         return {name.removeprefix(first): shape for name, shape in self.tensors.items() if name.startswith(first)}
 

@@ -1,4 +1,4 @@
-"""What the inputs of a checkpoint's linear layers are like over a text."""
+"""Statistics of the inputs of a checkpoint's linear layers over a text."""
 
 from __future__ import annotations
 

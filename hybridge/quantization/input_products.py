@@ -89,11 +89,11 @@ class InputProducts:
 
     @property
     def groups(self) -> list[Products]:
-        """Those of all modules that ran, each once."""
+        """The products of all modules that ran, each once."""
         return list({id(each): each for each in self._found.values()}.values())
 
     def of(self, module: str) -> Products | None:
-        """Those of ``module``; None: it did not run."""
+        """The products of ``module``; None if it did not run."""
         return self._found.get(module)
 
     def add(self, name: str, inputs: Any) -> None:

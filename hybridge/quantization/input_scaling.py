@@ -57,7 +57,7 @@ class ScalableInput:
 
 
 def scalable_inputs(decoder: DecoderConfig, parameters: Sequence[Parameter]) -> list[ScalableInput]:
-    """Those of all layers; tensors have the names of the checkpoint."""
+    """The scalable inputs of all layers; tensors have the names of the checkpoint."""
     found: list[ScalableInput] = []
     for number, layer in enumerate(decoder.layers):
         for index, block in enumerate(layer.blocks):

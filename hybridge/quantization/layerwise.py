@@ -22,7 +22,7 @@ class LayerWalk:
         self._model, self._windows = model, windows
         self._hidden: list[Any] = []
         self._calls: list[tuple[Any, dict[str, Any]]] = []
-        # Of the tuples that layers return; 0: they return a tensor.
+        # Length of the tuples that layers return; 0 if they return a tensor.
         self._length = 0
         with model.failures("run"), model.torch.no_grad():
             self._record()

@@ -75,4 +75,4 @@ class Scheme(ABC):
 
     @abstractmethod
     def weights_config(self) -> dict[str, Any]:
-        """What sets the scheme apart in the object "weights" of quantization_config."""
+        """The scheme's own fields in the object "weights" of quantization_config."""

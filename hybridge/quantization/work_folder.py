@@ -1,4 +1,4 @@
-"""What a run of ``hybridge quantize`` has finished, kept beside its output until the output is complete."""
+"""Finished steps of ``hybridge quantize``, stored beside its output until the output is complete."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorkFolder:
         self.folder, self._steps = folder, steps
 
     def result(self, step: str) -> Any:
-        """What ``finish`` was given; None: the step is not finished."""
+        """The result that ``finish`` stored; None if the step is not finished."""
         return self._steps.get(step)
 
     def finish(self, step: str, result: Any) -> None:

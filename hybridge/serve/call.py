@@ -45,7 +45,7 @@ class Call:
         self._streams: list[RequestStream] = []
         self._ends: list[Callable[[], None]] = []
         self._expired = self._streaming = self._counted = False
-        # Of the prompts and of the answers so far.
+        # Tokens of the prompts and of the answers so far.
         self._tokens = 0
         limit = float(service.settings.request_timeout)
         self._timeout = min(limit, timeout or limit)

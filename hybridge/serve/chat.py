@@ -13,8 +13,8 @@ NONE, AUTO, REQUIRED = "none", "auto", "required"
 class Chat:
     """messages: as the template reads them. tools: objects {"type": "function", "function": ...}.
 
-    tool_choice: NONE, AUTO, REQUIRED, or the name of a tool. parallel: several calls in one answer. grammar: of the
-    answer's content. thinking_budget: most tokens of reasoning. variables: of the template.
+    tool_choice: NONE, AUTO, REQUIRED, or the name of a tool. parallel: several calls in one answer. grammar: for the
+    answer's content. thinking_budget: maximum tokens of reasoning. variables: for the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -33,12 +33,12 @@ class Chat:
 
     @property
     def functions(self) -> list[Mapping[str, Any]]:
-        """Of these tools."""
+        """The functions of these tools."""
         return [tool["function"] for tool in self.shown_tools]
 
     @property
     def forced(self) -> list[Mapping[str, Any]]:
-        """The functions of which one has to be called; none where the model decides."""
+        """The functions one of which must be called; empty if the model decides."""
         if self.tool_choice == AUTO:
             return []
         return [each for each in self.functions if self.tool_choice in (REQUIRED, each["name"])]

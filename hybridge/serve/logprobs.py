@@ -16,7 +16,7 @@ class LogprobTexts:
         self._tokenizer = tokenizer
 
     def chat(self, tokens: Sequence[TokenLogprobs], top: int) -> list[dict[str, Any]]:
-        """Of a chat: each token with the ``top`` most likely ones."""
+        """The chat format: each token with the ``top`` most likely ones."""
         return [
             {
                 **self._token(each.token_id, each.logprob),
@@ -26,7 +26,7 @@ class LogprobTexts:
         ]
 
     def completion(self, tokens: Sequence[tuple[int, TokenLogprobs | None]], top: int, offset: int) -> dict[str, Any]:
-        """Of a completion, in lists; a token without a log-probability is the first of a prompt.
+        """The completion format: lists. The first token of a prompt has no log-probability.
 
         offset: characters before the first token.
         """

@@ -67,7 +67,7 @@ class ModelStore:
 
     @property
     def names(self) -> list[str]:
-        """Of all models, loaded or not."""
+        """The names of all models, loaded or not."""
         return list(self._entries)
 
     @property

@@ -21,7 +21,7 @@ INPUTS = ("input_ids", "position_ids", "slots", "mask", "tokens")
 
 
 class BucketKind(Enum):
-    """What a bucket is for. ``fresh``: nothing is cached yet; ``single``: one token; ``one_row``: of one row."""
+    """The steps that a bucket serves. ``fresh``: nothing is cached yet; ``single``: one token; ``one_row``: one row."""
 
     PREFILL = "prefill"
     EXTEND = "extend"

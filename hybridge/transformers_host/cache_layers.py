@@ -20,7 +20,7 @@ from hybridge.transformers_host.stateless_layer import stateless_layer
 
 
 class BackendCache:
-    """What a backend holds for one cache: its rows, the layers the cache had before, and its longest length.
+    """A backend's data for one cache: its rows, the layers the cache had before, and its longest length.
 
     The rows are released when the cache is gone.
     """
@@ -38,7 +38,7 @@ class BackendCache:
 
 
 class _BackendLayer:
-    """What both kinds of layer share; the operations of the whole cache are no-ops but in the leader."""
+    """Base of both kinds of layer; operations on the whole cache are no-ops except in the first layer."""
 
     is_compileable = False
     supports_early_init = False
@@ -164,5 +164,5 @@ _LAYERS: Mapping[str, type[_BackendLayer]] = {
 
 
 def backend_cache(cache: Cache) -> BackendCache | None:
-    """What a backend holds for ``cache``, or None for a plain one."""
+    """The backend's data for ``cache``; None for a cache of transformers itself."""
     return next((layer.owner for layer in cache.layers if isinstance(layer, _BackendLayer)), None)

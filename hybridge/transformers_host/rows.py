@@ -1,4 +1,4 @@
-"""What computes behind a text model: a backend, and the states of the rows of one cache."""
+"""Interfaces of what computes a text model: a backend, and the states of one cache's rows."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class MeantWeight:
 
 
 Tensors = Mapping[str, TensorSlot]
-# Of the tensors of a matrix, by the last parts of their names, its rows and its columns.
+# (tensors of a matrix by the last part of their names, its rows, its columns) -> the matrix.
 Formula = Callable[[Mapping[str, np.ndarray], int, int], np.ndarray]
 _E2M1 = np.array([sign * size for sign in (1, -1) for size in (0, 0.5, 1, 1.5, 2, 3, 4, 6)], np.float32)
 

@@ -1,4 +1,4 @@
-"""What depends on the layout of an artifact in a verification; no other module of this package checks it.
+"""The parts of a verification that depend on the artifact's layout; no other module of this package checks it.
 
 Dense artifacts do not run through ``DenseAsPaged``, as in `LLM`: it feeds prompts and single tokens in separate steps,
 so faults of padding would not be found.

@@ -24,7 +24,7 @@ class _Embedding:
         return [getattr(self.module, name) for name in names if hasattr(self.module, name)]
 
     def frequencies(self, tokens: int) -> Any:
-        """Those for sequences of up to ``tokens`` tokens."""
+        """The frequencies for sequences of up to ``tokens`` tokens."""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
         compute = ROPE_INIT_FUNCTIONS.get(self.rope_type) or self.module.compute_default_rope_parameters

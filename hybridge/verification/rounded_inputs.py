@@ -47,7 +47,7 @@ class Rounding:
     scales: tuple[float, ...] = ()
 
     def of_expert(self, number: int) -> Rounding:
-        """That of one expert, of a weight with an axis of them."""
+        """The rounding of one expert's inputs, for a weight with an expert axis."""
         return replace(self, scale=self.scales[number], scales=()) if self.scales else self
 
     def __call__(self, x: torch.Tensor, ties_swapped: bool = False) -> torch.Tensor:

@@ -46,7 +46,7 @@ class TextStream:
         self._recorded = []
 
     def recorded(self) -> str:
-        """What was read since ``record``; ends the recording."""
+        """The text read since ``record``; ends the recording."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 

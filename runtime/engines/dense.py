@@ -89,7 +89,7 @@ class StateSet(ABC):
         """
 
     def expect_few_tokens(self) -> None:  # noqa: B027 (other engines have nothing to do)
-        """Of new caches that stay mostly empty: let only what is written take memory, where the engine can."""
+        """New caches stay mostly empty: allocate memory only as it is written, where the engine can."""
 
 
 class Decoder(ABC):

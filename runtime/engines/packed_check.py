@@ -26,7 +26,7 @@ def check_packed(
 
 
 def _shape_problem(inputs: PackedInputs, limits: StepLimits, most_deferred: int) -> str:
-    """What was expected and found; empty if nothing is wrong."""
+    """An error's text after "expected"; empty if nothing is wrong."""
     tokens, rows = len(inputs.input_ids), len(inputs.seq_lens)
     bounds = inputs.query_start_loc
     if not 1 <= rows <= limits.max_rows or not rows <= tokens <= limits.max_tokens:

@@ -101,7 +101,7 @@ class PagedEngine(ABC):
     @property
     @abstractmethod
     def limits(self) -> StepLimits:
-        """What one step may hold."""
+        """Limits of one step."""
 
     @property
     @abstractmethod
@@ -318,7 +318,7 @@ class PagedEngine(ABC):
         raise self._packs_nothing()
 
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
-        """What ``swap_out`` gave, by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
+        """The arrays of a ``swap_out`` by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
 
         EngineError when the engine cannot show its copies.
         """

@@ -53,7 +53,7 @@ class GeneratedSequence:
         self._stopped_by: int | str | None = None
         # What is known of the prompt, which all answers to it share; None unless requested.
         self.prompt_logprobs = prompt_logprobs
-        # Of the token that was chosen last.
+        # Text of the token that was chosen last.
         self._text = ""
         self._started = started
         self._first_token_at = 0.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from hybridge.artifact.errors import RequestError
 
-# Of vLLM: the same parameter under another name.
+# vLLM's names for our parameters.
 SAME = {"max_tokens": "max_new_tokens"}
-# Of vLLM, OpenAI and transformers: what to use in their place.
+# Parameters of vLLM, OpenAI and transformers that we lack, with what to use instead.
 INSTEAD = {
     "bad_words_ids": "bad_words, or logit_bias for single tokens",
     "best_of": "n",
@@ -54,7 +54,7 @@ def own_names(given: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What to use instead of an unknown ``name``."""
+    """A suggestion of what to use instead of an unknown ``name``."""
     if name in INSTEAD:
         return f"use {INSTEAD[name]}"
     from difflib import get_close_matches  # at a mistake only: it imports much

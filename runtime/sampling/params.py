@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
 # The ranges of OpenAI's API. To forbid or force tokens, use bad_words and allowed_token_ids.
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
-# Of the repetition penalty: useful ones are from 0.5 to 2, and no logit overflows.
+# Limit of the repetition penalty: useful ones are from 0.5 to 2, and no logit overflows.
 MOST_FACTOR = 100.0
-# Of the length penalty: useful ones are from 0 to 2, and no length to this power overflows.
+# Limit of the length penalty: useful ones are from 0 to 2, and no length to this power overflows.
 MOST_POWER = 10.0
 # Parameters that beam search does not support.
 _NOT_WITH_BEAMS = (

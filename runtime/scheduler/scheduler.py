@@ -40,7 +40,7 @@ class Scheduler:
         self._slot_copies: list[tuple[int, int]] = []
         self._forked: list[ScheduledSequence] = []
         self._builder: StepBuilder | None = None
-        # Of the step that was committed last.
+        # The builder of the last committed step.
         self._last: StepBuilder | None = None
         self._arrivals = self._step = 0
 

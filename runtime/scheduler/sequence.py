@@ -48,7 +48,7 @@ class ScheduledSequence:
         self.state = State.WAITING
         self.host_copy: HostCopy | None = None
         self.host_bytes = self.preemptions = 0
-        # Those of the last token choose the next one.
+        # The first token whose logits are needed; those of the last one give the next token.
         self.logits_from = 0 if request.prompt_logits else len(request.prompt_ids) - 1
         self.cached_tokens: int | None = None
         self.cancelled = False

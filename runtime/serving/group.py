@@ -42,7 +42,7 @@ class Group(ABC):
     """
 
     finished = takes_best = False
-    # Of the prompt's hidden states, if the request asks for it.
+    # Pools the prompt's hidden states, if the request asks for it.
     pooling: PromptPooling | None = None
 
     @property

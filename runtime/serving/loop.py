@@ -83,7 +83,7 @@ class ServingLoop:
 
     @property
     def last_times(self) -> StepTimes:
-        """What the last step took; zeros before the first."""
+        """The times of the last step; zeros before the first."""
         return StepTimes(0.0, 0.0) if self._ended is None else self._ended.times
 
     @property

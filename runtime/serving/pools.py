@@ -17,8 +17,8 @@ from hybridge.runtime.serving.settings import GIB, ServingSettings
 CACHED_SEQUENCES = 64
 """Sequences for which a prefix cache has room by default, on a CPU."""
 FILLED_BYTES, FEWEST_CACHED = GIB // 4, 8
-"""Of pools that take memory only as they are filled: the prefix cache's maximum by default, and the number of
-sequences that it has room for in any case."""
+"""For pools that take memory only as they are filled: the prefix cache's default maximum, and the number of sequences
+that always fit in it."""
 
 
 @dataclass(frozen=True)

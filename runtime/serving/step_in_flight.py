@@ -77,5 +77,5 @@ class StepInFlight:
 
     @property
     def times(self) -> StepTimes:
-        """Of the step, after its end."""
+        """The times of the step, after its end."""
         return StepTimes(self._host + self._ended - self._arrived, self._device)

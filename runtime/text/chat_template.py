@@ -121,7 +121,7 @@ class ChatTemplate:
         template: str | None,
         variables: Mapping[str, Any],
     ) -> Callable[[], tuple[str, dict[str, Any]]]:
-        """What makes the template's text and its variables, which are copies."""
+        """A renderer of the template with the variables, which are copied."""
         source = self.source(template, tools)
         conversation = _short_list("messages", messages)
         if not conversation:

@@ -53,7 +53,7 @@ def advance_job(step: BuildJob, model: ParserModel, profile: ProfileRecord, fold
 def advance_record(
     bindings: Sequence[Binding], profile: ProfileRecord, limits: Limits, result: BuildResult
 ) -> AdvanceRecord:
-    """What engine.json holds about the second engine; EngineError when its network has other bindings."""
+    """The entry of the second engine in engine.json; EngineError if its network has other bindings."""
     entries = engine_bindings(bindings, limits, result.summaries())
     return AdvanceRecord(
         ADVANCE_FILE, result.nbytes, result.sha256, [profile], entries, result.layers, result.scratch_bytes

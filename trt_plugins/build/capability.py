@@ -9,7 +9,7 @@ from hybridge.artifact.settings import bad_value
 
 # What TensorRT-RTX 1.7 builds for.
 RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
-# Of these, the ones with bfloat16 arithmetic: one engine for all of them holds any artifact.
+# The ones with bfloat16 arithmetic, so that an engine for all of them supports every artifact.
 PORTABLE_CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
 # GPUs on the memory of a Jetson or Drive board, which hardware-compatible engines exclude.
 BOARD_CAPABILITIES = ("5.3", "6.2", "7.2", "8.7", "10.1", "11.0")

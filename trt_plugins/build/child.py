@@ -49,7 +49,7 @@ def _answer(job: BuildJob, model: bytes, log: Path, progress: Progress) -> dict[
 
 
 def request(job: BuildJob, model: bytes) -> bytes:
-    """What the child reads."""
+    """The child's input."""
     return json.dumps({"job": asdict(job), "model_bytes": len(model)}).encode() + b"\n" + model
 
 

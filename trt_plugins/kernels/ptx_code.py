@@ -77,7 +77,7 @@ class PtxCode:
         return followers + self.targets(place)
 
     def targets(self, place: int) -> list[int]:
-        """Those of them that instruction ``place`` jumps to."""
+        """The instructions that instruction ``place`` jumps to."""
         target = self.instructions[place].target
         found = []
         for label in [] if target is None else self._tables.get(target, [target]):

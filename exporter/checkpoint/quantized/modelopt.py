@@ -31,7 +31,7 @@ _UNUSED = (
     *("quant_method", "producer", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo", "group_size"),
     *("has_zero_point", "pre_quant_scale", "quantized_layers", "exclude_modules", "ignore", "quant_algo"),
 )
-# Of a tensor X with all experts: X_weight_scale and so on.
+# Suffixes of the other tensors of X, a tensor with all experts: X_weight_scale and so on.
 _EXPERT_PARTS = ("weight_scale", "weight_scale_2", "pre_quant_scale", "input_scale")
 # How inputs are rounded: the type, and how many features share a scale (InputRounding.group).
 _INPUTS: Mapping[str, tuple[DType, int | None]] = MappingProxyType(

@@ -41,9 +41,9 @@ def integer_values(
 
 
 def zero_points(bits: int, numbers: Callable[[], np.ndarray], shape: tuple[int, ...]) -> GraphTensor | None:
-    """Those of unsigned ``numbers`` [rows, groups], in the ``shape`` of the scales; None where all are mid-range.
+    """Zero points from unsigned ``numbers`` [rows, groups], in the ``shape`` of the scales; None if all are mid-range.
 
-    Of one group, each is repeated as often as the scales are.
+    With a single group, each is repeated as often as the scales are.
     """
     if bool((numbers() == 1 << (bits - 1)).all()):
         return None

@@ -118,7 +118,7 @@ def _notes(
 
 
 def _cache_kind(scheme: object) -> str:
-    """What a quantization_config says of the KV cache, in words."""
+    """Note on the KV cache types in a quantization_config."""
     if isinstance(scheme, dict):
         return f"{'fp' if scheme.get('type') == 'float' else 'int'}{scheme.get('num_bits', 8)}"
     return scheme if isinstance(scheme, str) else "8 bits"

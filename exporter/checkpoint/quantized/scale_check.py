@@ -31,7 +31,7 @@ def check_scales(weights: Iterable[QuantizedTensor], cancelled: threading.Event)
 
 
 def _check_exponents(slot: TensorSlot, weight: QuantizedTensor) -> None:
-    """Of mxfp4 scales the exponent 255 is a NaN."""
+    """CheckpointError for an mxfp4 scale with the exponent 255, which is a NaN."""
     if slot is weight.sources[0]:
         return
     if bool((slot.map() == _EXPONENT_NAN).any()):

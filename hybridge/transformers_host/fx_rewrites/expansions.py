@@ -75,7 +75,7 @@ def _expand_repeats(graph: Graph, node: Node) -> None:
 
 
 def _source(argument: Any) -> Any:
-    """What was expanded to ``argument``, of the same rank; else ``argument``."""
+    """The tensor of the same rank that was expanded to ``argument``; else ``argument``."""
     if not isinstance(argument, Node) or argument.target is not aten.expand.default:
         return argument
     inner, outer = fixed_shape(argument.args[0]), fixed_shape(argument)

@@ -1,4 +1,4 @@
-"""What the rewrites share about nodes of an fx graph whose ``meta["val"]`` is a fake tensor."""
+"""Helpers of the rewrites for nodes of an fx graph whose ``meta["val"]`` is a fake tensor."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class BatchRows:
             _Part(blocks, tuple(spec.name for spec in specs if spec.grows), True),
             _Part(slots, tuple(spec.name for spec in specs if not spec.grows), False),
         )
-        # Of the KV of one row, the axis that counts tokens.
+        # The token axis of one row's KV.
         self._token_axes = {spec.name: spec.shape.index(MAX_SEQ) - 1 for spec in specs if spec.grows}
         self._states: StateSet | None = None
         self._clock = 0
@@ -110,7 +110,7 @@ class BatchRows:
         return moved
 
     def read(self, is_kv: bool, id_: int) -> tuple[Arrays, int]:
-        """What a block or slot holds, as arrays that do not change, and the tokens of a block."""
+        """The content of a block or slot, as arrays that do not change, and the tokens of a block."""
         part = self._parts[0 if is_kv else 1]
         content = part.contents.get(id_)
         if content is None:

@@ -1,4 +1,4 @@
-"""What the blocks, or the slots, of a dense engine hold: copied by reference, materialized when it is needed."""
+"""Contents of a dense engine's blocks or slots: copied by reference, materialized on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Contents:
         self.in_use: Callable[[int], bool] = lambda id_: True
 
     def get(self, id_: int) -> Content | None:
-        """What ``id_`` holds."""
+        """The content of ``id_``."""
         return self._of[id_]
 
     def share(self, source: int, target: int) -> None:

@@ -305,7 +305,7 @@ class DenseAsPaged(PagedEngine):
 
 
 def _requested(indices: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
-    """Of each row, the tokens of it whose logits are needed, counted from its first one."""
+    """For each row, the tokens whose logits are needed, counted from its first token."""
     found: list[list[int]] = [[] for _ in bounds[1:]]
     row = 0
     for index in indices:

@@ -9,7 +9,7 @@ import numpy as np
 
 # The packed token at each place of the rectangle of ragged rows, and the place, row * time + index, of each token.
 TOKEN_OF_PLACE, PLACE_OF_TOKEN = "engine.token_of_place", "engine.place_of_token"
-# Of graphs whose number of tokens is not fixed: see ``decay_sums`` and ``decay_after``.
+# Inputs of graphs without a fixed number of tokens: see ``decay_sums`` and ``decay_after``.
 DECAY_SUMS, DECAY_AFTER = "engine.decay_sums", "engine.decay_after"
 MOST_REPLAYED = 8
 """Most tokens of a row whose states are replayed: the delta rule's inverse has this many powers."""

@@ -17,7 +17,7 @@ from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attenti
 from hybridge.runtime.engines.onnxruntime.padding import without_padding
 from hybridge.runtime.engines.onnxruntime.ssm_inputs import split_tokens
 
-# Of the sum of squares of a query or key.
+# Added to the sum of squares of a query or key.
 NORM_EPSILON = 1e-6
 
 

@@ -107,7 +107,7 @@ def _key(artifact: Path, form: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
-    """What ONNX Runtime's choice of kernels depends on: the processor's instruction sets, or its name."""
+    """The processor's instruction sets, or its name, on which ONNX Runtime's choice of kernels depends."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if line.lower().startswith(("flags", "features")):

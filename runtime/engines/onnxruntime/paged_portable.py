@@ -51,7 +51,7 @@ class PortablePagedEngine(PagedArrayEngine):
         self._recurrent = recurrent_pools(self._read_model().graph)
         self._values: tuple[str, ...] = ()
         self._session = self._open(())
-        # Of steps with deferred rows, of up to this many tokens: none before ``prepare_rollback``.
+        # The session for steps with deferred rows of up to ``_deferred_tokens`` tokens; opened by ``prepare_rollback``.
         self._draft_session: ort.InferenceSession | None = None
         self._deferred_tokens, self._rollback = 0, Rollback()
 

@@ -150,14 +150,14 @@ class SessionGraph:
 
 @dataclass(frozen=True)
 class DenseGraph(SessionGraph):
-    """Of a dense artifact. layouts: how the graph holds each state."""
+    """The graph of a dense artifact. layouts: how the graph holds each state."""
 
     layouts: Mapping[str, StateLayout]
 
 
 @dataclass(frozen=True)
 class PagedGraph(SessionGraph):
-    """Of a paged artifact.
+    """The graph of a paged artifact.
 
     parts: pools of which the graph is given the slots of its rows only, in their order. layouts: pool to the order in
     which the graph holds the axes of its declaration, where it is another one. operators: the artifact's recurrent

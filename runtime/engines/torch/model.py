@@ -44,7 +44,7 @@ class TorchModel:
         self._programs: dict[tuple[Phase, tuple[str, ...], frozenset[str]], Program] = {}
 
     def program(self, phase: Phase, values: Sequence[str] = (), snapshots: frozenset[str] = frozenset()) -> Program:
-        """What runs a step; the inner ``values`` of the graph are outputs too. ``snapshots``: as in ``fuse_graph``.
+        """The program of a step; inner ``values`` of the graph are outputs, too. ``snapshots``: as in ``fuse_graph``.
 
         EngineError naming an operator that this engine does not know, or a value that the graph does not have;
         ArtifactError for a graph that is damaged or of another artifact.

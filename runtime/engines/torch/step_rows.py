@@ -62,7 +62,7 @@ class Advancing(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the operator."""
+        """The operator's name."""
 
     def advanced(self, given: Sequence[object], rows: StepRows, slots: torch.Tensor, accepted: torch.Tensor) -> tuple:
         """The outputs of the call ``given``, whose pools are changed in place."""

@@ -89,7 +89,7 @@ class StoredCalls:
     def __init__(self, memory: TokenMemory, tokens: int, chosen: torch.Tensor | None = None) -> None:
         self._memory, self.tokens, self._chosen = memory, tokens, chosen
         self.calls: list[StoredCall] = []
-        # Of the layout, for the caller.
+        # The layout's number, set by the caller.
         self.number: int | None = None
         # Tensors that are still there, so that nothing else is at their addresses, and where their tokens are found.
         self._known: deque[tuple[torch.Tensor, Memory | Output]] = deque(maxlen=_REMEMBERED)

@@ -58,7 +58,7 @@ class WeightFormat:
 
     @property
     def bits(self) -> int:
-        """Of one code."""
+        """Bits of one code."""
         return _BITS[self.code]
 
     @property

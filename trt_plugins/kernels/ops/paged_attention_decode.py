@@ -24,9 +24,9 @@ _MOST_TILES = 2  # of queries in one block; their accumulators are registers
 _TILED_DIM = 128  # the largest head_dim with more than one
 _ITEM_BYTES = 20  # an Item and its count of steps
 _FLOAT = 4
-# Of every block, kept by the driver.
+# Shared memory of every block that the driver reserves.
 _RESERVED_SHARED = 1 << 10
-# Of the GPUs whose variants are compiled beforehand.
+# Shared memory of the GPUs whose variants are compiled in advance.
 _SHARED_BYTES = (227 << 10, 99 << 10)
 _LARGEST_GRID_YZ = 65535
 # One block reads a KV head of this many positions as fast as several.

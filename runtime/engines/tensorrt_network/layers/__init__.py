@@ -1,1 +1,1 @@
-"""What each kind of TensorRT layer computes, in torch; one module for each group of kinds."""
+"""TensorRT's layers computed in torch, one module for each group of kinds."""

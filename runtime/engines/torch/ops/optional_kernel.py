@@ -22,7 +22,7 @@ class OptionalKernel(Generic[P]):
         self._refused: set[P] = set()
 
     def problem(self, describe: Callable[[], P]) -> P | None:
-        """What ``describe`` returns; None where it raises UnsupportedError, or where ``launch`` refused it before."""
+        """The result of ``describe``; None if it raises UnsupportedError, or if ``launch`` refused it before."""
         try:
             problem = describe()
         except UnsupportedError:

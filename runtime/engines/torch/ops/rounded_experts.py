@@ -23,7 +23,7 @@ class ExpertRounding:
     group: int
 
     def of(self, up_scale: torch.Tensor, down_scale: torch.Tensor) -> Roundings:
-        """Those of both products, in float32, with the scales [experts] of each route's expert."""
+        """The roundings for both products, in float32, with the scales [experts] of each route's expert."""
 
         def apply(scales: torch.Tensor, values: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
             own = scales[experts.long()].float().view(-1, *[1] * (2 if self.group > 0 else 1))

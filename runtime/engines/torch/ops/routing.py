@@ -83,7 +83,7 @@ class Choice:
         return weights, ids
 
 
-# Of the inputs of both products: values [routes, features] and the expert of each route -> the rounded values.
+# One for each product: (values [routes, features], the expert of each route) -> the rounded values.
 Roundings = tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...]
 
 
