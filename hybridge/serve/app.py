@@ -13,7 +13,7 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.version import __version__
 from hybridge.serve.call import ClientDisconnectedError
 from hybridge.serve.errors import api_error, error_response, validation_error
-from hybridge.serve.gate import Gate
+from hybridge.serve.middleware import RequestMiddleware
 from hybridge.serve.routes import chat, completions, embeddings, health, messages, models, page, responses, sessions
 from hybridge.serve.schemas.base import AnthropicErrorBody, ErrorBody
 from hybridge.serve.service import Service
@@ -36,7 +36,7 @@ def create_app(service: Service) -> ASGIApp:
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(Exception, _broken)
     app.add_exception_handler(ClientDisconnectedError, _disconnected)
-    return Gate(app, service)
+    return RequestMiddleware(app, service)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -45,7 +45,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """The response to an unexpected error, which ``Gate`` writes to the log."""
+    """The response to an unexpected error, which ``RequestMiddleware`` logs."""
     return error_response(request.url.path, api_error(error))
 
 

@@ -28,7 +28,7 @@ from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
 from hybridge.serve.config_file import read_config_file
 from hybridge.serve.errors import OVERLOADED, ApiError, error_response
-from hybridge.serve.gate import read_body
+from hybridge.serve.middleware import read_body
 from hybridge.serve.service import new_service
 from hybridge.serve.settings import ServeSettings
 
@@ -104,8 +104,8 @@ class ModelReplica:
             await asyncio.wait([answering])
 
 
-class Front:
-    """The ASGI application in front: it reads requests and passes on the answers of replicas."""
+class ForwardingApp:
+    """The ASGI application that clients reach: it reads requests and forwards the answers of replicas."""
 
     def __init__(self, replicas: DeploymentHandle, settings: ServeSettings) -> None:
         self._replicas, self._settings = replicas.options(stream=True), settings
@@ -124,7 +124,7 @@ class Front:
                 await error_response(scope["path"], error)(scope, receive, send)
 
     async def _forward(self, request: RoutedRequest, send: Send) -> None:
-        """Pass on the answer of a replica; if it dies before the first part of the body, that of another one."""
+        """Forward a replica's answer; if the replica dies before the body begins, try another one."""
         for _ in range(_TRIES):
             start: Message | None = None
             begun = False
@@ -146,13 +146,13 @@ class Front:
 
 @serve.ingress()
 class Ingress:
-    """The deployment of ``Front``."""
+    """The deployment of ``ForwardingApp``."""
 
     def __init__(self, replicas: DeploymentHandle, settings: ServeSettings) -> None:
-        self._front = Front(replicas, settings)
+        self._app = ForwardingApp(replicas, settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._front
+        return self._app
 
 
 def prompt_of(body: bytes) -> str:

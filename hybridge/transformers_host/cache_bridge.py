@@ -26,13 +26,13 @@ def cached_rows(cache: Cache) -> int:
 
 
 def fill_rows(rows: TextRows, cache: Cache, tokens: np.ndarray) -> None:
-    """Take over the states of a plain ``cache`` in whose columns ``tokens`` [rows, columns] are."""
+    """Copy the states of a plain ``cache``, whose columns hold ``tokens`` [rows, columns], to ``rows``."""
     columns = cached_columns(cache)
     rows.write_layers([layer_state(layer, columns) for layer in cache.layers], tokens)
 
 
-def give_back(cache: Cache) -> None:
-    """Give ``cache`` the plain layers that it had, filled with what a backend holds now; its rows are released."""
+def restore_plain_layers(cache: Cache) -> None:
+    """Restore the plain layers of ``cache``, filled from the backend's rows, which are then released."""
     owner = backend_cache(cache)
     if owner is None:
         return

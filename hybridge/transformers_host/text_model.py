@@ -14,7 +14,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import ModelOutput
 
 from hybridge.artifact.errors import RequestError
-from hybridge.transformers_host.cache_bridge import cached_columns, cached_rows, fill_rows, give_back
+from hybridge.transformers_host.cache_bridge import cached_columns, cached_rows, fill_rows, restore_plain_layers
 from hybridge.transformers_host.cache_layers import BackendCache, backend_cache
 from hybridge.transformers_host.masks import tokens_from_mask
 from hybridge.transformers_host.positions import check_positions
@@ -84,7 +84,7 @@ class AcceleratedTextModel(nn.Module):
     def release_caches(self) -> None:
         """Give every cache that is still in use plain layers again."""
         for cache in list(self._caches):
-            give_back(cache)
+            restore_plain_layers(cache)
 
     def _check(self, input_ids: torch.Tensor | None, embeds: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
         if self.training:

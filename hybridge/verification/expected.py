@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hybridge.verification.far_windows import FarRow
+from hybridge.verification.long_windows import LongWindowRow
 from hybridge.verification.observation import FAR_SCENARIOS, Observation
 from hybridge.verification.reference import Reference, ReferenceRun
 
@@ -18,7 +18,7 @@ class Inputs:
 
     prompts: list[np.ndarray]
     sequences: list[np.ndarray]
-    far: tuple[FarRow, ...]
+    long_rows: tuple[LongWindowRow, ...]
 
 
 class Expected(ABC):
@@ -46,12 +46,12 @@ class StoredRuns(Expected):
     inputs: Inputs
     at_prompt: list[ReferenceRun]
     at_end: list[ReferenceRun]
-    at_far: list[ReferenceRun]
+    at_long_window: list[ReferenceRun]
 
     def run(self, observation: Observation) -> ReferenceRun:
         if observation.scenario in FAR_SCENARIOS:
-            run = self.at_far[observation.prompt]
-            new = observation.length - self.inputs.far[observation.prompt].caches.length
+            run = self.at_long_window[observation.prompt]
+            new = observation.length - self.inputs.long_rows[observation.prompt].caches.length
             return replace(run, logits=run.logits[new - 1 : new])
         decoded = observation.length - len(self.inputs.prompts[observation.prompt])
         end = self.at_end[observation.prompt]
@@ -70,7 +70,7 @@ class ForcedRuns(Expected):
         assert observation.embeddings is not None
         given = (observation.embeddings, *observation.hidden)
         if observation.scenario in FAR_SCENARIOS:
-            row = self.inputs.far[observation.prompt]
+            row = self.inputs.long_rows[observation.prompt]
             return self.reference.run(row.tokens[: len(given[0])], row.caches, 1, given, observation.inputs)
         tokens = self.inputs.sequences[observation.prompt][: observation.length]
         return self.reference.run(tokens, None, 1, given, observation.inputs)

@@ -22,7 +22,7 @@ from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine,
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
-from hybridge.verification.far_windows import FarRow
+from hybridge.verification.long_windows import LongWindowRow
 from hybridge.verification.observation import Observation
 from hybridge.verification.options import VerifyOptions
 
@@ -36,7 +36,7 @@ class OpenedEngine:
     """An engine, which the caller closes, and the scenarios on it."""
 
     engine: DenseEngine | PagedEngine
-    observations: Callable[[Prompts, Prompts, int, Sequence[FarRow], Products], Iterator[Observation]]
+    observations: Callable[[Prompts, Prompts, int, Sequence[LongWindowRow], Products], Iterator[Observation]]
     untouched: Callable[[np.ndarray], Iterator[tuple[str, int | None, bool]]]
 
 
@@ -44,8 +44,8 @@ class OpenedEngine:
 class LayoutSteps:
     """portable_unavailable: as in the engines' factory.
 
-    opened: the engine of a name over a folder, with a verification's options. cache_bytes: memory of a far
-    row's caches, of the bytes that each layer has.
+    opened: the engine of a name over a folder, with a verification's options. cache_bytes: memory of the
+    caches of a row that crosses a long window, from the bytes of each layer.
     """
 
     portable_unavailable: Callable[[], str | None]
@@ -72,10 +72,10 @@ def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
     engine = create_paged_engine(artifact, name, _engine_options(options))
 
     def observations(
-        prompts: Prompts, sequences: Prompts, steps: int, far: Sequence[FarRow], products: Products
+        prompts: Prompts, sequences: Prompts, steps: int, long_rows: Sequence[LongWindowRow], products: Products
     ) -> Any:
         drafts, mode = options.speculative_tokens, options.draft_states
-        return paged_scenarios.observations(engine, prompts, sequences, steps, far, drafts, mode, products)
+        return paged_scenarios.observations(engine, prompts, sequences, steps, long_rows, drafts, mode, products)
 
     return OpenedEngine(engine, observations, partial(paged_scenarios.untouched, engine))
 

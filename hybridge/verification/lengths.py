@@ -54,7 +54,7 @@ def edges_of(artifact: Path, config: RuntimeConfig) -> tuple[Edge, ...]:
 def default_lengths(edges: tuple[Edge, ...], room: int) -> tuple[int, ...]:
     """Short prompts, and a long one of at most ``room`` tokens that crosses every chunk up to ``LONGEST``.
 
-    A window that the long one does not cross is left to ``far_windows``.
+    A window that the long one does not cross is left to ``long_windows``.
     """
     near = [edge.tokens + MARGIN for edge in edges if edge.name == CHUNK and edge.tokens + MARGIN <= LONGEST]
     longest = min(room, max([LONG, *near]))

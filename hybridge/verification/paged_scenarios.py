@@ -9,8 +9,8 @@ import numpy as np
 
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
-from hybridge.verification.far_windows import FILLED, FarRow
 from hybridge.verification.lengths import parts_of
+from hybridge.verification.long_windows import FILLED, LongWindowRow
 from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, InnerValues, Observation
 from hybridge.verification.paged_sequences import PagedSequences
 
@@ -23,7 +23,7 @@ def observations(
     prompts: list[np.ndarray],
     sequences: list[np.ndarray],
     steps: int,
-    far: Sequence[FarRow],
+    long_rows: Sequence[LongWindowRow],
     draft_tokens: int = 0,
     rollback: str = AUTO,
     products: Mapping[str, str] | None = None,
@@ -49,16 +49,16 @@ def observations(
             engine.prepare_rollback(len(heads), 1 + draft_tokens, rollback)
             checked = _draft_tokens(engine, sequences[start : start + at_once], heads, 1 + draft_tokens, shown)
             yield from _renumbered(checked, start)
-    for index, row in enumerate(far):
-        yield from far_window(engine, index, row, inner, products is not None)
+    for index, row in enumerate(long_rows):
+        yield from long_window(engine, index, row, inner, products is not None)
 
 
 def _inner(engine: PagedEngine, products: Mapping[str, str]) -> InnerValues | None:
     return InnerValues(engine.config.num_hidden_layers, products) if engine.shows_values else None
 
 
-def far_window(
-    engine: PagedEngine, index: int, row: FarRow, inner: InnerValues | None, always: bool
+def long_window(
+    engine: PagedEngine, index: int, row: LongWindowRow, inner: InnerValues | None, always: bool
 ) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 

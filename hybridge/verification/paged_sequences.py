@@ -10,7 +10,7 @@ import numpy as np
 from hybridge.artifact import names
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, floats_from_e4m3
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
-from hybridge.verification.far_windows import FILLED, FilledCaches
+from hybridge.verification.long_windows import FILLED, FilledCaches
 from hybridge.verification.observation import InnerValues, Observation
 
 

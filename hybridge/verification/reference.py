@@ -15,7 +15,7 @@ import numpy as np
 from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
-from hybridge.verification.far_windows import FilledCaches
+from hybridge.verification.long_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
 from hybridge.verification.transformers_model import TransformersModel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact import names
-from hybridge.verification.far_windows import FilledCaches
+from hybridge.verification.long_windows import FilledCaches
 
 
 def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:

@@ -48,7 +48,7 @@ class VerifyReport:
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
     forced_inputs: the reference computed layers, the head and products that round from their inputs in the artifact.
-    far_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
+    long_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
     """
 
     model_type: str
@@ -59,7 +59,7 @@ class VerifyReport:
     tolerance: float
     prompt_lengths: tuple[int, ...]
     decode_steps: int
-    far_windows: tuple[str, ...]
+    long_windows: tuple[str, ...]
     not_crossed: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
     layer_types: tuple[str, ...]
@@ -92,11 +92,11 @@ class VerifyReport:
         place, layer = self.failing_place, self.first_failing_layer
         if place is None:
             count, lengths = len(self.comparisons), _listed([str(n) for n in self.prompt_lengths])
-            far = f"a row across {_listed(self.far_windows)}, " if self.far_windows else ""
+            long = f"a row across {_listed(self.long_windows)}, " if self.long_windows else ""
             missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
                 f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}, prompts of {lengths} tokens, "
-                f"{far}{self._computed()}{missed}{self._forced()}"
+                f"{long}{self._computed()}{missed}{self._forced()}"
             )
         if place == "head":
             return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"

@@ -11,8 +11,8 @@ from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.engines.dense import DenseEngine
 from hybridge.verification.dense_rows import DenseRows, RowCopy, read_row, step_inputs
-from hybridge.verification.far_windows import FarRow
 from hybridge.verification.lengths import parts_of
+from hybridge.verification.long_windows import LongWindowRow
 from hybridge.verification.observation import NO_STATES, PAST_WINDOW, WINDOW_EDGE, InnerValues, Observation
 
 
@@ -21,7 +21,7 @@ def observations(
     prompts: list[np.ndarray],
     sequences: list[np.ndarray],
     steps: int,
-    far: Sequence[FarRow],
+    long_rows: Sequence[LongWindowRow],
     products: Mapping[str, str] | None = None,
 ) -> Iterator[Observation]:
     """Every scenario; ``sequences`` are ``prompts`` with ``steps`` more tokens after each.
@@ -37,8 +37,8 @@ def observations(
     at_once = engine.max_batch_size
     for start in range(0, len(prompts), at_once):
         yield from ragged_then_decode(engine, sequences[start : start + at_once], steps, start, head, shown)
-    for index, row in enumerate(far):
-        yield from far_window(engine, index, row, inner, products is not None)
+    for index, row in enumerate(long_rows):
+        yield from long_window(engine, index, row, inner, products is not None)
 
 
 def untouched(engine: DenseEngine, prompt: np.ndarray) -> Iterator[tuple[str, int | None, bool]]:
@@ -142,8 +142,8 @@ def ragged_then_decode(
             yield rows.observed("decode", start + row, row, done + 1, found[row].copy(), states)
 
 
-def far_window(
-    engine: DenseEngine, index: int, row: FarRow, inner: InnerValues | None, always: bool
+def long_window(
+    engine: DenseEngine, index: int, row: LongWindowRow, inner: InnerValues | None, always: bool
 ) -> Iterator[Observation]:
     """The new tokens of ``row``, the ``index``-th, after its filled caches: most in one step, the last one by one.
 

@@ -86,7 +86,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         tolerance,
         plan.lengths,
         options.decode_steps,
-        tuple(str(row.edge) for row in plan.far),
+        tuple(str(row.edge) for row in plan.long_rows),
         plan.not_crossed,
         tuple(comparisons),
         config.layer_types,
@@ -144,7 +144,7 @@ def _run(
     notes += opened.engine.notes
     with closing(opened.engine) as engine:
         inputs = cases.inputs
-        tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.far
+        tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.long_rows
         products = product_inputs(artifact) if cases.forced else None
         for observation in opened.observations(*tokens, products):
             yield from compared(engine.name, observation, cases.expected, cases.config, tolerance)
@@ -191,7 +191,7 @@ class Cases:
         forced: bool,
     ) -> Cases:
         prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, options.decode_steps)
-        inputs = Inputs(prompts, sequences, plan.far)
+        inputs = Inputs(prompts, sequences, plan.long_rows)
         if forced:
             expected: Expected = ForcedRuns(inputs, reference)
         else:
@@ -201,7 +201,7 @@ class Cases:
 
 def stored_runs(reference: Reference, config: RuntimeConfig, inputs: Inputs, progress: Progress) -> StoredRuns:
     """The reference's run of each of ``inputs``."""
-    progress.start("run the reference", 2 * len(inputs.prompts) + len(inputs.far))
+    progress.start("run the reference", 2 * len(inputs.prompts) + len(inputs.long_rows))
     at_prompt: list[ReferenceRun] = []
     at_end: list[ReferenceRun] = []
     for prompt, sequence in zip(inputs.prompts, inputs.sequences, strict=True):
@@ -212,11 +212,11 @@ def stored_runs(reference: Reference, config: RuntimeConfig, inputs: Inputs, pro
         at_prompt.append(first or reference.run(prompt, last=1))
         at_end.append(end)
         progress.advance()
-    at_far: list[ReferenceRun] = []
-    for row in inputs.far:
-        at_far.append(reference.run(row.tokens, row.caches))
+    at_long_window: list[ReferenceRun] = []
+    for row in inputs.long_rows:
+        at_long_window.append(reference.run(row.tokens, row.caches))
         progress.advance()
-    return StoredRuns(inputs, at_prompt, at_end, at_far)
+    return StoredRuns(inputs, at_prompt, at_end, at_long_window)
 
 
 def random_prompts(

@@ -138,12 +138,12 @@ class PagedEngine(ABC):
         """Memory that these blocks take."""
         return len(blocks) * self.block_bytes(block_size)
 
-    def follow_use(  # noqa: B027 (engines with fixed pools ignore it)
+    def watch_usage(  # noqa: B027 (engines with fixed pools ignore it)
         self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]
     ) -> None:
-        """Ask these, from the next step on, which blocks and slots have an owner: others need not be kept.
+        """Set functions that tell, before each step, which blocks and slots are in use: others need not be kept.
 
-        Whatever a plan reads is read before that step. Until this is called, after ``allocate_pools``, all have one.
+        Without this call, after ``allocate_pools``, all are in use.
         """
 
     @abstractmethod
@@ -318,7 +318,7 @@ class PagedEngine(ABC):
         raise self._packs_nothing()
 
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
-        """The arrays of a ``swap_out`` by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
+        """Arrays of a ``swap_out`` by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
 
         EngineError when the engine cannot show its copies.
         """

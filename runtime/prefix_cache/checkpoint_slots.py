@@ -34,14 +34,14 @@ class StateSlots:
 class CheckpointSlots:
     """``slots`` of the states of ``tree``.
 
-    One slot for packed states is kept free for the next sequence that ends; when its state, which may replace others,
-    is in the tree, ``tidy`` evicts the one of least value. Exact states stay in the slots of their rows.
+    One slot for packed states stays free for the next sequence that ends; when its state, which may replace others,
+    is in the tree, ``free_reserved_slot`` evicts the least valuable one. Exact states stay in the slots of their rows.
     """
 
     def __init__(self, slots: StateSlots, tree: RadixTree, uses: StateUses, metrics: CacheMetrics) -> None:
         self._packs, self._slots = slots.packs, slots.tree
-        self._left = int(slots.packs)
-        self.tidies = True
+        self._reserved = int(slots.packs)
+        self.frees_reserved_slot = True
         self._tree, self._uses, self._metrics = tree, uses, metrics
 
     def slot_for(self, memory: SequenceMemory, end: int, kind: CheckpointKind) -> int:
@@ -51,7 +51,7 @@ class CheckpointSlots:
         key = prefix.key(memory.tokens, end)
         uses = self._uses.expected(memory.namespace, key, kind)
         prefix.value = self._tree.new_state_value(_resumable(prefix.node), end, uses)
-        if slots.unowned <= (0 if kind is CheckpointKind.END else self._left):
+        if slots.unowned <= (0 if kind is CheckpointKind.END else self._reserved):
             least = self._tree.least_state()
             if least is None or least > prefix.value:
                 self._metrics.states_refused += 1
@@ -68,9 +68,9 @@ class CheckpointSlots:
         memory, least = min(values, key=values.__getitem__), self._tree.least_state()
         return memory if least is None or values[memory] < least else None
 
-    def tidy(self) -> None:
-        """Free a slot for the next sequence that ends."""
-        if self.tidies and self._slots.unowned < self._left:
+    def free_reserved_slot(self) -> None:
+        """Evict a state unless the slot for the next sequence that ends is free."""
+        if self.frees_reserved_slot and self._slots.unowned < self._reserved:
             self._tree.evict_state()
 
 

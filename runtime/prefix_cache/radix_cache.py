@@ -180,12 +180,12 @@ class RadixCache(PrefixCache):
     @contextmanager
     def keeping_ends(self) -> Iterator[None]:
         """Inside, the latest state at the end of a sequence is not evicted at once."""
-        self._checkpoints.tidy()
-        self._checkpoints.tidies = False
+        self._checkpoints.free_reserved_slot()
+        self._checkpoints.frees_reserved_slot = False
         try:
             yield
         finally:
-            self._checkpoints.tidies = True
+            self._checkpoints.frees_reserved_slot = True
 
     def evict_state(self) -> bool:
         """Evict the least valuable state; False when every state is locked."""
@@ -219,7 +219,7 @@ class RadixCache(PrefixCache):
         if slot is None:
             return False
         taken = self._insert(memory, slot, CheckpointKind.END)
-        self._checkpoints.tidy()
+        self._checkpoints.free_reserved_slot()
         return taken and not self.packs
 
     def _packed(self, memory: SequenceMemory, prefix: RadixPrefix) -> int | None:

@@ -129,7 +129,7 @@ class RadixTree:
             above.locks -= 1
         for above in reversed(path):
             self.offer(above)
-            self._tidy(above)
+            self._prune(above)
 
     def unlock_state(self, node: Node) -> None:
         """Unlock the state of a locked node but not its KV: the reader has a copy. ``unlock_kv`` completes it."""
@@ -163,7 +163,7 @@ class RadixTree:
     def drop_state(self, node: Node) -> None:
         """Drop this very state, which must be there and not locked."""
         self._drop_state(node)
-        self._tidy(node)
+        self._prune(node)
 
     def take_state(self, node: Node) -> int:
         """Hand the slot of ``node`` over to the only reader that has locked it; the tree loses the state."""
@@ -180,7 +180,7 @@ class RadixTree:
             return False
         self.before_eviction(node, False)
         self._drop_state(node)
-        self._tidy(node)
+        self._prune(node)
         return True
 
     def evict_kv(self) -> bool:
@@ -189,7 +189,7 @@ class RadixTree:
         if node is None:
             return False
         self.before_eviction(node, True)
-        self._tidy(self._remove(node))
+        self._prune(self._remove(node))
         return True
 
     def clear(self) -> None:
@@ -197,8 +197,8 @@ class RadixTree:
         while self.evict_kv() or self.evict_state():
             pass
 
-    def _tidy(self, node: Node) -> None:
-        """Remove or merge what serves no sequence, from ``node`` upwards: tombstones that end or prolong a path."""
+    def _prune(self, node: Node) -> None:
+        """Remove or merge useless tombstones from ``node`` upwards: those without children, or with a single one."""
         while node.attached and node.state is None and not node.locks:
             if len(node.children) == 1:
                 child = self._tokens.merge(node)

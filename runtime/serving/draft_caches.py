@@ -58,7 +58,7 @@ class DraftCaches:
             other = next((other for other in self._sequences if other not in protected), None)
             if other is None:
                 if found is not None:
-                    self._give_back(found)
+                    self._release(found)
                 return None
             self.forget(other)
         begins = found is None
@@ -75,9 +75,9 @@ class DraftCaches:
         """Release what the sequence has; unknown ids are ignored."""
         found = self._sequences.pop(id_, None)
         if found is not None:
-            self._give_back(found)
+            self._release(found)
 
-    def _give_back(self, sequence: DraftedSequence) -> None:
+    def _release(self, sequence: DraftedSequence) -> None:
         self._blocks += sequence.blocks
         self._slots += sequence.slots
 

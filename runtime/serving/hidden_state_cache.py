@@ -70,7 +70,7 @@ class HiddenStateCache:
         states = self._known.get(sequence)
         if states is not None and position < states.end:
             remaining = max(0, position - states.begin)
-            self._give_back(states.indices[remaining:])
+            self._release(states.indices[remaining:])
             del states.indices[remaining:], states.tokens[remaining:]
             states.certain = min(states.certain, position)
 
@@ -79,7 +79,7 @@ class HiddenStateCache:
         states = self._known.get(sequence)
         if states is not None and position > states.begin:
             count = min(position - states.begin, len(states.indices))
-            self._give_back(states.indices[:count])
+            self._release(states.indices[:count])
             del states.indices[:count], states.tokens[:count]
             states.begin += count
 
@@ -87,7 +87,7 @@ class HiddenStateCache:
         """Forget an ended sequence; unknown ids are ignored."""
         states = self._known.pop(sequence, None)
         if states is not None:
-            self._give_back(states.indices)
+            self._release(states.indices)
 
     def fork(self, parent: int, child: int) -> None:
         """Give ``child`` the hidden states that the last step computed for ``parent``."""
@@ -119,5 +119,5 @@ class HiddenStateCache:
     def _copy(self, moved: Mapping[int, int]) -> None:
         self._rows.copy(list(moved.values()), list(moved))
 
-    def _give_back(self, indices: Sequence[int]) -> None:
+    def _release(self, indices: Sequence[int]) -> None:
         self._free += [place for place in indices if place < self._rows.first]

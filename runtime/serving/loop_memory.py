@@ -69,7 +69,7 @@ def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingSh
         shape.max_seq_len,
         radix or block_cache(sizes, needs, cache.kind == BLOCKS),
     )
-    engine.follow_use(manager.pool.in_use, manager.slots.in_use)
+    engine.watch_usage(manager.pool.in_use, manager.slots.in_use)
     scheduler = Scheduler(
         manager,
         SchedulerSettings(

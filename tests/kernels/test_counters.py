@@ -29,7 +29,7 @@ def test_pieces_are_apart_and_aligned() -> None:
 def test_what_is_given_back_is_taken_again_by_a_plan_of_that_size() -> None:
     pool = CounterPool(Allocations())
     first = pool.take(500)
-    pool.give_back(first, 500)
+    pool.release(first, 500)
     assert pool.take(4) != first
     assert pool.take(512) == first
     assert pool.take(512) != first

@@ -28,7 +28,7 @@ from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite, widen_only
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.elementwise import fuse_elementwise
-from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.runtime.engines.torch.graph import clean_graph
 from hybridge.runtime.engines.torch.program import compile_program
 from hybridge.runtime.engines.torch.weights import WeightStore
 from hybridge.trt_plugins.functions import attach_functions
@@ -94,7 +94,7 @@ def test_silu_of_short_rows_is_one_node() -> None:
 def test_nodes_of_the_torch_engine(name: str) -> None:
     graph = graph_of(name).graph
     fuse_elementwise(graph)
-    tidy_graph(graph)
+    clean_graph(graph)
     program = compile_program(graph.inputs, graph.outputs, WeightStore(".", torch.device("cpu")))
     assert worst_error(program.run({"x": torch.from_numpy(X)})["y"].numpy(), name) < LIMIT
 

@@ -21,7 +21,7 @@ ROPE = {
     "original_max_position_embeddings": 32,
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1, "tie_word_embeddings": True}
-FAR = {**WINDOW, "sliding_window": 4096}
+LONG_WINDOW = {**WINDOW, "sliding_window": 4096}
 # As published: more than the 49 tokens of a short verification, less than its long prompt.
 CHUNK = {"chunk_size": 64, "time_step_limit": [0.02, 0.3]}
 LAYERS = {"num_hidden_layers": 2}
@@ -33,9 +33,9 @@ SOURCES = {
     "nemotron_h": ExportCase(
         "nemotron_h", "float32", {**EXPERTS["nemotron_h"], **CHUNK, "hybrid_override_pattern": "M*EM"}, DENSE
     ),
-    "far window": ExportCase("qwen3", "float32", {**LAYERS, **FAR}, {**DENSE, "max_seq_len": 4120}),
-    "paged far window": ExportCase(
-        "qwen3", "float32", {**LAYERS, **FAR}, {**DENSE, "max_seq_len": 4120, "layout": "paged"}
+    "long window": ExportCase("qwen3", "float32", {**LAYERS, **LONG_WINDOW}, {**DENSE, "max_seq_len": 4120}),
+    "paged long window": ExportCase(
+        "qwen3", "float32", {**LAYERS, **LONG_WINDOW}, {**DENSE, "max_seq_len": 4120, "layout": "paged"}
     ),
     "qwen3_next": ExportCase(
         "qwen3_next", "float32", {**LAYERS, "layer_types": ["linear_attention", "full_attention"]}, DENSE
@@ -191,9 +191,9 @@ FAULTS: dict[str, Fault] = {
     "window off": _input("qwen3", "layer 1", "cached_attention", "getitem_15.1", 9, "getitem_6.0"),
     "window of half the size": _attribute("qwen3", "layer 1", "attention_step", 1, "sliding_window", 50),
     "window by one": _attribute("qwen3", "layer 1", "attention_step", 1, "sliding_window", 101),
-    "far window off": _input("far window", "layer 1", "cached_attention", "getitem_15.1", 9, "getitem_6.0"),
-    "far window smaller by one": _attribute("far window", "layer 1", "attention_step", 1, "sliding_window", 4095),
-    "far window larger by one": _attribute("far window", "layer 1", "attention_step", 1, "sliding_window", 4097),
+    "long window off": _input("long window", "layer 1", "cached_attention", "getitem_15.1", 9, "getitem_6.0"),
+    "long window smaller by one": _attribute("long window", "layer 1", "attention_step", 1, "sliding_window", 4095),
+    "long window larger by one": _attribute("long window", "layer 1", "attention_step", 1, "sliding_window", 4097),
     "window not declared": Fault("qwen3", "layer 1", _declared_window),
     "one weight of a query norm": _weight("qwen3", "layer 1", "1.self_attn.q_norm.weight", 3),
     "gate and query swapped": _input("qwen3_next", "layer 1", "Reshape", "flatten_7.1", 0, "getitem_13.1"),
@@ -232,7 +232,7 @@ FAULTS: dict[str, Fault] = {
     # Paged layout.
     "slots by one": _shifted("paged", "layer 1", "reshape_and_cache", "present_kv_pool_0", 3, np.int32),
     "paged attention scale": _attribute("paged", "layer 1", "paged_attention", 1, "scale", 0.33),
-    "paged far window off": _attribute("paged far window", "layer 1", "paged_attention", 1, "sliding_window", 0),
+    "paged long window off": _attribute("paged long window", "layer 1", "paged_attention", 1, "sliding_window", 0),
     "logits of another token": _shifted("paged", "head", "Gather", "to_9.end", 1, np.int32, by=-1),
 }
 

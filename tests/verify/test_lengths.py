@@ -9,29 +9,29 @@ import pytest
 
 from hybridge.artifact.config import DENSE, RuntimeConfig
 from hybridge.artifact.paged import PAGED
-from hybridge.verification.far_windows import FILLED, MOST_BYTES, far_rows
 from hybridge.verification.lengths import CHUNK, LONG, LONGEST, WINDOW, Edge, default_lengths, edges_of, parts_of
+from hybridge.verification.long_windows import FILLED, MOST_BYTES, long_window_rows
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.plan import plan_of
 from hybridge.verification.verifier import random_prompts
 from tests.support.artifacts import ArtifactCache
 from tests.support.export_cases import CASES
 
-FAR = 4096
+LONG_WINDOW = 4096
 
 
 @pytest.mark.parametrize("tokens", [5, 64, 100, 128, 256, 512, 900])
 def test_the_long_prompt_crosses_an_edge_at_once_and_in_parts(tokens: int) -> None:
     edge = Edge(CHUNK, tokens)
-    longest = max(default_lengths((Edge(CHUNK, 64), edge), FAR))
+    longest = max(default_lengths((Edge(CHUNK, 64), edge), LONG_WINDOW))
     assert edge.crossed_by(longest) and longest >= LONG and longest % 64
     first, middle, last = parts_of(longest)
     assert first + middle + last == longest and middle > tokens and first + middle > tokens + 1 and last > 1
 
 
-def test_a_far_window_makes_no_prompt_longer() -> None:
-    edges = (Edge(CHUNK, 64), Edge(WINDOW, FAR))
-    lengths = default_lengths(edges, 10 * FAR)
+def test_a_long_window_makes_no_prompt_longer() -> None:
+    edges = (Edge(CHUNK, 64), Edge(WINDOW, LONG_WINDOW))
+    lengths = default_lengths(edges, 10 * LONG_WINDOW)
     assert max(lengths) == LONG < LONGEST
     assert [edge.crossed_by(LONG) for edge in edges] == [True, False]
     assert str(edges[1]) == "the sliding window of 4096 tokens"
@@ -44,11 +44,11 @@ def with_window(artifacts: ArtifactCache, room: int, window: int, layout: str = 
     return replace(config, layout=layout, max_seq_len=room, kv_layers=tuple(layers))
 
 
-@pytest.mark.parametrize("window", [LONG - 1, 1000, FAR, 100_000])
+@pytest.mark.parametrize("window", [LONG - 1, 1000, LONG_WINDOW, 100_000])
 @pytest.mark.parametrize("room", [2, 20, 1000])
-def test_a_row_behind_filled_caches_crosses_a_far_window(window: int, room: int, artifacts: ArtifactCache) -> None:
+def test_a_row_behind_filled_caches_crosses_a_long_window(window: int, room: int, artifacts: ArtifactCache) -> None:
     config = with_window(artifacts, window + room, window)
-    (row,) = far_rows((Edge(CHUNK, 64), Edge(WINDOW, window)), config, 0, LONG, sum)
+    (row,) = long_window_rows((Edge(CHUNK, 64), Edge(WINDOW, window)), config, 0, LONG, sum)
     start, end = row.caches.length, row.caches.length + len(row.tokens)
     assert start < window - 1 and row.edge.crossed_by(end) and end <= config.max_seq_len
     # The window leaves filled tokens behind, and others in it.
@@ -64,8 +64,11 @@ def test_windows_that_no_row_crosses_are_reported(artifacts: ArtifactCache) -> N
         return plan.not_crossed, plan.notes
 
     huge = 1 << 30
-    assert told(FAR, 2 * FAR) == ((), ())
-    assert told(FAR, 96) == ((), ("no row crosses the sliding window of 4096 tokens: the artifact holds 96 tokens",))
+    assert told(LONG_WINDOW, 2 * LONG_WINDOW) == ((), ())
+    assert told(LONG_WINDOW, 96) == (
+        (),
+        ("no row crosses the sliding window of 4096 tokens: the artifact holds 96 tokens",),
+    )
     assert told(huge, 2 * huge) == ((f"the sliding window of {huge} tokens",), ())
     assert told(huge, 2 * huge, PAGED) == ((f"the sliding window of {huge} tokens",), ())
     # Of a paged artifact one layer at a time takes memory.

@@ -22,7 +22,7 @@ def report(*comparisons: Comparison, **fields: Any) -> VerifyReport:
         "tolerance": 1e-4,
         "prompt_lengths": (1, 7, 133),
         "decode_steps": 16,
-        "far_windows": (),
+        "long_windows": (),
         "not_crossed": (),
         "layer_types": ("gated_delta_net", "attention"),
     }
@@ -43,7 +43,7 @@ def test_the_verdict_names_the_type_of_each_computation() -> None:
 
 def test_the_verdict_names_the_windows_that_were_crossed() -> None:
     window = ("the sliding window of 4096 tokens",)
-    verdict = report(found("logits", None, 0.0), far_windows=window).verdict()
+    verdict = report(found("logits", None, 0.0), long_windows=window).verdict()
     assert "133 tokens, a row across the sliding window of 4096 tokens, computed" in verdict
     verdict = report(found("logits", None, 0.0), not_crossed=window).verdict()
     assert verdict.endswith("; no row crossed the sliding window of 4096 tokens")

@@ -37,7 +37,7 @@ class CounterPool:
             address, self._next = self._next, self._next + size
             return address
 
-    def give_back(self, address: int, nbytes: int) -> None:
+    def release(self, address: int, nbytes: int) -> None:
         """Return what ``take(nbytes)`` gave; it is zero again by the contract of counters."""
         with self._lock:
             self._free[_rounded(nbytes)].append(address)

@@ -75,7 +75,7 @@ class KernelDevice:
             return BoundPlan(plan, functions)
         counters = self._counters.take(plan.counter_bytes)
         bound = BoundPlan(plan, functions, counters)
-        weakref.finalize(bound, self._counters.give_back, counters, plan.counter_bytes).atexit = False
+        weakref.finalize(bound, self._counters.release, counters, plan.counter_bytes).atexit = False
         return bound
 
     def _zeroed(self, nbytes: int) -> int:

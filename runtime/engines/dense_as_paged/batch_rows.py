@@ -65,7 +65,7 @@ class BatchRows:
         return 0 if self._states is None else self._states.batch
 
     def place(self, requested: Sequence[RowRequest], longest: int) -> list[int]:
-        """The row of each of ``requested``, with exactly its content, to be written to; room for ``longest`` tokens."""
+        """Rows with exactly the contents ``requested``, ready to be written, with room for ``longest`` tokens."""
         self._grow(len(requested), longest)
         rows = [self._row_of(each) for each in requested]
         taken = {row for row in rows if row >= 0}
@@ -73,7 +73,7 @@ class BatchRows:
         for place in moving:
             rows[place] = self._choose(requested[place], taken)
             taken.add(rows[place])
-        # Copies come first: a content that its only other holder has copied need not be parked.
+        # Copies first: once a content has been copied to its only other user, it need not be saved.
         for stays in (False, True):
             for place in moving:
                 for part, id_ in self._ids(requested[place]):
@@ -90,11 +90,11 @@ class BatchRows:
         if tokens > self.states.max_seq:
             self.states.reserve(max(tokens, capacity_for(tokens, self._engine.max_seq_len)))
 
-    def tidy(self, rows: Sequence[int]) -> bool:
-        """Leave no idle rows between ``rows``, or give up all others where these are at least a quarter of all.
+    def close_gaps(self, rows: Sequence[int]) -> bool:
+        """Move ``rows`` together, or drop all other rows if these are at least a quarter; True if anything moved.
 
-        Whether anything moved. Moving all rows costs about one step: engines that compute idle rows too gain that back
-        soon. A gap costs more where an engine runs the rows on either side of it one after another.
+        Moving all rows costs about one step, which engines that compute idle rows too soon regain. A gap costs more if
+        an engine runs the rows on either side of it one after another.
         """
         if 4 * len(rows) <= 3 * self.count:
             self._resize(sorted(rows), len(rows), 1)

@@ -120,7 +120,7 @@ class DenseAsPaged(PagedEngine):
         self._blocks, self._slots = Contents(sizes.num_blocks), Contents(sizes.num_slots)
         self._rows = BatchRows(self.dense, self._blocks, self._slots)
 
-    def follow_use(self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]) -> None:
+    def watch_usage(self, block_in_use: Callable[[int], bool], slot_in_use: Callable[[int], bool]) -> None:
         self._blocks.in_use, self._slots.in_use = block_in_use, slot_in_use
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
@@ -265,7 +265,7 @@ class DenseAsPaged(PagedEngine):
         longest = max(lengths)
         if longest > self._limit or min(tokens) < 0:
             raise EngineError(f"expected rows of at most {self._limit} tokens, found one of {longest}")
-        if decoding.steps == _STEADY_STEPS and self._rows.tidy(decoding.rows):
+        if decoding.steps == _STEADY_STEPS and self._rows.close_gaps(decoding.rows):
             rows, inputs = [content.row for content in decoding.contents], decoding.inputs
             decoding = self._decoding = self._decoder(decoding.blocks, decoding.slots, rows)
             decoding.steps = _STEADY_STEPS

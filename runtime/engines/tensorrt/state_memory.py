@@ -123,7 +123,7 @@ class StatePool:
         found.clear()
         return found
 
-    def give_back(self, memory: StateMemory) -> None:
+    def release(self, memory: StateMemory) -> None:
         """Take ``memory`` back; safe in a finalizer."""
         self._returned.append(memory)
 
@@ -131,7 +131,7 @@ class StatePool:
         """Free everything, lent or not; calling it twice is allowed."""
         with self._lock:
             for memory in (*self._lent, *self._free):
-                self._release(memory)
+                self._deallocate(memory)
             self._lent.clear()
             self._free.clear()
             self._returned.clear()
@@ -143,7 +143,7 @@ class StatePool:
                 self._lent.remove(memory)
                 self._free.append(memory)
         while sum(memory.batch for memory in self._free) > self._max_rows:
-            self._release(self._free.pop(0))
+            self._deallocate(self._free.pop(0))
 
     def _allocate(self, batch: int) -> StateMemory:
         try:
@@ -152,9 +152,9 @@ class StatePool:
             if not self._free:
                 raise
         while self._free:
-            self._release(self._free.pop())
+            self._deallocate(self._free.pop())
         return StateMemory(self._memory, self._plan, batch)
 
-    def _release(self, memory: StateMemory) -> None:
+    def _deallocate(self, memory: StateMemory) -> None:
         self._discard(memory)
         memory.free()

@@ -102,7 +102,7 @@ class DeviceStateSet(StateSet):
         self._device: DeviceMemory | None = device
         self._max_seq = plan.max_seq_len
         self.memory: StateMemory = pool.lend(batch)
-        self._finalizer = weakref.finalize(self, pool.give_back, self.memory)
+        self._finalizer = weakref.finalize(self, pool.release, self.memory)
         self._finalizer.atexit = False
         self._specs = tuple(state.spec for state in plan.states)
         self._shapes = {spec.name: plan.shape(spec, batch) for spec in self._specs}

@@ -25,7 +25,7 @@ def fuse(
     attributes: dict[str, Any],
     domain: str = DOMAIN,
 ) -> ir.Node:
-    """Let a new node compute ``values``; what computed them is left for ``tidy_graph`` to remove."""
+    """Let a new node compute ``values``; what computed them is left for ``clean_graph`` to remove."""
     producer = values[0].producer()
     assert producer is not None and producer.graph is not None
     graph = producer.graph
@@ -40,7 +40,7 @@ def fuse(
     return node
 
 
-def tidy_graph(graph: ir.Graph) -> None:
+def clean_graph(graph: ir.Graph) -> None:
     """Remove nodes that nothing uses and put every node after those whose values it reads."""
     for node in reversed(list(graph)):
         if not any(value.is_graph_output() or value.uses() for value in node.outputs):

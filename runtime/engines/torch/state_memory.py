@@ -68,7 +68,7 @@ class StatePool:
             found.clear()
             return found
 
-    def give_back(self, memory: StateMemory) -> None:
+    def release(self, memory: StateMemory) -> None:
         """Take ``memory`` back; safe in a finalizer."""
         self._returned.append(memory)
 

@@ -114,5 +114,5 @@ class TorchStateSet(StateSet):
                 "with a larger `max_seq_len`"
             )
         self.memory: StateMemory = self._pool.lend(self.batch, max(needed, requested))
-        self._release = weakref.finalize(self, self._pool.give_back, self.memory)
+        self._release = weakref.finalize(self, self._pool.release, self.memory)
         self._release.atexit = False

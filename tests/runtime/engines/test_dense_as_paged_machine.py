@@ -40,7 +40,7 @@ class DenseAsPagedMachine(RuleBasedStateMachine):
         self.engine = DenseAsPaged(ToyEngine(config, max_step))
         self.kv, self.state = layers != PURE_MAMBA, layers != PURE_ATTENTION
         self.engine.allocate_pools(PoolSizes(PLACES * self.kv, 48, PLACES * self.state))
-        self.engine.follow_use(
+        self.engine.watch_usage(
             lambda block: any(each.block == block for each in self.sequences),
             lambda slot: any(each.slot == slot for each in self.sequences),
         )

@@ -20,7 +20,7 @@ from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
 from hybridge.runtime.engines.torch.fusion.linear import linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
-from hybridge.runtime.engines.torch.graph import LENGTHS, tidy_graph
+from hybridge.runtime.engines.torch.graph import LENGTHS, clean_graph
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.lengths import StepLengths
 from hybridge.runtime.engines.torch.program import compile_program
@@ -83,7 +83,7 @@ def test_a_fused_graph_computes_what_the_file_says(phase: Phase, case: ExportCas
     config, folder = exported.config, exported.folder
     plain, fused = read_model(folder), read_model(folder)
     fuse_attention(plain.graph)
-    tidy_graph(plain.graph)
+    clean_graph(plain.graph)
     fuse_graph(fused, phase, merge=True)
     steps = [([1, 1, 1], [0, 9, 3])] if phase is Phase.DECODE else [([5, 5], [0, 0]), ([4, 1, 3], [2, 0, 9])]
     for context, past in steps:

@@ -12,7 +12,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
-from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.runtime.engines.torch.graph import clean_graph
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.artifacts import ArtifactCache, Exported
@@ -59,7 +59,7 @@ def counted(exported: Exported, phase: Phase, context: list[int], past: list[int
     config, kernels = exported.config, PlannedKernels()
     plain, fused = read_model(exported.folder), read_model(exported.folder)
     fuse_attention(plain.graph)
-    tidy_graph(plain.graph)
+    clean_graph(plain.graph)
     fuse_graph(fused, phase, merge=True)
     expected = run(exported.folder, plain.graph, config, context, past)
     found = run(exported.folder, fused.graph, config, context, past, kernels)

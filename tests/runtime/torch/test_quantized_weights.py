@@ -17,7 +17,7 @@ from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
 from hybridge.runtime.engines.torch.fusion.linear import LINEAR, TILED_LINEAR
-from hybridge.runtime.engines.torch.graph import tidy_graph
+from hybridge.runtime.engines.torch.graph import clean_graph
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
 from tests.support.quantized_checkpoints import Format, eight_bits, float4, pack_quantized, save_quantized
@@ -58,7 +58,7 @@ def test_products_of_tiles_equal_those_of_the_files_weights(family: str, name: s
     for phase, batch, tokens in ((Phase.DECODE, 3, 1), (Phase.PREFILL, 8, 5), (Phase.PREFILL, 8, 9)):
         plain, fused, kernels = read_model(folder), read_model(folder), PlannedKernels()
         fuse_attention(plain.graph)
-        tidy_graph(plain.graph)
+        clean_graph(plain.graph)
         fuse_graph(fused, phase, merge=True)
         kinds = Counter(node.op_type for node in fused.graph)
         # Of the two mixers' in_proj and out_proj, or none; qkv, o, up and down, or gate with up and down; the head.

@@ -19,7 +19,7 @@ from hybridge.runtime.engines.torch.fusion.quantized_experts import tile_experts
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
-from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, engine_input, tidy_graph
+from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, clean_graph, engine_input
 from hybridge.trt_plugins.rewrites.draft_slots import use_draft_slots
 from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 
@@ -55,9 +55,9 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
     fuse_grouped_norms(graph)
     fuse_wide_norms(graph)
     fuse_routers(graph)
-    tidy_graph(graph)
+    clean_graph(graph)
     fuse_linears(graph)
-    tidy_graph(graph)
+    clean_graph(graph)
     if merge:
         merge_projections(graph)
     fuse_norms_into_linears(graph)
@@ -65,4 +65,4 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
         tile_weights(graph)
         tile_experts(graph)
     fuse_elementwise(graph)
-    tidy_graph(graph)
+    clean_graph(graph)

@@ -18,6 +18,7 @@ from hybridge.runtime.engines.torch.fusion.grouped_norm import silu_argument
 from hybridge.runtime.engines.torch.graph import (
     DOMAIN,
     RESULT,
+    clean_graph,
     constant_ints,
     engine_input,
     fuse,
@@ -26,7 +27,6 @@ from hybridge.runtime.engines.torch.graph import (
     only_use,
     producer,
     rank,
-    tidy_graph,
 )
 
 LINEAR = "Linear"
@@ -84,7 +84,7 @@ def let_head_write_its_result(graph: ir.Graph) -> None:
     if node is not None:
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         fuse([node.outputs[0]], node.op_type, [*node.inputs, engine_input(graph, RESULT)], attributes)
-        tidy_graph(graph)
+        clean_graph(graph)
 
 
 def changed(node: ir.Node, value: ir.Value, **changes: object) -> ir.Node:

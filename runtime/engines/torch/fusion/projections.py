@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from hybridge.runtime.engines.torch.fusion.linear import LINEAR, is_plain, linears, take
 from hybridge.runtime.engines.torch.fusion.quantized import stored_form
-from hybridge.runtime.engines.torch.graph import fuse, is_constant, tidy_graph
+from hybridge.runtime.engines.torch.graph import clean_graph, fuse, is_constant
 from hybridge.trt_plugins.kernels.fused.weight_tiles import WeightFormat
 
 
@@ -23,7 +23,7 @@ def merge_projections(graph: ir.Graph) -> None:
     for (x, _), nodes in by_x.items():
         if len(nodes) > 1:
             _merge(graph, x, nodes)
-    tidy_graph(graph)
+    clean_graph(graph)
 
 
 def _merge(graph: ir.Graph, x: ir.Value, nodes: list[ir.Node]) -> None:

@@ -17,7 +17,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.attributes import Attributes
 from hybridge.runtime.engines.torch.fusion.linear import INPUTS, TILED_LINEAR, linears, take
-from hybridge.runtime.engines.torch.graph import DOMAIN, constant_ints, fuse, producer, tidy_graph
+from hybridge.runtime.engines.torch.graph import DOMAIN, clean_graph, constant_ints, fuse, producer
 from hybridge.trt_plugins.kernels.fused.weight_tiles import GROUPS, Code, WeightFormat
 
 WEIGHT_TILES = "WeightTiles"
@@ -69,7 +69,7 @@ def tile_weights(graph: ir.Graph) -> None:
         outputs, columns = (int(size) for size in weights[0].shape)  # type: ignore[union-attr,arg-type]
         attributes |= {**form_attributes(form), "outputs": outputs, "inputs": columns}
         fuse([node.outputs[0]], TILED_LINEAR, [*inputs, *factors, *[None] * (2 - len(factors))], attributes)
-    tidy_graph(graph)
+    clean_graph(graph)
 
 
 def form_attributes(form: WeightFormat, prefix: str = "") -> dict[str, str | int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from hybridge.runtime.engines.torch.fusion.quantized import common_form, form_attributes, tiles_of
-from hybridge.runtime.engines.torch.graph import fuse, producer, tidy_graph
+from hybridge.runtime.engines.torch.graph import clean_graph, fuse, producer
 from hybridge.trt_plugins.catalog import DOMAIN as OPERATORS
 from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS
 
@@ -22,7 +22,7 @@ def tile_experts(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.domain == OPERATORS and node.op_type in ("routed_experts", "rounded_experts"):
             _tile(graph, node)
-    tidy_graph(graph)
+    clean_graph(graph)
 
 
 def _tile(graph: ir.Graph, node: ir.Node) -> None:

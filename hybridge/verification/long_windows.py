@@ -1,7 +1,7 @@
-"""Sliding windows that are too long for a prompt: a row whose caches are filled, not computed, up to the window's edge.
+"""Sliding windows longer than a prompt: a row whose caches are filled, not computed, up to the window's edge.
 
-The keys and values of its first tokens are random, all others before the edge are zero. A step that wrongly attends to
-one of the first tokens, or misses one, gives another result; zeros cost an engine on a CPU almost nothing.
+Keys and values of its first tokens are random, all others before the edge are zero. A step that wrongly attends to one
+of the first tokens, or misses one, gives another result; zeros cost an engine on a CPU almost nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FilledCaches:
 
 
 @dataclass(frozen=True)
-class FarRow:
+class LongWindowRow:
     """New ``tokens`` [n] int64, after ``caches``; the window ``edge`` is ``BEFORE`` tokens after the first."""
 
     edge: Edge
@@ -63,17 +63,17 @@ class FarRow:
         return np.split(self.tokens, range(at_once, len(self.tokens)))
 
 
-def far_rows(
+def long_window_rows(
     edges: tuple[Edge, ...],
     config: RuntimeConfig,
     seed: int,
     longest: int,
     cache_bytes: Callable[[Iterable[int]], int],
-) -> tuple[FarRow, ...]:
-    """A row for each window that prompts of ``longest`` tokens do not cross, where the artifact has room for it.
+) -> tuple[LongWindowRow, ...]:
+    """A row for each window that prompts of ``longest`` tokens do not cross but the artifact's rows can.
 
-    None for a window that begins among the filled tokens or whose caches take more than ``MOST_BYTES``; cache_bytes: of
-    the bytes of each layer.
+    Windows that begin among the filled tokens, or whose caches take more than ``MOST_BYTES``, are left out.
+    cache_bytes: memory of the caches from the bytes of each layer.
     """
     return tuple(
         _row(edge, config, np.random.default_rng([seed, edge.tokens]))
@@ -86,7 +86,7 @@ def far_rows(
     )
 
 
-def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> FarRow:
+def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> LongWindowRow:
     numbers = {
         name: random.standard_normal((layer.num_kv_heads, FILLED, layer.head_dim)).astype(ml_dtypes.float8_e4m3fn)
         for k, layer in enumerate(config.kv_layers)
@@ -96,7 +96,7 @@ def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> FarR
     factor = min(_LARGEST_FACTOR, 2.0 ** np.floor(np.log2(edge.tokens / 16)))
     start = edge.tokens - BEFORE
     count = min(BEFORE + BEHIND, config.max_seq_len - start)
-    return FarRow(edge, FilledCaches(start, numbers, factor), random.integers(0, config.vocab_size, count))
+    return LongWindowRow(edge, FilledCaches(start, numbers, factor), random.integers(0, config.vocab_size, count))
 
 
 def _layer_bytes(config: RuntimeConfig, tokens: int) -> list[int]:

@@ -34,7 +34,7 @@ _NOT_LOGGED = frozenset({"/health", "/health/live", "/health/ready", "/metrics",
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Gate:
+class RequestMiddleware:
     """ASGI middleware. ``scope["state"]`` of a request gets its ``request_id`` and ``client``."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
