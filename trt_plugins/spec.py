@@ -41,6 +41,7 @@ class TensorSpec:
     dims: symbolic names or literal sizes; a name ending in "?" is an axis that a call may leave out
         everywhere at once (the token axis, absent in the decode form).
     optional: the input may be absent, which equals a tensor of ``absent`` everywhere.
+    selects: an optional input whose absence selects another body: it is then absent from the function, too.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TensorSpec:
     doc: str
     optional: bool = False
     absent: float = 0.0
+    selects: bool = False
 
     def dims_for(self, has_time: bool) -> tuple[str | int, ...]:
         """The dims of the form with (True) or without (False) the optional axis, marks removed."""

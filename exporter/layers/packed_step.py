@@ -43,20 +43,26 @@ class PackedStep:
         return x
 
     def attend(
-        self, config: CachedConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
+        self,
+        config: CachedConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        caches: Sequence[torch.Tensor],
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Attention over new tokens [tokens, heads, head_dim] and ``caches``: a pool, or one of e4m3 and its scales.
 
-        Returns y [tokens, width] and the new caches.
+        sinks: as in ``Step.attend``. Returns y [tokens, width] and the new caches.
         """
         ops = torch.ops.trt_edgellm
         rows = (self.block_table, self.query_start_loc, self.seq_lens)
         attributes = (config.scale, config.sliding_window or 0, 0.0)
         if len(caches) == 1:
             pool = ops.reshape_and_cache.packed(k, v, *caches, self.slot_mapping)
-            return ops.paged_attention.packed(q, pool, *rows, None, *attributes).flatten(-2), pool
+            return ops.paged_attention.packed(q, pool, *rows, sinks, *attributes).flatten(-2), pool
         pools = ops.reshape_and_cache_fp8.packed(k, v, *caches, self.slot_mapping)
-        return ops.paged_attention_fp8.packed(q, *pools, *rows, None, *attributes).flatten(-2), *pools
+        return ops.paged_attention_fp8.packed(q, *pools, *rows, sinks, *attributes).flatten(-2), *pools
 
     def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [tokens, rotary_dim / 2] in the compute type."""

@@ -38,15 +38,24 @@ class Step:
         return x.transpose(1, 2)
 
     def attend(
-        self, config: CachedConfig, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, caches: Sequence[torch.Tensor]
+        self,
+        config: CachedConfig,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        caches: Sequence[torch.Tensor],
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches."""
+        """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches.
+
+        sinks: scores [heads] float32 of the heads' attention sinks, where they have any.
+        """
         ops = torch.ops.trt_edgellm
         window, kind = config.sliding_window or 0, (config.sliding_window, config.num_kv_heads, config.head_dim)
         if kind not in self._in_caches:
             lengths = (self.context_lengths, self.past_lengths)
             self._in_caches[kind] = ops.attention_step.default(self.input_ids, *lengths, caches[0], window)
-        y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], config.scale)
+        y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], sinks, config.scale)
         return y.transpose(1, 2).flatten(2), key, value
 
     def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,6 +32,7 @@ class Case:
     context: tuple[int, ...]
     past: tuple[int, ...]
     window: int = 0
+    sinks: bool = False
 
 
 CASES = {
@@ -43,6 +44,8 @@ CASES = {
     "window": Case(5, 12, (5, 2, 4), (7, 0, 3), window=3),
     "window of one": Case(4, 6, (4, 1, 0), (2, 5, 6), window=1),
     "window of all": Case(2, 6, (2, 2, 1), (4, 0, 5), window=6),
+    "sinks": Case(5, 9, (2, 5, 0), (7, 4, 8), sinks=True),
+    "sinks and a window": Case(1, 11, (1, 1, 0), (10, 0, 4), window=4, sinks=True),
 }
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -58,6 +61,8 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
     }
     for name, size in (("key", case.time), ("value", case.time), ("past_key", case.room), ("past_value", case.room)):
         found[name] = rng.standard_normal((batch, KV_HEADS, size, HEAD_DIM))
+    # One far below and one far above all scores.
+    found["sinks"] = np.array([-60.0, 0.0, 1.5, -1.0, 60.0, 3.0])
     return found
 
 
@@ -75,7 +80,8 @@ def by_loop(case: Case, given: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
                 group = head * KV_HEADS // HEADS
                 scores = SCALE * keys[row, group, first:end] @ given["query"][row, head, token]
                 weights = np.exp(scores - scores.max())
-                y[row, head, token] = weights / weights.sum() @ values[row, group, first:end]
+                sink = np.exp(given["sinks"][head] - scores.max()) if case.sinks else 0.0
+                y[row, head, token] = weights / (weights.sum() + sink) @ values[row, group, first:end]
     return y, keys, values
 
 
@@ -94,18 +100,18 @@ def test_the_eager_operators_are_the_loop(case: Case) -> None:
     cache, lengths = given["past_key"], (given["context_lengths"], given["past_lengths"])
     step = torch.ops.trt_edgellm.attention_step(given["input_ids"], *lengths, cache, case.window)
     inputs = [given[name] for name in ("query", "key", "value", "past_key", "past_value")]
-    found = torch.ops.trt_edgellm.cached_attention(*inputs, *step, SCALE)
+    found = torch.ops.trt_edgellm.cached_attention(*inputs, *step, given["sinks"] if case.sinks else None, SCALE)
     assert_equal(case, [tensor.numpy() for tensor in found], by_loop(case, arrays(case)), 1e-12)
 
 
-def model(window: int) -> onnx.ModelProto:
-    names = [tensor.name for tensor in STEP.outputs]
+def model(window: int, sinks: bool = False) -> onnx.ModelProto:
+    names, own = [tensor.name for tensor in STEP.outputs], ["sinks"] if sinks else []
     lengths = ["input_ids", "context_lengths", "past_lengths", "past_key"]
     nodes = [
         helper.make_node(STEP.name, lengths, names, name="step", domain=DOMAIN, sliding_window=window),
         helper.make_node(
             ATTENTION.name,
-            ["query", "key", "value", "past_key", "past_value", *names],
+            ["query", "key", "value", "past_key", "past_value", *names, *own],
             ["y", "present_key", "present_value"],
             name="attention",
             domain=DOMAIN,
@@ -113,7 +119,10 @@ def model(window: int) -> onnx.ModelProto:
         ),
     ]
     sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    tensors = {t.name: t for t in (*STEP.inputs[:3], *ATTENTION.inputs[:5], *ATTENTION.outputs)}
+    tensors = {
+        t.name: t
+        for t in (*STEP.inputs[:3], *ATTENTION.inputs[:5], *ATTENTION.inputs[10 : 10 + len(own)], *ATTENTION.outputs)
+    }
     infos = {
         name: helper.make_tensor_value_info(
             name,
@@ -135,7 +144,7 @@ def model(window: int) -> onnx.ModelProto:
 @cases
 @pytest.mark.parametrize("native", [False, True], ids=["function", "inlined"])
 def test_the_functions_are_the_loop(native: bool, case: Case) -> None:
-    made = model(case.window)
+    made = model(case.window, case.sinks)
     if native:
         made = native_attention(made)
         assert not made.functions and {node.domain for node in made.graph.node} == {""}

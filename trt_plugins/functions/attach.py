@@ -29,8 +29,8 @@ def attach_functions(model: onnx.ModelProto) -> None:
     """Add, in place, one function for each operator of the domain that ``model`` uses, replacing older ones.
 
     The model imports opset 24 of the standard domain; the import of the operators' domain is added. Types of the
-    nodes' inputs come from value_info or shape inference. An absent optional input becomes an initializer,
-    because TensorRT's parser refuses a function call that lacks an argument.
+    nodes' inputs come from value_info or shape inference. An absent optional input becomes an initializer, or no
+    input of the function, because TensorRT's parser refuses a function call that lacks an argument.
     Raises UnsupportedError when a node disagrees with its declaration, or when two nodes of one operator would need
     different bodies: ONNX's overloads could tell them apart, but TensorRT's parser does not know overloads.
     """
@@ -61,9 +61,10 @@ def signature_from_node(
     spec = spec_of(node.op_type, version)
     arguments = node_arguments(node, types)
     call = check_call(spec, arguments, node_attributes(node))
-    present = tuple(argument.dtype for argument in arguments if argument is not None)
-    if len(present) != len(spec.inputs):
-        raise UnsupportedError(f"node {node.name}: expected every input, found {len(present)}; fill in the absent ones")
+    given = (*arguments, *[None] * (len(spec.inputs) - len(arguments)))
+    if missing := [t.name for t, found in zip(spec.inputs, given, strict=True) if found is None and not t.selects]:
+        raise UnsupportedError(f"node {node.name}: expected the input {missing[0]}, found none; fill in absent ones")
+    present = tuple(None if argument is None else argument.dtype for argument in given)
     kernel = _static(node, call, "kernel") if "kernel" in call.dims else 0
     has_time = call.has_time or has_rows(spec)
     attributes = specialised_attributes(spec, call.attributes)
@@ -76,7 +77,7 @@ def _fill_absent(graph: onnx.GraphProto, node: onnx.NodeProto, types: dict[str, 
     call = check_call(spec, node_arguments(node, types), node_attributes(node))
     node.input.extend([""] * (len(spec.inputs) - len(node.input)))
     for index, tensor in enumerate(spec.inputs):
-        if not node.input[index]:
+        if not node.input[index] and not tensor.selects:
             dtype = tensor.dtype if isinstance(tensor.dtype, DType) else call.types[tensor.dtype]
             shape = [d if isinstance(d, int) else _static(node, call, d) for d in tensor.dims_for(call.has_time)]
             value = "zeros" if tensor.absent == 0.0 else f"{tensor.absent}s"
@@ -86,6 +87,8 @@ def _fill_absent(graph: onnx.GraphProto, node: onnx.NodeProto, types: dict[str, 
                 graph.initializer.append(numpy_helper.from_array(array, name))
                 types[name] = TensorType(dtype, tuple(shape))
             node.input[index] = name
+    while not node.input[-1]:
+        node.input.pop()
 
 
 def _static(node: onnx.NodeProto, call: CheckedCall, dim: str) -> int:

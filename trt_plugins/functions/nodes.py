@@ -149,7 +149,7 @@ class Nodes:
         return helper.make_function(
             spec.domain,
             spec.name,
-            [tensor.name for tensor in spec.inputs],
+            [tensor.name for tensor in spec.inputs if self.signature.has(tensor.name)],
             [tensor.name for tensor in spec.outputs],
             self._nodes,
             opset_imports=[helper.make_opsetid("", OPSET)],

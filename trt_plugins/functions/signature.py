@@ -15,7 +15,7 @@ class Signature:
 
     op: name of the operator.
     has_time: whether the body's tokens have a token axis: those of packed rows always have one, inside.
-    types: type of every input in declared order; bodies have every input present.
+    types: type of every input in declared order; None for an absent one that the body does without.
     attributes: every attribute in declared order.
     kernel: width of the convolution, 0 for operators without one.
     version: of the operator's declaration.
@@ -23,7 +23,7 @@ class Signature:
 
     op: str
     has_time: bool
-    types: tuple[DType, ...]
+    types: tuple[DType | None, ...]
     attributes: tuple[tuple[str, AttributeValue], ...]
     kernel: int = 0
     version: int = DENSE_VERSION
@@ -39,4 +39,10 @@ class Signature:
         return dict(self.attributes)[name]
 
     def type_of(self, name: str) -> DType:
-        return self.types[self.spec.input_index(name)]
+        dtype = self.types[self.spec.input_index(name)]
+        assert dtype is not None
+        return dtype
+
+    def has(self, name: str) -> bool:
+        """Whether the node has the optional input ``name``."""
+        return self.types[self.spec.input_index(name)] is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from hybridge.trt_plugins.reference.precision import work_dtype
+
 
 def cached_attention(
     query: torch.Tensor,
@@ -17,15 +19,50 @@ def cached_attention(
     source: torch.Tensor,
     valid: torch.Tensor,
     visible: torch.Tensor,
+    sinks: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """y [b, heads, t, head_dim] and the caches [b, kv_heads, max_seq, head_dim] after the step."""
+    """y [b, heads, t, head_dim] and the caches [b, kv_heads, max_seq, head_dim] after the step.
+
+    sinks: [heads] or None.
+    """
     keys, values = (
         past.scatter(2, slots, _written(past, new, slots, source, valid))
         for past, new in ((past_key, key), (past_value, value))
     )
-    y = F.scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scale, enable_gqa=True)
+    if sinks is None:
+        y = F.scaled_dot_product_attention(query, keys, values, attn_mask=visible, scale=scale, enable_gqa=True)
+    else:
+        y = attention_with_sinks(query, keys, values, visible, sinks, scale)
     return y, keys, values
+
+
+def attention_with_sinks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    sinks: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """softmax(scale * q . k | sinks) @ v in float32 at least; the weight of a head's sink is dropped.
+
+    Args:
+        query: [b, heads, t, head_dim].
+        keys, values: [b, kv_heads, s, head_dim].
+        visible: [b, 1, t, s] bool.
+        sinks: [heads].
+
+    Returns:
+        y like query.
+    """
+    work, kv_heads = work_dtype(query), keys.shape[1]
+    grouped = query.unflatten(1, (kv_heads, -1)).to(work)  # [b, kv_heads, ratio, t, head_dim]
+    scores = grouped @ keys.to(work).transpose(-1, -2)[:, :, None] * scale
+    scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
+    column = sinks.to(work).view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    return (weights @ values.to(work)[:, :, None]).flatten(1, 2).to(query.dtype)
 
 
 def _written(

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
+from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec, TypeVariable
 from hybridge.trt_plugins.specs.attention_step import CACHE_DIMS, NEW_DIMS, WRITTEN
 from hybridge.trt_plugins.specs.common import DATA_TYPE
 
 _QUERY_DIMS = ("batch", "heads", "time", "head_dim")
+SINKS = TensorSpec(
+    "sinks",
+    DType.FLOAT32,
+    ("heads",),
+    "score of each head's attention sink",
+    optional=True,
+    absent=-math.inf,
+    selects=True,
+)
 
 CACHED_ATTENTION = OpSpec(
     name="cached_attention",
     doc=(
         "Writes the new keys and values of one layer into its KV cache and attends to the cache: y = softmax(scale * q "
-        ". k) @ v over the visible positions. Query head i reads KV head i // (heads / kv_heads). Where the step is "
-        "in the cache is what an attention_step node gives."
+        ". k) @ v over the visible positions, where exp(sinks[head]) is added to the sum that the softmax divides by. "
+        "Query head i reads KV head i // (heads / kv_heads). Where the step is in the cache is what an attention_step "
+        "node gives."
     ),
     inputs=(
         TensorSpec("query", "T", _QUERY_DIMS, "queries of the new tokens"),
@@ -22,6 +35,7 @@ CACHED_ATTENTION = OpSpec(
         TensorSpec("past_key", "T", CACHE_DIMS, "keys before the step"),
         TensorSpec("past_value", "T", CACHE_DIMS, "values before the step"),
         *WRITTEN,
+        SINKS,
     ),
     outputs=(
         TensorSpec("y", "T", _QUERY_DIMS, "unspecified at tokens past context_lengths"),

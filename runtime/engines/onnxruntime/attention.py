@@ -30,6 +30,8 @@ from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.
 _HEAD_DIM_MULTIPLE = 8
+# Input of the kernel with a score for each head.
+_SINKS = 11
 
 
 def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -> None:
@@ -37,7 +39,8 @@ def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -
     for node in list(model.graph):
         if (node.domain, node.op_type) == (DOMAIN, CACHED_ATTENTION.name):
             window = _sliding_window(node)
-            if not window or window != kernels.window_margin:
+            has_kernel = kernels.attention_sinks or len(node.inputs) <= CACHED_ATTENTION.input_index("sinks")
+            if has_kernel and (not window or window != kernels.window_margin):
                 _replace(model, node, window, kernels, padded)
 
 
@@ -66,9 +69,10 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
         _padded_heads(insert, _packed_heads(insert, tensor), count, head_dim, padding)
         for tensor, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     ]
-    y, *presents = insert.microsoft(
-        "GroupQueryAttention", *tensors, past_key, past_value, last, longest, outputs=3, **attributes
-    )
+    inputs = [*tensors, past_key, past_value, last, longest]
+    if sinks := node.inputs[CACHED_ATTENTION.input_index("sinks") :]:
+        inputs += [None] * (_SINKS - len(inputs)) + [_given(sinks[0])]
+    y, *presents = insert.microsoft("GroupQueryAttention", *inputs, outputs=3, **attributes)
     if padded:
         # The kernel leaves unspecified values there, and NaN times zero would reach a state.
         y = without_padding(insert, y, insert.input(CONTEXT_LENGTHS))

@@ -33,6 +33,7 @@ class Kernels:
     experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     scaled_silu: it has ScaledSiLU, which is right on both tails (1.31 has, 1.23 has not).
+    attention_sinks: its GroupQueryAttention adds a score for each head to what the softmax sums (1.31 does).
     packs_blocks: its MatMulNBits copies 4-bit and 8-bit matrices into its own layout when a session is created.
     quantized_experts: it has QMoE with block-quantised expert weights and 8-bit products (1.31 has).
     """
@@ -44,6 +45,7 @@ class Kernels:
     scaled_silu: bool = False
     packs_blocks: bool = False
     quantized_experts: bool = False
+    attention_sinks: bool = False
 
 
 @lru_cache(maxsize=1)
@@ -64,7 +66,8 @@ def installed_kernels() -> Kernels:
     silu = helper.make_node("ScaledSiLU", ["x"], ["y"], domain=MICROSOFT, alpha=1.0)
     packs = all(_packs_blocks(bits) for bits in (4, 8))
     experts, few_bits = _weighs_experts(), all(_weighs_quantized_experts(bits) for bits in (4, 8))
-    return Kernels(opset, recurrent, experts, _window_margin(), _loads(silu, (1,), 21), packs, few_bits)
+    sinks, scaled_silu = _adds_sinks(), _loads(silu, (1,), 21)
+    return Kernels(opset, recurrent, experts, _window_margin(), scaled_silu, packs, few_bits, sinks)
 
 
 def quiet_options() -> ort.SessionOptions:
@@ -76,28 +79,40 @@ def quiet_options() -> ort.SessionOptions:
 
 def _window_margin() -> int:
     """Let the second of two tokens see a window of 1, and count what it saw from the mean of the values 0 and 1."""
+    return 0 if _attended({}, local_window_size=1) > 0.75 else 1
+
+
+def _adds_sinks() -> bool:
+    """Whether a sink as strong as the two keys leaves a third to the value of 1."""
+    try:
+        return bool(abs(_attended({"sinks": np.zeros(1, np.float32)}) - 1 / 3) < 1e-6)
+    except Exception:  # as in _loads
+        return False
+
+
+def _attended(sinks: dict[str, np.ndarray], **attributes: int) -> float:
+    """What GroupQueryAttention gives the second of two tokens, whose keys are alike and whose values are 0 and 1."""
     names = ("q", "k", "v", "past_key", "past_value", "last", "longest")
     node = helper.make_node(
         "GroupQueryAttention",
-        names,
+        [*names, *(["", "", "", "", *sinks] if sinks else [])],
         ["y", "key", "value"],
         domain=MICROSOFT,
         num_heads=1,
         kv_num_heads=1,
-        local_window_size=1,
+        **attributes,
     )
     tokens, cache = np.zeros((1, 2, 8), np.float32), np.zeros((1, 1, 2, 8), np.float32)
     last, longest = np.array([1], np.int32), np.array([2], np.int32)
     values = tokens.copy()
     values[0, 1] = 1.0
-    feeds = dict(zip(names, (tokens, tokens, values, cache, cache, last, longest), strict=True))
+    feeds = dict(zip(names, (tokens, tokens, values, cache, cache, last, longest), strict=True)) | sinks
     session = ort.InferenceSession(
         _model([node], {name: value.shape for name, value in feeds.items()}, {"y": tokens.shape}, 21),
         quiet_options(),
         providers=["CPUExecutionProvider"],
     )
-    seen = session.run(["y"], feeds)[0]
-    return 0 if seen[0, 1, 0] > 0.75 else 1
+    return float(session.run(["y"], feeds)[0][0, 1, 0])
 
 
 def _weighs_experts() -> bool:

@@ -1,7 +1,7 @@
 """cached_attention as one CachedAttention node, which works on the caches where they are.
 
 CachedAttention reads q, k, v [batch, heads, seq, size], past_key, past_value and the result of a StepCache node, which
-takes the place of attention_step; it gives y and the two caches. Attribute: scale.
+takes the place of attention_step, and sinks where the layer has them; it gives y and the two caches. Attribute: scale.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def fuse_attention(graph: ir.Graph) -> None:
             if step not in steps:
                 steps[step] = _step_cache(graph, step)
             attributes = {"scale": node.attributes["scale"].as_float()}
-            fuse(list(node.outputs), CACHED_ATTENTION_NODE, [*node.inputs[:5], steps[step]], attributes)
+            sinks = node.inputs[CACHED_ATTENTION.input_index("sinks") :]
+            fuse(list(node.outputs), CACHED_ATTENTION_NODE, [*node.inputs[:5], steps[step], *sinks], attributes)
 
 
 def _step_cache(graph: ir.Graph, step: ir.Node) -> ir.Value:

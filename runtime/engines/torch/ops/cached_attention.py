@@ -13,6 +13,7 @@ from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Ru
 from hybridge.runtime.engines.torch.ops.packed_kernel import PackedKernel
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.call import PackedRows
+from hybridge.trt_plugins.reference.cached_attention import attention_with_sinks
 
 
 class StepCache:
@@ -90,6 +91,7 @@ class PagedCaches:
         past_key: torch.Tensor,
         past_value: torch.Tensor,
         step: StepCache,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor | None:
         """y of one token a row [batch, heads, 1, size], after the caches have taken it; None where no kernel runs."""
         blocks = step.lengths.blocks
@@ -97,7 +99,7 @@ class PagedCaches:
             return None
         pool, query = blocks.pool(past_key, past_value), q[:, :, 0]
         y = torch.empty(query.shape, dtype=q.dtype, device=q.device)
-        given = [query, pool, blocks.table, blocks.bounds, blocks.lengths, None]
+        given = [query, pool, blocks.table, blocks.bounds, blocks.lengths, sinks]
         rows, attend = PackedRows(query.shape[0], 1, has_state_indices=False), self._of_window(step.window)
         new = [k[:, :, 0], v[:, :, 0], pool, blocks.slots]
         if not attend.accepts(given, [y], rows) or not self._write.launch(new, [pool]):
@@ -129,13 +131,17 @@ def _cached_attention(context: NodeContext) -> Run:
         past_key: torch.Tensor,
         past_value: torch.Tensor,
         step: StepCache,
+        sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        y = kernels(q, k, v, past_key, past_value, step)
+        y = kernels(q, k, v, past_key, past_value, step, sinks)
         if y is not None:
             return y, past_key, past_value
         step.write(past_key, k)
         step.write(past_value, v)
-        if step.is_causal:
+        if sinks is not None:
+            keys, values = past_key[:, :, : step.end], past_value[:, :, : step.end]
+            y = attention_with_sinks(q, keys, values, step.visible, sinks, scale)
+        elif step.is_causal:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         else:
             keys, values = past_key[:, :, : step.end], past_value[:, :, : step.end]
