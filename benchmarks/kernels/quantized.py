@@ -117,7 +117,9 @@ def _prepared_experts(form: WeightFormat, *sizes: int) -> Prepared:
 
     def error() -> float:
         order = torch.arange(top_k, dtype=torch.int32, device="cuda")[None]
-        return worst_error([y], [routed_experts(x.double(), order, weights.double(), first, second, "silu", 1)])
+        return worst_error(
+            [y], [routed_experts(x.double(), order, weights.double(), first, second, None, None, "silu", 1)]
+        )
 
     return Prepared(TensorCall(device, tiled_experts.plan(problem, device.traits), inputs, [y]), error)
 

@@ -17,6 +17,7 @@ from hybridge.trt_plugins.specs.rounded_experts import FP8, INT8, NVFP4, ROUNDED
 _ROUNDINGS: Mapping[DType, str] = MappingProxyType({DType.INT8: INT8, DType.FLOAT8E4M3FN: FP8, DType.FLOAT4E2M1: NVFP4})
 # Inputs of routed_experts: the weights of the two products.
 _UP, _DOWN = 3, 4
+_BIASES = 5
 
 
 class RoundedExperts:
@@ -47,7 +48,7 @@ class RoundedExperts:
         new = ir.Node(
             DOMAIN,
             ROUNDED_EXPERTS.name,
-            [*node.inputs, *scales],
+            [*node.inputs[:_BIASES], *scales, *node.inputs[_BIASES:]],
             [
                 *node.attributes.values(),
                 ir.AttrString("rounding", _ROUNDINGS[rounding.dtype]),

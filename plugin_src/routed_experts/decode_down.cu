@@ -6,6 +6,7 @@
 // order, whatever other tokens do.
 #include "common/access.cuh"
 #include "common/launch.cuh"
+#include "routed_experts/bias.cuh"
 #include "routed_experts/params.cuh"
 #include "routed_experts/warp_sum.cuh"
 
@@ -71,7 +72,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int r = 0; r < AT_ONCE; r++) {
             if (first + r >= end) break;
             const float result = warp_sum(sums[r]);
-            if ((first + r) / params.top_k == token + lane) y = fmaf(params.expert_weights[first + r], result, y);
+            if ((first + r) / params.top_k != token + lane) continue;
+            const int64_t place = static_cast<int64_t>(params.expert_ids[first + r]) * params.hidden + column;
+            y = fmaf(params.expert_weights[first + r], result + bias_at<DATA_T>(params.down_bias, place), y);
         }
     }
     if (token + lane < params.tokens)

@@ -8,6 +8,7 @@
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "routed_experts/activate.cuh"
+#include "routed_experts/bias.cuh"
 #include "routed_experts/params.cuh"
 #include "routed_experts/warp_sum.cuh"
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ void multiply(float (&sums)[ROWS][ROUTES], const DATA
 
 // inner[route][row] of up to ROUTES routes, which all chose the expert of `weights`.
 __device__ __forceinline__ void compute(const RoutedExperts& params, const DATA_T* const (&weights)[ROWS],
-                                        const int (&routes)[ROUTES], int count, int row) {
+                                        const int (&routes)[ROUTES], int count, int expert, int row) {
     const DATA_T* x[ROUTES];
 #pragma unroll
     for (int route = 0; route < ROUTES; route++)
@@ -65,8 +66,15 @@ __device__ __forceinline__ void compute(const RoutedExperts& params, const DATA_
 #pragma unroll
     for (int route = 0; route < ROUTES; route++) {
         if (route >= count) break;
-        float value = activate(warp_sum(sums[0][route]));
-        if (GATED) value *= warp_sum(sums[ROWS - 1][route]);
+        const int64_t place = static_cast<int64_t>(expert) * ROWS * params.intermediate + row;
+        float value = warp_sum(sums[0][route]) + bias_at<DATA_T>(params.up_bias, place);
+        if (GATED) {
+            const float up = warp_sum(sums[ROWS - 1][route]);
+            value = activate_gated(params.activation, value,
+                                   up + bias_at<DATA_T>(params.up_bias, place + params.intermediate));
+        } else {
+            value = activate(params.activation, value);
+        }
         if (threadIdx.x % 32 == 0)
             params.inner[static_cast<int64_t>(routes[route]) * params.intermediate + row] = value;
     }
@@ -100,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) routed_experts_up(const __
                 count += left != 0;
                 left &= left - 1;
             }
-            compute(params, weights, members, count, row);
+            compute(params, weights, members, count, expert, row);
         }
     }
 }

@@ -3,6 +3,14 @@
 
 #include "common/integers.cuh"
 
+// Attributes of the operator: the factor in the sigmoid of silu; of gated experts the bound of both halves, and what is
+// added to the second half.
+struct ExpertActivation {
+    float alpha;
+    float limit;
+    float offset;
+};
+
 // A route is one of the top_k choices of a token; routes lie in the order of the tokens. Strides count elements.
 struct RoutedExperts {
     const void* x;                // [tokens][hidden]
@@ -10,6 +18,8 @@ struct RoutedExperts {
     const float* expert_weights;  // [tokens][top_k]
     const void* up_weight;        // [experts][gate and up, or up][intermediate][hidden]
     const void* down_weight;      // [experts][hidden][intermediate]
+    const void* up_bias;          // [experts][gate and up, or up][intermediate] or null
+    const void* down_bias;        // [experts][hidden] or null
     float* inner;                 // [tokens * top_k][intermediate], between the two kernels
     void* y;                      // [tokens][hidden]
     int64_t x_stride;
@@ -17,6 +27,7 @@ struct RoutedExperts {
     int top_k;
     int hidden;
     int intermediate;
+    ExpertActivation activation;
 };
 
 // The same for weights in tiles (linear_decode/tile.cuh); the rows of all experts form one matrix.
@@ -28,6 +39,8 @@ struct TiledExperts {
     const float* up_factors;      // [rows of up_tiles]
     const void* down_tiles;       // [experts * hidden][intermediate]
     const float* down_factors;
+    const void* up_bias;          // as in RoutedExperts
+    const void* down_bias;
     void* inner;                  // [tokens * top_k][intermediate], of the type of x
     void* y;
     int64_t x_stride;
@@ -36,6 +49,7 @@ struct TiledExperts {
     int experts;
     int hidden;
     int intermediate;
+    ExpertActivation activation;
 };
 
 struct TopKSoftmax {

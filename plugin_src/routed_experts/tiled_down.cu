@@ -2,6 +2,7 @@
 //
 // Grid: x 16 columns of the output, y a token. The warps of a block share the slices of all routes of the token.
 // Macros: those of tiled_row.cuh.
+#include "routed_experts/bias.cuh"
 #include "routed_experts/tiled_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) tiled_experts_down(const __grid_constant__ TiledExperts params) {
@@ -25,6 +26,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) tiled_experts_down(cons
     shared.store(sums);
     const int output = first + threadIdx.x;
     if (threadIdx.x >= OUTPUTS || output >= params.hidden) return;
-    static_cast<DATA_T*>(params.y)[int64_t(token) * params.hidden + output] =
-        from_float<DATA_T>(shared.total(0, threadIdx.x));
+    float y = shared.total(0, threadIdx.x);
+    for (int route = token * params.top_k; route < (token + 1) * params.top_k; route++) {
+        const int64_t place = int64_t(params.expert_ids[route]) * params.hidden + output;
+        y = fmaf(params.expert_weights[route], bias_at<DATA_T>(params.down_bias, place), y);
+    }
+    static_cast<DATA_T*>(params.y)[int64_t(token) * params.hidden + output] = from_float<DATA_T>(y);
 }

@@ -3,6 +3,7 @@
 // Grid: x 16 rows of the intermediate size, y a route. An expert of several routes is read from L2 after the first.
 // Macros: those of tiled_row.cuh; EXPERT_GATED (the first half of an expert's rows is a gate); ACTIVATION.
 #include "routed_experts/activate.cuh"
+#include "routed_experts/bias.cuh"
 #include "routed_experts/tiled_row.cuh"
 
 constexpr int PARTS = EXPERT_GATED ? 2 : 1;
@@ -30,7 +31,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) tiled_experts_up(const 
     const int output = first + threadIdx.x;
     if (threadIdx.x >= OUTPUTS || output >= rows) return;
     const float* factors = params.up_factors + int64_t(expert) * PARTS * rows + output;
-    float value = activate(shared.total(0, threadIdx.x) * factors[0]);
-    if (EXPERT_GATED) value *= shared.total(PARTS - 1, threadIdx.x) * factors[(PARTS - 1) * rows];
+    const int64_t place = int64_t(expert) * PARTS * rows + output;
+    float value = fmaf(shared.total(0, threadIdx.x), factors[0], bias_at<DATA_T>(params.up_bias, place));
+    if (EXPERT_GATED) {
+        const float bias = bias_at<DATA_T>(params.up_bias, place + rows);
+        value = activate_gated(params.activation, value,
+                               fmaf(shared.total(PARTS - 1, threadIdx.x), factors[(PARTS - 1) * rows], bias));
+    } else {
+        value = activate(params.activation, value);
+    }
     static_cast<DATA_T*>(params.inner)[int64_t(route) * rows + output] = from_float<DATA_T>(value);
 }

@@ -36,6 +36,7 @@ def tensors(problem: ExpertsDecode, experts: int = EXPERTS) -> list[torch.Tensor
         torch.rand(problem.tokens, problem.top_k, device="cuda"),
         (torch.randn(experts, rows, problem.hidden, device="cuda") * problem.hidden**-0.5).to(dtype),
         (torch.randn(experts, problem.hidden, problem.intermediate, device="cuda") * rows**-0.5).to(dtype),
+        *(torch.randn(experts, n, device="cuda").to(dtype) for n in (rows, problem.hidden) if problem.biased),
     ]
 
 
@@ -46,10 +47,11 @@ def run(problem: ExpertsDecode, inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def check(problem: ExpertsDecode, inputs: list[torch.Tensor] | None = None) -> None:
-    x, ids, weights, up, down = inputs or tensors(problem)
-    y = run(problem, [x, ids, weights, up, down])
-    wide = weights.double(), up.double(), down.double()
-    expected = reference(x.double(), ids, *wide, problem.activation, int(problem.gated))
+    x, ids, *rest = given = inputs or tensors(problem)
+    y = run(problem, given)
+    wide = [tensor.double() for tensor in rest] + ([] if problem.biased else [None, None])
+    form = problem.activation, int(problem.gated), problem.alpha, problem.limit, problem.offset
+    expected = reference(x.double(), ids, *wide, *form)
     error = float((y.double() - expected).norm() / expected.norm())
     assert error <= TOLERANCE[problem.dtype], f"relative error {error:.3g}"
 
@@ -64,6 +66,14 @@ def test_types(dtype, tokens):
 @pytest.mark.parametrize("gated", [False, True])
 def test_activations(activation, gated):
     check(replace(BASE, activation=activation, gated=gated))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_biases_and_a_clamped_gate(dtype, tokens):
+    problem = replace(BASE, dtype=dtype, tokens=tokens, biased=True)
+    check(replace(problem, alpha=1.702, limit=0.75, offset=1.0))
+    check(replace(problem, activation="relu2", gated=False))
 
 
 @pytest.mark.parametrize(("hidden", "intermediate"), [(8, 8), (2048, 512), (2056, 1032), (520, 2600)])

@@ -39,7 +39,12 @@ def tensors(problem: TiledExperts, size: float = 1.0) -> tuple[list[torch.Tensor
         torch.rand(problem.tokens, problem.top_k, device="cuda"),
     ]
     matrices = (weight.matrix.view(problem.experts, -1, weight.matrix.shape[1]) for weight in (up, down))
-    return [*given, *up.tiles(), *down.tiles()], [*given, *matrices]
+    biases = [
+        torch.randn(problem.experts, rows, device="cuda").to(dtype)
+        for rows in (problem.up_rows // problem.experts, problem.hidden)
+        if problem.biased
+    ]
+    return [*given, *up.tiles(), *down.tiles(), *biases], [*given, *matrices, *(biases or (None, None))]
 
 
 def run(problem: TiledExperts, inputs: list[torch.Tensor], older: bool = False) -> torch.Tensor:
@@ -49,8 +54,10 @@ def run(problem: TiledExperts, inputs: list[torch.Tensor], older: bool = False) 
 
 
 def check(problem: TiledExperts, size: float = 1.0, older: bool = False) -> None:
-    inputs, (x, ids, weights, up, down) = tensors(problem, size)
-    expected = reference(x.double(), ids, weights.double(), up, down, problem.activation, int(problem.gated))
+    inputs, (x, ids, weights, *experts) = tensors(problem, size)
+    wide = [None if tensor is None else tensor.double() for tensor in (weights, *experts)]
+    form = problem.activation, int(problem.gated), problem.alpha, problem.limit, problem.offset
+    expected = reference(x.double(), ids, *wide, *form)
     error = float((run(problem, inputs, older).double() - expected).norm() / expected.norm())
     assert error <= TOLERANCE, f"relative error {error:.3g}"
 
@@ -65,6 +72,12 @@ def test_formats(form, older):
 @pytest.mark.parametrize("gated", [False, True])
 def test_activations(activation, gated):
     check(replace(BASE, activation=activation, gated=gated))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_biases_and_a_clamped_gate(older):
+    check(replace(BASE, alpha=1.702, limit=0.75, offset=1.0, biased=True), older=older)
+    check(replace(BASE, activation="relu", gated=False, biased=True), older=older)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.functions import attach_functions
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 from tests.ops.expert_cases import ExpertCase, activation, expert_case, expert_model
 from tests.ops.oracle import relative_error
 
@@ -61,6 +62,9 @@ def expected(case: ExpertCase, gated: int, rounding: str, group: int) -> np.ndar
     return y
 
 
+PLAIN = (1.0, float("inf"), 0.0)
+
+
 def inputs_of(case: ExpertCase) -> dict[str, np.ndarray]:
     floats = {n: a if n == "expert_ids" else a.astype(np.float32) for n, a in case.arrays().items()}
     return {**floats, "up_input_scale": UP, "down_input_scale": DOWN}
@@ -90,7 +94,7 @@ def session(gated: int, rounding: str, group: int) -> Any:
 def eager(case: ExpertCase, gated: int, rounding: str, group: int) -> np.ndarray:
     torch_ops.register()
     arguments = [torch.from_numpy(array) for array in inputs_of(case).values()]
-    return torch.ops.trt_edgellm.rounded_experts(*arguments, "silu", gated, rounding, group).numpy()
+    return torch.ops.trt_edgellm.rounded_experts(*arguments, None, None, "silu", gated, *PLAIN, rounding, group).numpy()
 
 
 @pytest.mark.parametrize(("rounding", "group"), FORMS)
@@ -129,7 +133,9 @@ def test_schema_and_fake_agree_with_the_eager_form() -> None:
     torch_ops.register()
     arguments = [torch.from_numpy(array) for array in inputs_of(expert_case(hidden=32, intermediate=16)).values()]
     op = torch.ops.trt_edgellm.rounded_experts.default
-    torch.library.opcheck(op, (*arguments, "silu", 1, "nvfp4", 16), test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        op, (*arguments, None, None, "silu", 1, *PLAIN, "nvfp4", 16), test_utils=("test_schema", "test_faketensor")
+    )
 
 
 @pytest.mark.parametrize("form", ["gathered", "grouped", "by_expert"])
@@ -139,7 +145,7 @@ def test_forms_of_the_torch_engine(rounding: str, group: int, form: str, monkeyp
         pytest.skip("needs torch 2.10: grouped_mm")
     case = expert_case(time=11, hidden=32, intermediate=48)
     x, ids, weights, up, down, *scales = (torch.from_numpy(array) for array in inputs_of(case).values())
-    experts = RoutedExperts("silu", True)
+    experts = RoutedExperts(ExpertActivation("silu", True))
     monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
     y = experts(x, ids, weights, up, down, ExpertRounding(rounding, group).of(*scales))
     assert relative_error(y.numpy(), expected(case, 1, rounding, group)) < 1e-6

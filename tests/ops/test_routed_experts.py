@@ -19,7 +19,7 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 from tests.ops.cases import rounded
-from tests.ops.expert_cases import ExpertCase, expert_case, expert_loop, expert_model
+from tests.ops.expert_cases import CLAMPED, ExpertCase, expert_case, expert_loop, expert_model
 from tests.ops.oracle import relative_error
 from tests.support.effort import examples
 
@@ -30,17 +30,25 @@ from hybridge.runtime.engines.onnxruntime.opset import lower_opset  # noqa: E402
 FORMS = [(name, gated) for name in EXPERT_ACTIVATIONS for gated in (0, 1)]
 
 
-def eager(case: ExpertCase, dtype: torch.dtype, name: str = "silu", gated: int = 1) -> np.ndarray:
+PLAIN = (1.0, float("inf"), 0.0)
+
+
+def eager(
+    case: ExpertCase, dtype: torch.dtype, name: str = "silu", gated: int = 1, numbers: tuple = PLAIN
+) -> np.ndarray:
     torch_ops.register()
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    x, ids, weights, up, down = (torch.from_numpy(array) for array in case.arrays().values())
-    arguments = (x.to(dtype), ids, weights.to(wide), up.to(dtype), down.to(dtype), name, gated)
+    x, ids, weights, *matrices = (torch.from_numpy(array) for array in case.arrays().values())
+    experts = [matrix.to(dtype) for matrix in matrices] + [None] * (4 - len(matrices))
+    arguments = (x.to(dtype), ids, weights.to(wide), *experts, name, gated, *numbers)
     return torch.ops.trt_edgellm.routed_experts(*arguments).double().numpy()
 
 
 @cache
-def session(data: str, name: str, gated: int, has_time: bool = True, version: int = 1) -> Any:
-    model = expert_model(data, name, gated, has_time, version)
+def session(
+    data: str, name: str, gated: int, has_time: bool = True, version: int = 1, biased: bool = False, **numbers: float
+) -> Any:
+    model = expert_model(data, name, gated, has_time, version, biased, **numbers)
     onnx.checker.check_model(model)
     lowered = ir.serde.deserialize_model(model)
     lower_opset(lowered, installed_kernels())
@@ -71,6 +79,17 @@ def test_eager_form_in_other_types(dtype: str, tolerance: float) -> None:
 def test_function(name: str, gated: int) -> None:
     case = expert_case(gated=gated)
     assert relative_error(function(case, name, gated), expert_loop(case, name, gated)) < 1e-6
+
+
+def test_biases_and_a_clamped_gate() -> None:
+    case = expert_case(biased=True)
+    expected = expert_loop(case, "silu", 1, clamped=True)
+    assert relative_error(eager(case, torch.float64, numbers=tuple(CLAMPED.values())), expected) < 1e-12
+    assert relative_error(function(case, biased=True, **CLAMPED), expected) < 1e-6
+    case = expert_case(biased=True, gated=0)
+    expected = expert_loop(case, "relu", 0)
+    assert relative_error(eager(case, torch.float64, "relu", 0), expected) < 1e-12
+    assert relative_error(function(case, "relu", 0, biased=True), expected) < 1e-6
 
 
 def test_function_in_float16() -> None:
@@ -128,7 +147,7 @@ def test_eager_tokens_do_not_depend_on_the_choices_of_others() -> None:
 def test_schema_and_fake_agree_with_the_eager_form() -> None:
     torch_ops.register()
     x, ids, weights, up, down = (torch.from_numpy(array) for array in expert_case().arrays().values())
-    arguments = (x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16(), "gelu", 1)
+    arguments = (x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16(), None, None, "gelu", 1, *PLAIN)
     op = torch.ops.trt_edgellm.routed_experts.default
     torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
 

@@ -233,7 +233,7 @@ def test_activations_of_experts(activation: str, gated: int) -> None:
     operator = torch.ops.trt_edgellm.routed_experts
     up = torch.eye(2)[None] if gated else torch.tensor([[[1.0, 0.0]]])
     inputs = [torch.from_numpy(value) for value in expert.feeds().values()]
-    y = operator(*inputs, up, torch.tensor([[[1.0], [0.0]]]), activation, gated)
+    y = operator(*inputs, up, torch.tensor([[[1.0], [0.0]]]), None, None, activation, gated, 1.0, float("inf"), 0.0)
     assert worst_error(y[:, 0, 0].numpy(), activation) < LIMIT
 
 

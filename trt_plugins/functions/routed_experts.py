@@ -7,14 +7,16 @@ and unused experts cost at most the remaining blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx
 
-from hybridge.trt_plugins.activations import activated
+from hybridge.trt_plugins.activations import activated, sigmoid_divisor
 from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
@@ -51,17 +53,35 @@ def _expert(body: Body, form: InputForm, expert: str, rows: str) -> str:
     """Rows [q, h] of one expert to results [q, h]; the products are in the type of the weights."""
     data = body.signature.type_of("up_weight").onnx
 
-    def product(x: str, weight: str) -> str:
+    def product(x: str, name: str) -> str:
+        weight, bias = f"{name}_weight", f"{name}_bias"
         own = body.op("Transpose", body.op("Gather", weight, expert), perm=[1, 0])
         inputs = body.op("Cast", form(body, x, expert, weight), to=data)
-        return body.op("Cast", body.op("MatMul", inputs, own), to=FLOAT)
+        result = body.op("Cast", body.op("MatMul", inputs, own), to=FLOAT)
+        if not body.signature.has(bias):
+            return result
+        return body.op("Add", result, body.op("Cast", body.op("Gather", bias, expert), to=FLOAT))
 
-    up = product(rows, "up_weight")
-    name = str(body.signature.attribute("activation"))
-    if body.signature.attribute("gated"):
-        gate, up = body.split(up, 2, axis=1)
-        return product(body.op("Mul", activated(body, gate, name), up), "down_weight")
-    return product(activated(body, up, name), "down_weight")
+    return product(_activation(body, product(rows, "up")), "down")
+
+
+def _activation(body: Body, up: str) -> str:
+    """Rows [q, u] to [q, i]."""
+    form = ExpertActivation.of(dict(body.signature.attributes))
+    if not form.gated:
+        return _activated(body, up, form)
+    gate, up = body.split(up, 2, axis=1)
+    if form.limit < math.inf:
+        bound, least = body.float32(form.limit), body.float32(-form.limit)
+        gate, up = body.op("Min", gate, bound), body.op("Max", body.op("Min", up, bound), least)
+    factor = body.op("Add", up, body.float32(form.offset)) if form.offset else up
+    return body.op("Mul", _activated(body, gate, form), factor)
+
+
+def _activated(body: Body, x: str, form: ExpertActivation) -> str:
+    if form.name != "silu" or form.alpha == 1.0:
+        return activated(body, x, form.name)
+    return body.op("Div", x, sigmoid_divisor(body, body.op("Mul", x, body.float32(form.alpha))))
 
 
 @dataclass(frozen=True)

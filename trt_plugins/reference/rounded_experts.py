@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hybridge.trt_plugins.reference.routed_experts import experts_of_tokens
 from hybridge.trt_plugins.specs.rounded_experts import INT8, NVFP4, STATIC
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 _LARGEST = {"int8": 127.0, "fp8": 448.0, "nvfp4": 6.0}
 # The smallest divisor, for features that are all zero.
@@ -23,8 +24,13 @@ def rounded_experts(
     down_weight: Tensor,
     up_input_scale: Tensor,
     down_input_scale: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
     activation: str,
     gated: int,
+    alpha: float,
+    limit: float,
+    offset: float,
     rounding: str,
     group: int,
 ) -> Tensor:
@@ -34,7 +40,9 @@ def rounded_experts(
         return rounded(values, scales[expert], rounding, group)
 
     rounds = partial(inputs, scales=up_input_scale), partial(inputs, scales=down_input_scale)
-    return experts_of_tokens(x, expert_ids, expert_weights, up_weight, down_weight, activation, gated, rounds)
+    experts = (up_weight, down_weight, up_bias, down_bias)
+    form = ExpertActivation(activation, bool(gated), alpha, limit, offset)
+    return experts_of_tokens(x, expert_ids, expert_weights, experts, form, rounds)
 
 
 def rounded(x: Tensor, scale: Tensor, rounding: str, group: int) -> Tensor:

@@ -12,6 +12,8 @@ INT8, FP8, NVFP4 = "int8", "fp8", "nvfp4"
 STATIC = -1
 """Value of ``group``: one stored scale for all tokens."""
 
+_BIASES = ROUTED_EXPERTS.input_index("up_bias")  # behind the scales: they may be absent
+
 ROUNDED_EXPERTS = replace(
     ROUTED_EXPERTS,
     name="rounded_experts",
@@ -20,9 +22,10 @@ ROUNDED_EXPERTS = replace(
         "largest magnitude of a group of features divided by the largest number of the type, or the expert's own."
     ),
     inputs=(
-        *ROUTED_EXPERTS.inputs,
+        *ROUTED_EXPERTS.inputs[:_BIASES],
         TensorSpec("up_input_scale", DType.FLOAT32, ("experts",), "of inputs of up_weight; nvfp4: factor of scales"),
         TensorSpec("down_input_scale", DType.FLOAT32, ("experts",), "the same for down_weight"),
+        *ROUTED_EXPERTS.inputs[_BIASES:],
     ),
     attributes=(
         *ROUTED_EXPERTS.attributes,

@@ -17,7 +17,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_products import (
     row_widths,
 )
 from hybridge.runtime.engines.onnxruntime.quantized_weights import remove_unused
-from hybridge.runtime.engines.onnxruntime.routed_experts import has_kernel_form, weighted_experts
+from hybridge.runtime.engines.onnxruntime.routed_experts import biases_of, has_kernel_form, weighted_experts
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
@@ -50,12 +50,14 @@ def use_quantized_experts(model: ir.Model, kernels: Kernels, exact: bool) -> Non
             continue
         is_gated = bool(op_attributes(node)["gated"])
         ups, downs = _inputs(graph, up, first, is_gated, exact), _inputs(graph, down, second, False, exact)
-        matrices = [*ups[:2], None, *downs[:2], None]
+        insert = Inserter(graph, node)
+        up_bias, down_bias = biases_of(insert, node)
+        matrices = [*ups[:2], up_bias, *downs[:2], down_bias]
         if ups[2] is not None or downs[2] is not None:
             matrices += [None, None, None, ups[2], downs[2]]
         level = FLOAT32_PRODUCTS if exact else INT8_PRODUCTS
         options = {"expert_weight_bits": bits, "block_size": block, "accuracy_level": level}
-        replace_node(node, [weighted_experts(Inserter(graph, node), node, "QMoE", matrices, options)])
+        replace_node(node, [weighted_experts(insert, node, "QMoE", matrices, options)])
         for value in (up, down):
             remove_unused(graph, value)
 

@@ -7,6 +7,7 @@ experts with normalised weights; multiplying by the sum of the weights restores 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +18,13 @@ import onnx_ir as ir
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.joined_weights import interleaved_weight
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 # (activation, gated) to MoE's name of the form.
 _FORMS: Mapping[tuple[str, int], str] = MappingProxyType(
     {("silu", 1): "swiglu", ("silu", 0): "silu", ("relu", 0): "relu"}
 )
-# Gate and up rows alternate; plain SwiGLU, without the constants that some models add.
-_SWIGLU = {"swiglu_fusion": 1, "activation_alpha": 1.0, "activation_beta": 0.0}
 _LEAST = np.finfo(np.float32).min
 
 
@@ -36,13 +37,27 @@ def routed_experts_body(node: ir.Node, insert: Inserter, kernels: Kernels, padde
         up = interleaved_weight(insert.graph, up)
         if up is None:
             return None
-    return [weighted_experts(insert, node, "MoE", (up, None, down), {})]
+    up_bias, down_bias = biases_of(insert, node)
+    return [weighted_experts(insert, node, "MoE", (up, up_bias, down, down_bias), {})]
 
 
 def has_kernel_form(node: ir.Node) -> bool:
     """Whether MoE and QMoE support the node's activation, and the graph has fixed numbers of experts."""
     route, up = fixed_shape(node.inputs[1]), fixed_shape(node.inputs[3])
     return _form(node) is not None and bool(route and route[-1] and up and up[0])
+
+
+def biases_of(insert: Inserter, node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
+    """The biases as MoE and QMoE read them: that of gate and up takes turns, as the rows of their matrix do."""
+    own = node.inputs[spec_of(node.op_type).input_index("up_bias") :]
+    if not own:
+        return None, None
+    up, down = own
+    shape = fixed_shape(up)
+    if op_attributes(node)["gated"] and shape is not None:
+        halves = insert.reshape(up, shape[0], 2, -1)
+        up = insert.reshape(insert.op("Transpose", halves, perm=[0, 2, 1]), shape[0], -1)
+    return up, down
 
 
 def weighted_experts(
@@ -58,11 +73,18 @@ def weighted_experts(
     scores = _scores(insert, ids, weights, route[-1], up_shape[0])
     chosen = {"k": route[-1], "activation_type": form, "normalize_routing_weights": 1, **options}
     if form == "swiglu":
-        chosen |= _SWIGLU
+        chosen |= _swiglu(node)
     mixed = insert.microsoft(op_type, x, scores, *matrices, **chosen)
     total = insert.op("ReduceSum", weights, insert.ints(-1), keepdims=1)
     result: ir.Value = insert.op("Mul", mixed, total)
     return result
+
+
+def _swiglu(node: ir.Node) -> dict[str, Any]:
+    """Attributes of the kernels' SwiGLU, in which gate and up rows alternate."""
+    form = ExpertActivation.of(op_attributes(node))
+    limits = {"swiglu_limit": form.limit} if form.limit < math.inf else {}
+    return {"swiglu_fusion": 1, "activation_alpha": form.alpha, "activation_beta": form.offset, **limits}
 
 
 def _form(node: ir.Node) -> str | None:

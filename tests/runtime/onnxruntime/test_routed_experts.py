@@ -17,7 +17,7 @@ from hybridge.runtime.engines.onnxruntime.joined_weights import join_weights
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
-from tests.ops.expert_cases import ExpertCase, expert_case, expert_loop
+from tests.ops.expert_cases import CLAMPED, ExpertCase, expert_case, expert_loop
 from tests.ops.oracle import relative_error
 from tests.runtime.onnxruntime.op_graphs import NEWEST, STANDARD
 
@@ -25,7 +25,9 @@ NEEDS_MOE = pytest.mark.skipif(not NEWEST.experts, reason="needs an ONNX Runtime
 TOKENS = ("x", "expert_ids", "expert_weights")
 
 
-def graph(case: ExpertCase, folder: Path, activation: str, gated: int, each: bool = False) -> ir.Model:
+def graph(
+    case: ExpertCase, folder: Path, activation: str, gated: int, each: bool = False, **numbers: float
+) -> ir.Model:
     """One node over the case's weights in a safetensors file, stacked or one tensor for ``each`` matrix."""
     arrays = {n: a.astype(np.float32) for n, a in case.arrays().items() if n not in TOKENS}
     tensors: dict[str, np.ndarray] = {}
@@ -49,7 +51,7 @@ def graph(case: ExpertCase, folder: Path, activation: str, gated: int, each: boo
         whole.outputs[0].name, whole.outputs[0].shape = name, ir.Shape(array.shape)
         nodes += [rows, shape, whole]
         weights.append(whole.outputs[0])
-    attributes = {"activation": activation, "gated": gated}
+    attributes = {"activation": activation, "gated": gated, **numbers}
     node = ir.node("routed_experts", [*inputs, *weights], attributes, domain="trt_edgellm")
     node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", inputs[0].type, inputs[0].shape
     opsets = {"": NEWEST.opset, "trt_edgellm": 1}
@@ -99,6 +101,13 @@ def test_moe(tmp_path: Path, activation: str, gated: int, each: bool, sizes: dic
     weights = 4 * (case.up_weight.size + case.down_weight.size)
     copied = weights if each else 4 * case.up_weight.size * gated
     assert (store.mapped_bytes, store.copied_bytes) == (weights - copied, copied)
+
+
+@NEEDS_MOE
+def test_biases_and_a_clamped_gate(tmp_path: Path) -> None:
+    case = expert_case(biased=True)
+    y, _ = run(graph(case, tmp_path, "silu", 1, **CLAMPED), tmp_path, case, NEWEST)
+    assert relative_error(y, expert_loop(case, "silu", 1, clamped=True)) < 1e-6
 
 
 @NEEDS_MOE

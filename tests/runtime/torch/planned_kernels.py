@@ -21,8 +21,8 @@ from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
 from hybridge.trt_plugins.kernels.fused.tiled_experts import Half, TiledExperts
 from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
-from hybridge.trt_plugins.reference.activations import ACTIVATIONS
-from hybridge.trt_plugins.reference.routed_experts import routed_experts
+from hybridge.trt_plugins.reference.routed_experts import expert_activation, routed_experts
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 from tests.support.kernel_calls import H200
 from tests.support.weights import matrix_from_tiles
 
@@ -68,7 +68,9 @@ class PlannedKernels(KernelRunner):
             _rms_norm(key, inputs, outputs)
         elif isinstance(key, ExpertsDecode):
             self.calls["routed_experts"] += 1
-            outputs[0].copy_(routed_experts(*inputs, activation=key.activation, gated=int(key.gated)))  # type: ignore
+            given = [*inputs, *([] if key.biased else [None, None])]
+            form = {name: getattr(key, name) for name in ("activation", "gated", "alpha", "limit", "offset")}
+            outputs[0].copy_(routed_experts(*given, **form))  # type: ignore
         elif isinstance(key, TiledExperts):
             self.calls["tiled_experts"] += 1
             _tiled_experts(key, inputs, outputs)
@@ -138,7 +140,8 @@ def _linear_decode(problem: LinearDecode, inputs: Tensors, outputs: Tensors) -> 
 
 def _tiled_experts(problem: TiledExperts, inputs: Tensors, outputs: Tensors) -> None:
     """Each half by a loop over routes."""
-    given: dict[str, Any] = dict(zip(tiled_experts.INPUTS[problem.half], inputs, strict=True))
+    names = (*tiled_experts.INPUTS[problem.half], *(tiled_experts.BIASES[problem.half] if problem.biased else ()))
+    given: dict[str, Any] = dict(zip(names, inputs, strict=True))
     ids, inner, routes = given["expert_ids"], given.get("inner"), problem.tokens * problem.top_k
     assert all(tensor.is_contiguous() for name, tensor in given.items() if name != "x")
     if problem.half is not Half.DOWN:
@@ -147,8 +150,11 @@ def _tiled_experts(problem: TiledExperts, inputs: Tensors, outputs: Tensors) -> 
         matrix = matrix_from_tiles(problem.up, given["up_tiles"], given["up_factors"], rows, problem.hidden)
         experts = matrix.to(x.dtype).view(problem.experts, -1, problem.hidden).float()
         products = torch.einsum("rh,rih->ri", x.float().repeat_interleave(problem.top_k, 0), experts[ids.view(-1)])
-        first, *rest = products.chunk(2, -1) if problem.gated else (products,)
-        inner = (ACTIVATIONS[problem.activation](first) * (rest[0] if rest else 1)).to(x.dtype)
+        if problem.biased:
+            products = products + given["up_bias"][ids.view(-1)].float()
+        numbers = (problem.alpha, problem.limit, problem.offset)
+        form = ExpertActivation(problem.activation, problem.gated, *numbers)
+        inner = expert_activation(products, form).to(x.dtype)
     if problem.half is Half.UP:
         outputs[0].copy_(inner)  # type: ignore[union-attr]
         return
@@ -156,7 +162,10 @@ def _tiled_experts(problem: TiledExperts, inputs: Tensors, outputs: Tensors) -> 
     rows = problem.experts * problem.hidden
     matrix = matrix_from_tiles(problem.down, given["down_tiles"], given["down_factors"], rows, problem.intermediate)
     experts = matrix.to(inner.dtype).view(problem.experts, problem.hidden, -1).float()
-    results = torch.einsum("ri,rhi->rh", inner.float(), experts[ids.view(-1)]) * given["expert_weights"].view(-1, 1)
+    results = torch.einsum("ri,rhi->rh", inner.float(), experts[ids.view(-1)])
+    if problem.biased:
+        results = results + given["down_bias"][ids.view(-1)].float()
+    results = results * given["expert_weights"].view(-1, 1)
     outputs[0].copy_(results.view(problem.tokens, problem.top_k, -1).sum(1))  # type: ignore[union-attr]
 
 

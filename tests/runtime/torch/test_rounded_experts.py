@@ -13,6 +13,7 @@ from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
 from hybridge.trt_plugins.kernels.fused.weight_tiles import WeightFormat
 from hybridge.trt_plugins.reference.activations import ACTIVATIONS
 from hybridge.trt_plugins.reference.rounded_experts import rounded
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.support.weights import random_weight
 
@@ -36,7 +37,7 @@ def check(form: tuple[str, int], tokens: int, kernels: KernelRunner, device: str
     # Scales that round coarsely, so that another expert's scale or none is far off.
     scales = [torch.linspace(low, 4 * low, EXPERTS, device=device) for low in (0.01, 0.02)]
     sizes = ExpertSizes(EXPERTS, HIDDEN, INTERMEDIATE, weight, weight)
-    experts = TiledExperts(sizes, "silu", True, kernels, ExpertRounding(kind, group))
+    experts = TiledExperts(sizes, ExpertActivation("silu", True), kernels, ExpertRounding(kind, group))
     found = experts(x, ids, weights, *up.tiles(), *down.tiles(), *scales)
 
     unpacked = 3 * tokens > LARGEST_ROUTES

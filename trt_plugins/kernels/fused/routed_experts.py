@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
@@ -15,6 +17,8 @@ from hybridge.trt_plugins.specs.routed_experts import EXPERT_ACTIVATIONS
 UP_FILE, DOWN_FILE = "routed_experts/decode_up.cu", "routed_experts/decode_down.cu"
 # Inputs of a launch in this order; the only output is y.
 INPUTS = ("x", "expert_ids", "expert_weights", "up_weight", "down_weight")
+# Behind them, where the experts have biases.
+BIASES = ("up_bias", "down_bias")
 # Beyond, a product for each expert is faster than products for each token.
 LARGEST_ROUTES = 128
 _THREADS, _WARPS = 256, 8
@@ -27,11 +31,12 @@ _OVERLAP_SINCE = (9, 0)
 
 @dataclass(frozen=True)
 class ExpertsDecode:
-    """One call of the operator ``routed_experts``, whose attributes are ``activation`` and ``gated``.
+    """One call of the operator ``routed_experts``, whose attributes are ``activation``, ``gated``, ``alpha``, ``limit``
+    and ``offset``.
 
     tokens, top_k: of expert_ids and expert_weights [tokens, top_k], int32 and float32; at most 128 routes in all.
     hidden, intermediate: of down_weight [experts, hidden, intermediate]; accesses of 16 bytes divide both.
-    dtype: of x, the weights and y. x_stride: elements from a row of x to the next; the other tensors are contiguous.
+    dtype: of x, the weights, the biases (if ``biased``) and y. x_stride: elements from a row of x to the next; the other tensors are contiguous.
     Addresses are multiples of 16 bytes. Everything between x and y is computed and kept in float32.
     """
 
@@ -43,6 +48,10 @@ class ExpertsDecode:
     activation: str
     gated: bool
     x_stride: int
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
+    biased: bool = False
 
     def __post_init__(self) -> None:
         routes = self.tokens * self.top_k
@@ -65,7 +74,9 @@ def plan(problem: ExpertsDecode, device: DeviceTraits) -> CallPlan:
     params = struct_type(UP_FILE, "RoutedExperts")()
     params.x_stride, params.tokens, params.top_k = problem.x_stride, problem.tokens, problem.top_k
     params.hidden, params.intermediate = problem.hidden, problem.intermediate
-    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS)}
+    set_activation(params, problem)
+    names = (*INPUTS, *(BIASES if problem.biased else ()))
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(names)}
     pointers |= {"inner": PointerSource(Memory.WORKSPACE), "y": PointerSource(Memory.OUTPUT, 0)}
     grids = (
         (-(-problem.intermediate // _WARPS), problem.routes, 1),
@@ -77,6 +88,12 @@ def plan(problem: ExpertsDecode, device: DeviceTraits) -> CallPlan:
         for source, grid in zip(_sources(problem), grids, strict=True)
     )
     return CallPlan((up, down), workspace_bytes=4 * problem.routes * problem.intermediate, name=up.source.label)
+
+
+def set_activation(params: Any, problem: Any) -> None:
+    """Fill the struct ExpertActivation of ``params``."""
+    for name in ("alpha", "limit", "offset"):
+        setattr(params.activation, name, getattr(problem, name))
 
 
 def sources() -> Iterator[KernelSource]:

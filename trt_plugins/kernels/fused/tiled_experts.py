@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
+from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, set_activation
 from hybridge.trt_plugins.kernels.fused.weight_tiles import TILE_ROWS, WeightFormat, formats
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -31,6 +32,8 @@ INPUTS = {
     Half.UP: ("x", "expert_ids", "up_tiles", "up_factors"),
     Half.DOWN: ("inner", "expert_ids", "expert_weights", "down_tiles", "down_factors"),
 }
+# Behind them, where the experts have biases.
+BIASES = {Half.BOTH: ("up_bias", "down_bias"), Half.UP: ("up_bias",), Half.DOWN: ("down_bias",)}
 _THREADS = 512
 _OUTPUTS = 2 * TILE_ROWS  # of a block
 _OVERLAP_SINCE = (9, 0)
@@ -38,7 +41,7 @@ _OVERLAP_SINCE = (9, 0)
 
 @dataclass(frozen=True)
 class TiledExperts:
-    """One call of the operator ``routed_experts``, whose attributes are ``activation`` and ``gated``.
+    """One call of the operator ``routed_experts``, with its attributes; ``biased``: the experts have biases.
 
     tokens, top_k: of expert_ids and expert_weights [tokens, top_k], int32 and float32; at most 128 routes in all.
     up, down: how the weights [experts * (gate and up, or up) * intermediate, hidden] and [experts * hidden,
@@ -57,6 +60,10 @@ class TiledExperts:
     gated: bool
     x_stride: int
     half: Half = Half.BOTH
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
+    biased: bool = False
 
     def __post_init__(self) -> None:
         routes = self.tokens * self.top_k
@@ -82,7 +89,9 @@ def plan(problem: TiledExperts, device: DeviceTraits) -> CallPlan:
     for name in ("x_stride", "tokens", "top_k", "experts", "hidden", "intermediate"):
         setattr(params, name, getattr(problem, name))
     half, result = problem.half, PointerSource(Memory.OUTPUT, 0)
-    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(INPUTS[half])}
+    set_activation(params, problem)
+    names = (*INPUTS[half], *(BIASES[half] if problem.biased else ()))
+    pointers = {name: PointerSource(Memory.INPUT, index) for index, name in enumerate(names)}
     pointers |= {"inner": result} if half is Half.UP else {"y": result}
     if half is Half.BOTH:
         pointers["inner"] = PointerSource(Memory.WORKSPACE)

@@ -1,8 +1,8 @@
 """Routed experts with weights packed in 4 or 8 bits on a GPU.
 
 A ``TiledExperts`` node is a routed_experts or rounded_experts node with the inputs x, expert_ids, expert_weights, tiles
-and factors of the up and of the down projections, and the scales of rounded_experts; the rows of all experts form one
-matrix each.
+and factors of the up and of the down projections, the scales of rounded_experts, and the experts' biases where they
+have any; the rows of all experts form one matrix each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tile_experts(graph: ir.Graph) -> None:
 
 
 def _tile(graph: ir.Graph, node: ir.Node) -> None:
-    x, ids, weights, up, down, *scales = node.inputs
+    x, ids, weights, up, down, *rest = node.inputs
     matrices = [_matrix(value) for value in (up, down)]
     forms = [None if matrix is None else common_form(matrix) for matrix in matrices]
     if x is None or any(form is None or x.dtype not in (None, form.dtype.onnx) for form in forms):
@@ -41,7 +41,7 @@ def _tile(graph: ir.Graph, node: ir.Node) -> None:
         assert matrix is not None and form is not None
         tiles += tiles_of(graph, node, matrix, form)
         attributes |= form_attributes(form, prefix)
-    fuse([node.outputs[0]], TILED_EXPERTS, [x, ids, weights, *tiles, *scales], attributes)
+    fuse([node.outputs[0]], TILED_EXPERTS, [x, ids, weights, *tiles, *rest], attributes)
 
 
 def _matrix(value: ir.Value | None) -> ir.Value | None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
-from hybridge.runtime.engines.torch.ops.routing import Roundings, RoutedExperts
+from hybridge.runtime.engines.torch.ops.routing import Roundings, RoutedExperts, biases_of
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.reference.rounded_experts import rounded
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def taken_rounding(attributes: Mapping[str, Any]) -> ExpertRounding | None:
 
 def _rounded_experts(context: NodeContext) -> Run:
     attributes = OPS["rounded_experts"].complete_attributes(context.attributes.rest())
-    experts = RoutedExperts(str(attributes["activation"]), bool(attributes["gated"]))
+    experts = RoutedExperts(ExpertActivation.of(attributes))
     rounding = taken_rounding(attributes)
     assert rounding is not None
 
@@ -51,9 +52,11 @@ def _rounded_experts(context: NodeContext) -> Run:
         weights: torch.Tensor,
         up: torch.Tensor,
         down: torch.Tensor,
-        *scales: torch.Tensor,
+        up_scale: torch.Tensor,
+        down_scale: torch.Tensor,
+        *biases: torch.Tensor,
     ) -> torch.Tensor:
-        return experts(x, ids, weights, up, down, rounding.of(*scales))
+        return experts(x, ids, weights, up, down, rounding.of(up_scale, down_scale), biases_of(biases))
 
     return run
 

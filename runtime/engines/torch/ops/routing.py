@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +14,8 @@ from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.kernels.fused import routed_experts, top_k_softmax
 from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES, ExpertsDecode
 from hybridge.trt_plugins.kernels.fused.top_k_softmax import TopKSoftmax
-from hybridge.trt_plugins.reference.activations import ACTIVATIONS
+from hybridge.trt_plugins.reference.routed_experts import expert_activation
+from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 # Up to this many routes (tokens x top_k) that our kernels refuse, the weights of each are gathered: the host needs to
 # know no choice then, so that decoding can be recorded. More routes are sorted by expert where torch has a product for
@@ -46,7 +47,15 @@ def _reduce_sum(context: NodeContext) -> Run:
 
 def _routed_experts(context: NodeContext) -> Run:
     attributes = OPS["routed_experts"].complete_attributes(context.attributes.rest())
-    return RoutedExperts(str(attributes["activation"]), bool(attributes["gated"]), context.kernels)
+    experts = RoutedExperts(ExpertActivation.of(attributes), context.kernels)
+
+    def run(
+        x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *matrices_and_biases: torch.Tensor
+    ) -> torch.Tensor:
+        up, down, *biases = matrices_and_biases
+        return experts(x, ids, weights, up, down, biases=biases_of(biases))
+
+    return run
 
 
 def _top_k_softmax(context: NodeContext) -> Run:
@@ -94,14 +103,23 @@ def _exact(values: torch.Tensor, _experts: torch.Tensor) -> torch.Tensor:
 EXACT: Roundings = (_exact, _exact)
 
 
+# Of both products: [experts, rows of up], [experts, hidden]; None for experts without.
+Biases = tuple[torch.Tensor, torch.Tensor] | None
+
+
+def biases_of(inputs: Sequence[torch.Tensor]) -> Biases:
+    """The last ``inputs`` of a node of experts."""
+    return (inputs[0], inputs[1]) if inputs else None
+
+
 class RoutedExperts:
     """The weighted sum of each token's experts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
 
     Few routes run our kernels on a GPU. Else products are in the type of x, activations and the sum in float32.
     """
 
-    def __init__(self, activation: str, gated: bool, kernels: KernelRunner | None = None) -> None:
-        self._name, self._activation, self._gated = activation, ACTIVATIONS[activation], gated
+    def __init__(self, activation: ExpertActivation, kernels: KernelRunner | None = None) -> None:
+        self._activation = activation
         self._kernel = None if kernels is None else OptionalKernel(kernels, routed_experts.plan)
 
     def __call__(
@@ -112,30 +130,38 @@ class RoutedExperts:
         up: torch.Tensor,
         down: torch.Tensor,
         rounds: Roundings = EXACT,
+        biases: Biases = None,
     ) -> torch.Tensor:
         """rounds: how the inputs of both products are rounded."""
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
         if self._kernel is not None and rounds is EXACT and chosen.numel() <= LARGEST_ROUTES:
-            y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down)
+            y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down, *(biases or ()))
             if y is not None:
                 return y.view(x.shape)
-        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down, rounds)
-        mixed = (results.float() * weights.reshape(*chosen.shape, 1)).sum(1)
+        up_bias = None if biases is None else biases[0]
+        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down, rounds, up_bias).float()
+        if biases is not None:
+            results = results + biases[1][chosen.long()].float()
+        mixed = (results * weights.reshape(*chosen.shape, 1)).sum(1)
         return mixed.to(x.dtype).reshape(x.shape)
 
     def _launched(self, *inputs: torch.Tensor) -> torch.Tensor | None:
-        """The result [n, hidden] of the kernels for x, ids, weights, up and down, None where they refuse the sizes."""
+        """The result [n, hidden] of the kernels for x, ids, weights, matrices and biases; None where they do
+        not support the sizes."""
         assert self._kernel is not None
-        x, ids, weights, up, down = inputs
+        x, ids, _, up, down, *biases = inputs
         apart = (x, up, down)
-        contiguous = all(tensor.is_contiguous() for tensor in (ids, weights, up, down)) and x.stride(-1) == 1
-        if not contiguous or any(alignment_of(tensor) < _ALIGNMENT for tensor in apart) or x.dtype != up.dtype:
+        contiguous = all(tensor.is_contiguous() for tensor in inputs[1:]) and x.stride(-1) == 1
+        same = {tensor.dtype for tensor in (*apart, *biases)} == {x.dtype}
+        if not contiguous or not same or any(alignment_of(tensor) < _ALIGNMENT for tensor in apart):
             return None
         tokens, top_k = ids.shape
         _, hidden, intermediate = down.shape
+        form = self._activation
         problem = self._kernel.problem(
             lambda: ExpertsDecode(
-                tokens, top_k, hidden, intermediate, dtype_of(x), self._name, self._gated, x_stride=x.stride(0)
+                *(tokens, top_k, hidden, intermediate, dtype_of(x), form.name, form.gated, x.stride(0)),
+                *(form.alpha, form.limit, form.offset, bool(biases)),
             )
         )
         if problem is None:
@@ -155,17 +181,32 @@ class RoutedExperts:
         return self.grouped if grouped and torch.cuda.get_device_capability(x.device) in _GROUPED else self.by_expert
 
     def gathered(
-        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        rounds: Roundings = EXACT,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Result of every route [n, k, hidden], from copies of the chosen experts; nothing waits for the device."""
+        """Result of every route [n, k, hidden] without the last bias, from copies of the chosen experts.
+
+        Nothing waits for the device.
+        """
         routes = ids.reshape(-1)
         rows = rounds[0](x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0]), routes)
-        inner = self._inner(torch.bmm(up.index_select(0, routes), rows[:, :, None]).squeeze(-1))
+        inner = self._inner(torch.bmm(up.index_select(0, routes), rows[:, :, None]).squeeze(-1), up_bias, routes)
         y = torch.bmm(down.index_select(0, routes), rounds[1](inner, routes)[:, :, None])
         return y.reshape(*ids.shape, x.shape[-1])
 
     def grouped(
-        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        rounds: Roundings = EXACT,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Result of every route [n, k, hidden], routes in the order of their experts; nothing waits for the device."""
         product = torch.nn.functional.grouped_mm
@@ -173,28 +214,32 @@ class RoutedExperts:
         all_experts = torch.arange(up.shape[0], dtype=experts.dtype, device=experts.device)
         ends = torch.searchsorted(experts, all_experts, right=True, out_int32=True)
         rows = rounds[0](x[order // ids.shape[1]], experts)
-        inner = self._inner(product(rows, up.transpose(1, 2), offs=ends))
+        inner = self._inner(product(rows, up.transpose(1, 2), offs=ends), up_bias, experts)
         y = product(rounds[1](inner, experts), down.transpose(1, 2), offs=ends)
         return torch.empty_like(y).index_copy_(0, order, y).reshape(*ids.shape, x.shape[-1])
 
     def by_expert(
-        self, x: torch.Tensor, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor, rounds: Roundings = EXACT
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        rounds: Roundings = EXACT,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Result of every route [n, k, hidden], from the experts where they are."""
         results = x.new_empty((*ids.shape, x.shape[-1]))
         for expert in ids.unique().tolist():
             token, place = torch.where(ids == expert)
             own = ids[token, place]
-            inner = self._inner(torch.nn.functional.linear(rounds[0](x[token], own), up[expert]))
+            inner = self._inner(torch.nn.functional.linear(rounds[0](x[token], own), up[expert]), up_bias, own)
             results[token, place] = torch.nn.functional.linear(rounds[1](inner, own), down[expert])
         return results
 
-    def _inner(self, up: torch.Tensor) -> torch.Tensor:
-        wide = up.float()
-        if not self._gated:
-            return self._activation(wide).to(up.dtype)
-        gate, rest = wide.chunk(2, dim=-1)
-        return (self._activation(gate) * rest).to(up.dtype)
+    def _inner(self, up: torch.Tensor, bias: torch.Tensor | None, experts: torch.Tensor) -> torch.Tensor:
+        """up [routes, rows], experts [routes] -> [routes, intermediate]."""
+        wide = up.float() if bias is None else up.float() + bias[experts.long()].float()
+        return expert_activation(wide, self._activation).to(up.dtype)
 
 
 ROWS: dict[str, Builder] = {"ReduceSum": _reduce_sum, "Softmax": _softmax, "TopK": _top_k}

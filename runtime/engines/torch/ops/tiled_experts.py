@@ -12,16 +12,18 @@ from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.runtime.engines.torch.ops.rounded_experts import ExpertRounding, taken_rounding
-from hybridge.runtime.engines.torch.ops.routing import EXACT, Roundings, RoutedExperts
+from hybridge.runtime.engines.torch.ops.routing import EXACT, Roundings, RoutedExperts, biases_of
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import tiled_experts
 from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
 from hybridge.trt_plugins.kernels.fused.tiled_experts import Half
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles, WeightFormat
 from hybridge.trt_plugins.specs.rounded_experts import ROUNDED_EXPERTS
-from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
+from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS, ExpertActivation
 
 _ALIGNMENT = 16
+# Inputs of a launch of both products without biases.
+_UNBIASED = len(tiled_experts.INPUTS[Half.BOTH])
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,13 @@ class TiledExperts:
     def __init__(
         self,
         sizes: ExpertSizes,
-        activation: str,
-        gated: bool,
+        activation: ExpertActivation,
         kernels: KernelRunner,
         rounding: ExpertRounding | None = None,
     ) -> None:
-        self._sizes, self._activation, self._gated, self._kernels = sizes, activation, gated, kernels
+        self._sizes, self._activation, self._kernels = sizes, activation, kernels
         self._rounding = rounding
-        self._with_matrices = RoutedExperts(activation, gated, kernels)
+        self._with_matrices = RoutedExperts(activation, kernels)
         self._kernel = OptionalKernel(kernels, tiled_experts.plan)
 
     def __call__(
@@ -63,53 +64,68 @@ class TiledExperts:
         up_factors: torch.Tensor,
         down: torch.Tensor,
         down_factors: torch.Tensor,
-        *scales: torch.Tensor,
+        *rest: torch.Tensor,
     ) -> torch.Tensor:
         """The weighted sum of the chosen experts' outputs; up, down: tiles of their weights.
 
-        scales: those of inputs, if these are rounded.
+        rest: scales of inputs, if these are rounded; then the experts' biases, if they have any.
         """
+        scales, biases = (rest[:0], rest) if self._rounding is None else (rest[:2], rest[2:])
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
         rounds = EXACT if self._rounding is None else self._rounding.of(*scales)
         if chosen.numel() <= LARGEST_ROUTES and tokens.stride(-1) == 1 and alignment_of(tokens) == _ALIGNMENT:
             given = [tokens, chosen.contiguous(), weights.reshape(chosen.shape).contiguous()]
             tiles = [up, up_factors, down, down_factors]
-            y = self._launched([*given, *tiles]) if rounds is EXACT else self._rounded(given, tiles, rounds)
+            y = (
+                self._launched([*given, *tiles, *biases])
+                if rounds is EXACT
+                else self._rounded(given, tiles, biases, rounds)
+            )
             if y is not None:
                 return y.view(x.shape)
-        sizes, parts = self._sizes, 2 if self._gated else 1
+        sizes, parts = self._sizes, 2 if self._activation.gated else 1
         rows = sizes.experts * parts * sizes.intermediate
         up_matrix = unpacked_tiles(self._kernels, UnpackTiles(sizes.up, rows, sizes.hidden), up, up_factors)
         problem = UnpackTiles(sizes.down, sizes.experts * sizes.hidden, sizes.intermediate)
         down_matrix = unpacked_tiles(self._kernels, problem, down, down_factors)
         up, down = (matrix.view(sizes.experts, -1, matrix.shape[1]) for matrix in (up_matrix, down_matrix))
-        return self._with_matrices(x, ids, weights, up, down, rounds)
+        return self._with_matrices(x, ids, weights, up, down, rounds, biases_of(biases))
 
     def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The result [n, hidden] of the kernels; None where they do not support the sizes."""
         x, (tokens, top_k) = inputs[0], inputs[1].shape
-        problem = self._kernel.problem(lambda: self._problem(tokens, top_k, x.stride(0), Half.BOTH))
+        problem = self._kernel.problem(
+            lambda: self._problem(tokens, top_k, x.stride(0), Half.BOTH, len(inputs) > _UNBIASED)
+        )
         return None if problem is None else self._run(problem, inputs, x.new_empty(x.shape))
 
-    def _rounded(self, given: list[torch.Tensor], tiles: list[torch.Tensor], rounds: Roundings) -> torch.Tensor | None:
+    def _rounded(
+        self,
+        given: list[torch.Tensor],
+        tiles: list[torch.Tensor],
+        biases: tuple[torch.Tensor, ...],
+        rounds: Roundings,
+    ) -> torch.Tensor | None:
         """As ``_launched``, with rounded inputs of both products; ``given``: x, ids and weights.
 
         In the first product each route is a separate token, because its expert may have its own scale.
         """
         x, ids, weights = given
         (tokens, top_k), routes, sizes = ids.shape, ids.reshape(-1), self._sizes
-        up = self._kernel.problem(lambda: self._problem(len(routes), 1, sizes.hidden, Half.UP))
-        down = self._kernel.problem(lambda: self._problem(tokens, top_k, sizes.hidden, Half.DOWN))
+        biased = bool(biases)
+        up = self._kernel.problem(lambda: self._problem(len(routes), 1, sizes.hidden, Half.UP, biased))
+        down = self._kernel.problem(lambda: self._problem(tokens, top_k, sizes.hidden, Half.DOWN, biased))
         if up is None or down is None:
             return None
         rows = rounds[0](x.repeat_interleave(top_k, 0, output_size=len(routes)), routes)
-        inner = self._run(up, [rows, ids, *tiles[:2]], x.new_empty(len(routes), sizes.intermediate))
+        inner = self._run(up, [rows, ids, *tiles[:2], *biases[:1]], x.new_empty(len(routes), sizes.intermediate))
         if inner is None:
             return None
-        return self._run(down, [rounds[1](inner, routes), ids, weights, *tiles[2:]], x.new_empty(x.shape))
+        inputs = [rounds[1](inner, routes), ids, weights, *tiles[2:], *biases[1:]]
+        return self._run(down, inputs, x.new_empty(x.shape))
 
-    def _problem(self, tokens: int, top_k: int, x_stride: int, half: Half) -> tiled_experts.TiledExperts:
-        sizes = self._sizes
+    def _problem(self, tokens: int, top_k: int, x_stride: int, half: Half, biased: bool) -> tiled_experts.TiledExperts:
+        sizes, form = self._sizes, self._activation
         return tiled_experts.TiledExperts(
             tokens,
             top_k,
@@ -118,10 +134,14 @@ class TiledExperts:
             sizes.intermediate,
             sizes.up,
             sizes.down,
-            self._activation,
-            self._gated,
+            form.name,
+            form.gated,
             x_stride,
             half,
+            form.alpha,
+            form.limit,
+            form.offset,
+            biased,
         )
 
     def _run(
@@ -137,9 +157,8 @@ def _tiled_experts(context: NodeContext) -> Run:
     given = context.attributes.rest()
     spec = ROUNDED_EXPERTS if "rounding" in given else ROUTED_EXPERTS
     attributes = spec.complete_attributes(given)
-    activation, gated = str(attributes["activation"]), bool(attributes["gated"])
     assert context.kernels is not None
-    return TiledExperts(sizes, activation, gated, context.kernels, taken_rounding(attributes))
+    return TiledExperts(sizes, ExpertActivation.of(attributes), context.kernels, taken_rounding(attributes))
 
 
 FUSED_ROWS: dict[str, Builder] = {TILED_EXPERTS: _tiled_experts}
