@@ -147,7 +147,7 @@ def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folde
     slots = {p.initializer: stored[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
     slots.update({part: stored[part] for p in plan.all_parameters for part in p.parts if part not in joined_parts})
     slots.update({p.initializer: stored[p.initializer] for p in joined})
-    derived = plan.derived_values(source.tensors)
+    derived = plan.derived_tensors(source.tensors)
     if derived:
         slots.update(write_derived(folder, derived))
     return slots

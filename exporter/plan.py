@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hybridge.artifact.config import Quantization, RuntimeConfig
 from hybridge.artifact.dtypes import DType
@@ -24,11 +23,13 @@ from hybridge.exporter.families.parameters import Parameter, bind_parameters, de
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
+from hybridge.exporter.families.stored_rows import FORMS, experts_in_order
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 from hybridge.exporter.rounded_products import products_with_rounding
 from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
 from hybridge.exporter.trace.interface import runtime_config, sequence_limit
+from hybridge.exporter.weights.derived import DerivedTensor
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,15 @@ class ExportPlan:
         used = {name: source.quantized[name] for name in self.sources if name in source.quantized}
         return {name: w if name in self.rounded else replace(w, inputs=None) for name, w in used.items()}
 
-    def derived_values(self, tensors: Mapping[str, TensorSlot]) -> dict[str, np.ndarray]:
-        """initializer name -> value of every derived tensor."""
-        return {p.initializer: derived_value(p, self.decoder, tensors) for p in self.parameters if p.derived}
+    def derived_tensors(self, tensors: Mapping[str, TensorSlot]) -> dict[str, DerivedTensor]:
+        """initializer name -> every derived tensor."""
+        found = {}
+        for p in self.parameters:
+            if p.derived in FORMS:
+                found[p.initializer] = _experts(p, tensors[p.sources[0]])
+            elif p.derived:
+                found[p.initializer] = DerivedTensor.of(derived_value(p, self.decoder, tensors))
+        return found
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
         """Every tensor that the decoder uses, with its compute type; of quantised ones, nothing is scanned there."""
@@ -85,7 +92,8 @@ class ExportPlan:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object for ``--dry-run``."""
-        derived = sum(4 * prod(p.shape) for p in self.parameters if p.derived)
+        own = {form: self.checkpoint_dtype.itemsize for form in FORMS}
+        derived = sum(own.get(p.derived, 4) * prod(p.shape) for p in self.parameters if p.derived)
         return {
             "model_type": self.config.model_type,
             "dtype": self.config.dtype.value,
@@ -102,6 +110,11 @@ class ExportPlan:
             "mtp_layers": None if self.mtp is None else list(self.mtp.decoder.layer_types),
             "notes": list(self.notes),
         }
+
+
+def _experts(parameter: Parameter, slot: TensorSlot) -> DerivedTensor:
+    """The experts of ``slot`` with their rows in the graph's order."""
+    return DerivedTensor(slot.dtype, parameter.shape, partial(experts_in_order, parameter.derived, slot))
 
 
 def plan_export(checkpoint: Path, options: ExportOptions | None = None) -> ExportPlan:

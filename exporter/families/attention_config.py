@@ -31,7 +31,8 @@ class AttentionConfig:
     ``qk_norm_joint`` all heads together. ``norm_offset`` is added to the weights of these norms. ``output_gate``:
     q_proj holds a gate next to each query head, whose sigmoid multiplies the output. ``head_gate``: g_proj gives one
     gate for each query head instead. ``fused``: qkv_proj holds queries, keys and values, in this order. Keys are
-    multiplied by ``key_multiplier`` before the rotary embedding.
+    multiplied by ``key_multiplier`` before the rotary embedding. ``sinks``: each head has a learned score of no
+    position, to which a part of its attention goes.
     """
 
     num_heads: int
@@ -47,6 +48,7 @@ class AttentionConfig:
     head_gate: bool = False
     fused: bool = False
     key_multiplier: float = 1.0
+    sinks: bool = False
     sliding_window: int | None = None
     rope: RopeConfig | None = None
 

@@ -116,6 +116,10 @@ class HfConfig(Fields):
         """Let fields that the config lacks have the values of ``absent``, transformers' defaults of the family."""
         self._data = {**absent, **self._data}
 
+    def replace(self, **values: Any) -> None:
+        """Let the fields have these ``values``."""
+        self._data = {**self._data, **values}
+
     def name_of(self, *names: str) -> str:
         """The first of ``names`` that the config holds; all of them count as read.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -34,6 +35,8 @@ class MoeConfig:
     ``groups`` groups limit, without ``correction_bias`` by score alone; then ``normalized``, divided by their sum +
     ``sum_epsilon``, and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
     what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
+    ``biased``: the router and both products of the experts have biases. ``alpha`` is a factor in the sigmoid of silu;
+    gated experts bound both halves by ``limit`` and add ``offset`` to what the gate multiplies.
     """
 
     num_experts: int
@@ -53,6 +56,10 @@ class MoeConfig:
     shared_gate: bool = False
     latent_size: int | None = None
     latent_bias: bool = False
+    biased: bool = False
+    alpha: float = 1.0
+    limit: float = math.inf
+    offset: float = 0.0
 
     layer_type = "moe"
 

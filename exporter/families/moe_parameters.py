@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.mlp_config import MoeConfig
+from hybridge.exporter.families.stored_rows import COLUMNS, COLUMNS_IN_TURNS, TURNS, is_quantized
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class MoeNames:
     """Tensor names of one family, relative to the block; of several, checkpoints use any one.
 
     ``each_up`` and ``each_down`` are the tensors of one expert, a {} for its number: the gate before what it gates.
+    ``transposed``: unless they are quantised, ``up`` and ``down`` have their rows on the last axis. There, and in the
+    biases, the rows of the gate and of what it gates take turns.
     """
 
     router: tuple[str, ...]
@@ -30,6 +34,10 @@ class MoeNames:
     shared: str = ""
     shared_gate: str = ""
     latent: tuple[str, str] = ("", "")
+    router_bias: str = ""
+    up_bias: str = ""
+    down_bias: str = ""
+    transposed: bool = False
 
 
 QWEN = MoeNames(
@@ -68,6 +76,15 @@ LFM2 = MoeNames(
 KIMI = replace(LFM2, correction_bias="gate.e_score_correction_bias", shared="shared_experts")
 LING = replace(QWEN, correction_bias="gate.expert_bias", shared="shared_experts", shared_gate="")
 JAMBA = replace(QWEN, router=("router.weight",), shared="", shared_gate="")
+GPT_OSS = MoeNames(
+    router=("router.weight",),
+    up=("experts.gate_up_proj",),
+    down=("experts.down_proj",),
+    router_bias="router.bias",
+    up_bias="experts.gate_up_proj_bias",
+    down_bias="experts.down_proj_bias",
+    transposed=True,
+)
 MOE_NAMES: Mapping[str, MoeNames] = {
     "qwen": QWEN,
     "granite": GRANITE,
@@ -76,21 +93,26 @@ MOE_NAMES: Mapping[str, MoeNames] = {
     "jamba": JAMBA,
     "kimi": KIMI,
     "ling": LING,
+    "gpt_oss": GPT_OSS,
 }
 
 
 @dataclass(frozen=True)
 class MoeTensor:
-    """One parameter: its name in our module, its shape, and its tensor in the checkpoint, or those that it joins."""
+    """One parameter: its name in our module, its shape, and its tensor in the checkpoint, or those that it joins.
+
+    ``derived``: how it is computed from its tensor of ``source_shape`` (one of stored_rows.FORMS).
+    """
 
     name: str
     shape: tuple[int, ...]
     sources: tuple[str, ...]
     dtype: DType | None = None
     joins: bool = False
+    derived: str = ""
 
 
-def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, object]) -> Iterator[MoeTensor]:
+def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, Any]) -> Iterator[MoeTensor]:
     """The parameters of a block whose tensors begin with ``block``, except for the shared expert's.
 
     ``stored`` are the checkpoint's tensors, by which the layout is chosen.
@@ -100,13 +122,19 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, ob
     if moe.router == "sigmoid" and moe.correction_bias:
         bias = (block + names.correction_bias,)
         yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
-    for name, stacked, each, shape in (
-        ("experts.up", names.up, names.each_up, (moe.num_experts, moe.up_size, width)),
-        ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size)),
+    if moe.biased:
+        yield MoeTensor("router.bias", (moe.num_experts,), (block + names.router_bias,), DType.FLOAT32)
+        halves = TURNS if moe.gated else ""
+        yield MoeTensor("experts.up_bias", (moe.num_experts, moe.up_size), (block + names.up_bias,), derived=halves)
+        yield MoeTensor("experts.down_bias", (moe.num_experts, width), (block + names.down_bias,))
+    for name, stacked, each, shape, form in (
+        ("experts.up", names.up, names.each_up, (moe.num_experts, moe.up_size, width), COLUMNS_IN_TURNS),
+        ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size), COLUMNS),
     ):
         sources = _any_of(block, stacked, stored)
         if sources[0] in stored or not _holds_experts(moe, block, each, stored):
-            yield MoeTensor(name, shape, sources)
+            plain = names.transposed and not is_quantized(stored.get(sources[0]))
+            yield MoeTensor(name, shape, sources, derived=form if plain else "")
             continue
         if moe.num_experts * len(each) > len(stored):
             raise CheckpointError(

@@ -63,6 +63,8 @@ def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tu
         yield from _linear("k_proj", kv_width, hidden, a.bias)
         yield from _linear("v_proj", kv_width, hidden, a.bias)
     yield from _linear("o_proj", hidden, width, a.output_bias)
+    if a.sinks:
+        yield "sinks", (a.num_heads,)
     if a.head_gate:
         yield "g_proj.weight", (a.num_heads, hidden)
     if a.qk_norm:

@@ -21,6 +21,7 @@ from hybridge.exporter.families.recurrent_config import (
     LightningAttentionConfig,
     MambaConfig,
 )
+from hybridge.exporter.families.stored_rows import QUANTIZED_TYPES, stored_shape
 
 # The second is that of the text model in a vision-language model.
 ROOTS = ("model.", "model.language_model.", "backbone.", "")
@@ -30,8 +31,6 @@ REDUNDANT = (
     ".rotary_emb.inv_freq",
     *(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),
 )
-# Types of quantised weights.
-QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Parameter:
 
     ``parts`` are the tensors of the checkpoint that the parameter joins, one after another, where it has no source
     of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp",
-    "inv_freq", "log_decays" or "multipliers" (of the family's one kind of Mamba2 mixer).
+    "inv_freq", "log_decays", "multipliers" (of the family's one kind of Mamba2 mixer) or one of stored_rows.FORMS.
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
@@ -62,7 +61,7 @@ class Parameter:
     def source_shape(self) -> tuple[int, ...]:
         """The shape of each of ``sources``."""
         if not self.parts:
-            return self.shape
+            return stored_shape(self.derived, self.shape)
         return (self.shape[0] * self.shape[1] // len(self.parts), *self.shape[2:])
 
 
@@ -172,7 +171,10 @@ def _body_parameters(
             joined = f"{theirs}{tensor.name}"
             yield Parameter(ours + tensor.name, None, tensor.shape, joined, tensor.dtype, parts=tensor.sources)
         else:
-            yield Parameter(ours + tensor.name, tensor.sources[0], tensor.shape, tensor.sources[0], tensor.dtype)
+            (source,) = tensor.sources
+            initializer = f"{source}.rows" if tensor.derived else source
+            own = (ours + tensor.name, source, tensor.shape, initializer)
+            yield Parameter(*own, tensor.dtype, tensor.derived)
     if body.shared is not None:
         shared = f"{theirs}{MOE_NAMES[body.layout].shared}."
         yield from _body_parameters(body.shared, f"{ours}shared.", shared, hidden, tensors, {})
@@ -186,7 +188,7 @@ def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter
         return Parameter(name, None, shape, source, DType.FLOAT32, "log_decays")
     if last == "multipliers":
         return Parameter(name, None, shape, source, DType.FLOAT32, "multipliers")
-    if last in ("D", "dt_bias"):
+    if last in ("D", "dt_bias", "sinks"):
         return Parameter(name, source, shape, source, DType.FLOAT32)
     return Parameter(name, source, shape, source)
 

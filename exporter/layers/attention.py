@@ -26,6 +26,7 @@ class Attention(nn.Module):
             self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
             self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
+        self.sinks = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32)) if config.sinks else None
         self.g_proj = nn.Linear(hidden_size, config.num_heads, bias=False) if config.head_gate else None
         if config.qk_norm:
             joint = config.qk_norm_joint
@@ -52,7 +53,7 @@ class Attention(nn.Module):
         if config.rope is not None:
             cos, sin = step.rotary(config.rope)
             q, k = rotary_embedding(q, cos, sin), rotary_embedding(k, cos, sin)
-        y, *new_caches = step.attend(config, q, k, v, caches)
+        y, *new_caches = step.attend(config, q, k, v, caches, self.sinks)
         if gate is not None:
             y = y * torch.sigmoid(gate)
         if self.g_proj is not None:

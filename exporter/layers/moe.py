@@ -20,6 +20,7 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32)) if config.biased else None
         has_bias = config.router == "sigmoid" and config.correction_bias
         self.correction_bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32)) if has_bias else None
 
@@ -28,7 +29,7 @@ class Router(nn.Module):
         c = self.config
         # A cast that changes nothing would rename the initializer in the graph.
         weight = self.weight if self.weight.dtype is torch.float32 else self.weight.float()
-        logits = F.linear(x.float(), weight)
+        logits = F.linear(x.float(), weight, self.bias)
         if c.router == "softmax":
             return softmax_top_k(logits, c.top_k, c.normalized)
         if c.router == "top_k_softmax":
@@ -38,19 +39,26 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all experts: ``up`` [experts, (gate and) up, width], ``down`` [experts, width, intermediate]."""
+    """The weights of all experts: ``up`` [experts, (gate and) up, width], ``down`` [experts, width, intermediate].
+
+    ``up_bias`` [experts, (gate and) up] and ``down_bias`` [experts, width] where the experts have biases.
+    """
 
     def __init__(self, config: MoeConfig, width: int) -> None:
         super().__init__()
         self.config = config
         self.up = nn.Parameter(torch.empty(config.num_experts, config.up_size, width))
         self.down = nn.Parameter(torch.empty(config.num_experts, width, config.intermediate_size))
+        self.up_bias = self.down_bias = None
+        if config.biased:
+            self.up_bias = nn.Parameter(torch.empty(config.num_experts, config.up_size))
+            self.down_bias = nn.Parameter(torch.empty(config.num_experts, width))
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """x [..., width], weights and ids [..., top_k] -> [..., width]; packed tokens have one axis before the last."""
-        return torch.ops.trt_edgellm.routed_experts(
-            x, ids, weights, self.up, self.down, self.config.activation, int(self.config.gated)
-        )
+        c = self.config
+        tensors = (x, ids, weights, self.up, self.down, self.up_bias, self.down_bias)
+        return torch.ops.trt_edgellm.routed_experts(*tensors, c.activation, int(c.gated), c.alpha, c.limit, c.offset)
 
 
 class SparseMoe(nn.Module):

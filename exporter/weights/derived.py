@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,38 @@ from hybridge.artifact.safetensors_header import safetensors_header
 from hybridge.exporter.weights.placing import DERIVED_FILE, WEIGHTS_FOLDER
 
 
-def write_derived(folder: Path, tensors: Mapping[str, np.ndarray]) -> Mapping[str, TensorSlot]:
+@dataclass(frozen=True)
+class DerivedTensor:
+    """``pieces`` gives the tensor in parts, one after another, so that no more than one is in memory."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    pieces: Callable[[], Iterable[np.ndarray]]
+
+    @classmethod
+    def of(cls, value: np.ndarray) -> DerivedTensor:
+        """A tensor that is in memory."""
+        return cls(DType.from_numpy(value.dtype), value.shape, lambda: (value,))
+
+
+def write_derived(folder: Path, tensors: Mapping[str, DerivedTensor]) -> Mapping[str, TensorSlot]:
     """Write ``tensors`` to ``folder``/weights/derived.safetensors and return their slots.
 
     CheckpointError: a value is not finite. OSError: the disk is full or not writable.
     """
     for name, value in tensors.items():
-        _check_finite(name, value)
+        for piece in value.pieces():
+            _check_finite(name, piece)
     path = folder / WEIGHTS_FOLDER / DERIVED_FILE
     path.parent.mkdir(exist_ok=True)
     # Wider elements come first: every tensor is aligned to its own.
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
-    header = safetensors_header({name: (DType.from_numpy(v.dtype), v.shape) for name, v in ordered.items()})
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+    header = safetensors_header({name: (v.dtype, v.shape) for name, v in ordered.items()})
     with path.open("xb") as file:
         file.write(header)
         for value in ordered.values():
-            file.write(np.ascontiguousarray(value).tobytes())
+            for piece in value.pieces():
+                file.write(np.ascontiguousarray(piece).tobytes())
     return read_safetensors(path).tensors
 
 

@@ -18,6 +18,7 @@ from hybridge.exporter.families.parameters import bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
+from hybridge.exporter.families.stored_rows import FORMS, experts_in_order
 from hybridge.exporter.layers.decoder import Decoder
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.trace.interface import runtime_config, sequence_limit
@@ -47,7 +48,10 @@ class EagerDecoder:
         self.module = _module(self.decoder_config, TORCH_DTYPES[dtype])
         declared = dict(self.module.named_parameters())
         for p in bind_parameters(self.decoder_config, checkpoint.tensors):
-            if p.derived:
+            if p.derived in FORMS:
+                slot = checkpoint.tensors[p.sources[0]]
+                value = np.stack(list(experts_in_order(p.derived, slot))).astype(np.float32)
+            elif p.derived:
                 value = derived_value(p, self.decoder_config, checkpoint.tensors)
             else:
                 stored = [checkpoint.tensors[source].map().astype(np.float32) for source in p.sources]

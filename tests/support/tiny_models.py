@@ -49,7 +49,7 @@ LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
         *("gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
-        *("qwen3_moe", "smollm3"),
+        *("gpt_oss", "qwen3_moe", "smollm3"),
     }
 )
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -200,6 +200,17 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "query_pre_attn_scalar": 24,
         "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "gpt_oss": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 28,
         "max_position_embeddings": 512,
     },
     "olmo3": {

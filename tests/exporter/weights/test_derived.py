@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,14 @@ from safetensors.numpy import load_file
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
-from hybridge.exporter.weights import write_derived
+from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.weights import write_derived as write_tensors
+from hybridge.exporter.weights.derived import DerivedTensor
 from tests.artifact.samples import sample_tensors
+
+
+def write_derived(folder: Path, arrays: Mapping[str, np.ndarray]) -> Mapping[str, TensorSlot]:
+    return write_tensors(folder, {name: DerivedTensor.of(array) for name, array in arrays.items()})
 
 
 def test_the_package_reads_it(tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ class ExpertsDecode:
 
     tokens, top_k: of expert_ids and expert_weights [tokens, top_k], int32 and float32; at most 128 routes in all.
     hidden, intermediate: of down_weight [experts, hidden, intermediate]; accesses of 16 bytes divide both.
-    dtype: of x, the weights, the biases (if ``biased``) and y. x_stride: elements from a row of x to the next; the other tensors are contiguous.
-    Addresses are multiples of 16 bytes. Everything between x and y is computed and kept in float32.
+    dtype: of x, the weights, the biases (if ``biased``) and y. x_stride: elements from a row of x to the next; other
+    tensors are contiguous. Addresses are multiples of 16 bytes. Everything between x and y is computed and kept in
+    float32.
     """
 
     tokens: int
