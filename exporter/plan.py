@@ -18,6 +18,8 @@ from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mlp_config import MoeConfig
+from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
@@ -134,6 +136,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     decoder = at_length(decoder, sequence_limit(decoder, options))
     if options.kernels == REQUIRED:
         check_kernel_sizes(decoder)
+    _check_expert_rows(decoder, source)
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
     if decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):
@@ -156,6 +159,18 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
     return source, replace(plan, config=config, weight_bytes=weight_bytes)
+
+
+def _check_expert_rows(decoder: DecoderConfig, source: Checkpoint) -> None:
+    """Refuse quantised experts of which it is not known where the rows of a transposing layout are."""
+    if not any(isinstance(b, MoeConfig) and MOE_NAMES[b.layout].transposed for b in decoder.layers[0].bodies):
+        return
+    for weight in source.quantized.values():
+        if weight.experts is not None and weight.format != "mxfp4":
+            raise UnsupportedError(
+                f"{weight.name}: expected experts in quant_method 'mxfp4' or in full precision, found "
+                f"{weight.format}: take such a checkpoint"
+            )
 
 
 def _quantization(source: Checkpoint, plan: ExportPlan) -> Quantization | None:

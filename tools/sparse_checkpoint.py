@@ -67,6 +67,8 @@ def write_sparse_checkpoint(
     tensors = tensors_of_config(config)
     if quantization is not None:
         tensors, quantization = quantized(tensors, quantization)
+    if config.get("model_type") == "gpt_oss":
+        tensors, config = _in_mxfp4(tensors), {**config, "quantization_config": {"quant_method": "mxfp4"}}
     folder.mkdir(parents=True)
     if quantization is not None:
         (folder / MODELOPT_FILE).write_text(json.dumps(quantization, indent=2), encoding="utf-8")
@@ -120,6 +122,19 @@ def quantized(tensors: Tensors, config: Mapping[str, Any]) -> tuple[Tensors, dic
     if listed:
         settings["quantized_layers"] = layers
     return result, {**config, "quantization": settings}
+
+
+def _in_mxfp4(tensors: Tensors) -> Tensors:
+    """``tensors`` with the experts of gpt-oss, which have their rows on the last axis, in blocks of 32 columns."""
+    result: Tensors = {}
+    for name, (dtype, shape) in tensors.items():
+        if len(shape) == 3:
+            experts, columns, rows = shape
+            result[f"{name}_blocks"] = DType.UINT8, (experts, rows, columns // 32, 16)
+            result[f"{name}_scales"] = DType.UINT8, (experts, rows, columns // 32)
+        else:
+            result[name] = dtype, shape
+    return result
 
 
 def _without_numbers(module: str) -> str:

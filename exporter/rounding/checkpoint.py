@@ -43,7 +43,8 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
     unchanged = 0
     for name in dict.fromkeys(names):
         slot, module = source.tensors[name], name.removesuffix(".weight")
-        if len(slot.shape) != 2 or is_unchanged(module):
+        is_bias = len(slot.shape) == 2 and module == name
+        if len(slot.shape) != 2 or is_bias or is_unchanged(module):
             unchanged += slot.nbytes if len(slot.shape) == 3 and not is_convolution(name.removesuffix(".weight")) else 0
             continue
         is_output = is_head(module) or (tied and is_embedding(module))

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import SafetensorsFile
@@ -22,7 +24,7 @@ from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, without
 from hybridge.exporter.checkpoint.shards import SINGLE_FILE, tensors_of
 from hybridge.exporter.families.mamba_ssm import is_mamba_ssm
 from hybridge.exporter.weights.conversion import convert_torch_file
-from hybridge.verification.dequantized import meant_weights
+from hybridge.verification.dequantized import MeantWeight, meant_weights
 
 
 @contextlib.contextmanager
@@ -61,7 +63,9 @@ def reference_folder(checkpoint: Path) -> Iterator[Path]:
 def _write_meant(source: Checkpoint, quantization: Mapping[str, Any], path: Path) -> None:
     """Write the tensors of ``source``, those that are quantised as float32, one in memory at a time."""
     tensors = tensors_of(source.shards)
-    meant = {weight.name: weight for weight in meant_weights(quantization, tensors)}
+    is_gpt_oss = source.config.get("model_type") == "gpt_oss"
+    weights = meant_weights(quantization, tensors)
+    meant = {weight.name: _with_columns(weight) if is_gpt_oss else weight for weight in weights}
     quantized = {name for weight in meant.values() for name in weight.stored}
     left = {name: slot for name, slot in tensors.items() if name not in quantized}
     header = {name: (slot.dtype, slot.shape) for name, slot in left.items()}
@@ -70,6 +74,21 @@ def _write_meant(source: Checkpoint, quantization: Mapping[str, Any], path: Path
         file.write(safetensors_header(header))
         for name in header:
             file.write(meant[name].floats().tobytes() if name in meant else left[name].map().tobytes())
+
+
+def _with_columns(weight: MeantWeight) -> MeantWeight:
+    """``weight`` with its rows on the last axis, those of the gate and of what it gates in turns."""
+    if len(weight.shape) != 3:
+        return weight
+    experts, rows, columns = weight.shape
+
+    def floats() -> np.ndarray:
+        found = weight.floats()
+        if weight.name.endswith("gate_up_proj"):
+            found = found.reshape(experts, 2, rows // 2, columns).swapaxes(1, 2).reshape(weight.shape)
+        return np.ascontiguousarray(found.swapaxes(1, 2))
+
+    return replace(weight, shape=(experts, columns, rows), floats=floats)
 
 
 def _renamed(source: Checkpoint) -> SafetensorsFile:

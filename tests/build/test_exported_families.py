@@ -39,6 +39,7 @@ SMALL = {
     "lfm3": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "sliding_attention"]},
     "minimax": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "olmo3": {"num_hidden_layers": 2},
+    "gpt_oss": {"num_hidden_layers": 2, "head_dim": 16},
     "qwen3_moe": {"num_hidden_layers": 1, "mlp_only_layers": None},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
@@ -48,6 +49,7 @@ SMALL = {
 # Loops behind attention: gated delta rule and experts.
 WRITTEN_OUT = (
     "bailing_hybrid",
+    "gpt_oss",
     "jamba",
     "kimi_linear",
     "lfm2_moe",
@@ -58,9 +60,16 @@ WRITTEN_OUT = (
     "qwen3_moe",
 )
 # Of SMALL, where they are not one.
-ATTENTION_LAYERS = {**dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), 0), "gemma3_text": 2, "lfm3": 2, "olmo3": 2}
+ATTENTION_LAYERS = {
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), 0),
+    "gemma3_text": 2,
+    "lfm3": 2,
+    "olmo3": 2,
+    "gpt_oss": 2,
+}
 EXPERT_LAYERS = {
     "bailing_hybrid": 1,
+    "gpt_oss": 2,
     "jamba": 1,
     "kimi_linear": 1,
     "lfm2_moe": 1,

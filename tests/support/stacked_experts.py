@@ -88,6 +88,18 @@ def with_stacked_experts(tensors: Arrays) -> Arrays:
     return result
 
 
+def _in_rows(name: str, value: np.ndarray) -> np.ndarray:
+    rows = value.swapaxes(1, 2)
+    return np.concatenate([rows[:, ::2], rows[:, 1::2]], axis=1) if name.endswith("gate_up_proj") else rows
+
+
+def _in_columns(name: str, value: np.ndarray) -> np.ndarray:
+    rows = value.copy()
+    if name.endswith("gate_up_proj"):
+        rows[:, ::2], rows[:, 1::2] = np.split(value, 2, axis=1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2))
+
+
 def save_stacked(
     folder: Path, model_type: str, pack: Pack, config: Mapping[str, Any], **overrides: Any
 ) -> tuple[Path, Path]:
@@ -101,7 +113,9 @@ def save_stacked(
     meant: Arrays = {}
     for name, value in with_stacked_experts(load_file(plain / "model.safetensors")).items():
         if value.ndim == 3 and "conv1d" not in name:
-            tensors, meant[name] = pack(name, value)
+            in_columns = model_type == "gpt_oss"  # the rows on the last axis; those of gate_up_proj in turns
+            tensors, numbers = pack(name, _in_rows(name, value) if in_columns else value)
+            meant[name] = _in_columns(name, numbers) if in_columns else numbers
             stored |= tensors
         else:
             stored[name] = meant[name] = value

@@ -48,6 +48,13 @@ def test_real_sizes_take_no_room_and_can_be_exported(name: str, tmp_path: Path) 
         assert len(list(weights.keys())) > 10
 
 
+def test_gpt_oss_is_stored_in_mxfp4(tmp_path: Path) -> None:
+    nbytes = write_sparse_checkpoint(tmp_path / "a", PUBLISHED["gpt-oss-120B"])
+    assert 60e9 < nbytes < 66e9  # published: 65 GB
+    record = plan_export(tmp_path / "a").config.quantization
+    assert record is not None and record.formats == {"mxfp4": 72}
+
+
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_sparse_checkpoint(tmp_path, PUBLISHED["Qwen3-0.6B"])

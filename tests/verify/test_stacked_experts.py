@@ -57,7 +57,7 @@ class Case:
 
 CASES = {
     "fp8 blocks": Case("qwen3_next", formats.fp8_blocks(16, 32), QWEN_NEXT),
-    "gpt-oss blocks": Case("qwen3_moe", None, QWEN, {"layout": "paged"}),
+    "gpt-oss blocks": Case("gpt_oss", None, {"hidden_size": 64, "intermediate_size": 32}, {"layout": "paged"}),
     "w4, zero points": Case("granitemoehybrid", formats.pack_quantized(16, symmetric=False), GRANITE),
     "int8": Case("granitemoehybrid", formats.eight_bits("int", "channel"), GRANITE),
     "nvfp4": Case("nemotron_h", formats.modelopt("W4A16_NVFP4"), NEMOTRON, {"layout": "paged"}),

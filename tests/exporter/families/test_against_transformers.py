@@ -227,6 +227,17 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "olmo2": together(
         [*HEADS, ROPES[2], {"attention_bias": True}], [{"head_dim": 10}, {"hidden_act": "gelu"}], [TIED, EPSILON]
     ),
+    "gpt_oss": together(
+        [*HEADS, {"attention_bias": False}, {"head_dim": 18}],
+        [
+            {"num_local_experts": 1, "num_experts_per_tok": 1},
+            {"num_local_experts": 7, "num_experts_per_tok": 3},
+            {"swiglu_alpha": 0.9, "swiglu_limit": 0.5},
+            {"swiglu_limit": 0.1},
+        ],
+        [TIED, EPSILON, {"layer_types": ["full_attention"] * 2}, {"layer_types": None, "num_hidden_layers": 3}],
+        [*({"rope_parameters": rope} for rope in ({"rope_type": "default"}, YARN, LLAMA3))],
+    ),
     "olmo3": [
         *together(
             [*HEADS, {"attention_bias": True}],
