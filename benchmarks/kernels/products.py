@@ -140,7 +140,8 @@ def prepared_experts(*sizes: int) -> Prepared:
 
     def error() -> float:
         x, ids, weights, up, down = inputs
-        return worst_error([y], [reference(x.double(), ids, weights.double(), up.double(), down.double(), "silu", 1)])
+        matrices = up.double(), down.double()
+        return worst_error([y], [reference(x.double(), ids, weights.double(), *matrices, None, None, "silu", 1)])
 
     return Prepared(TensorCall(device, routed_experts.plan(problem, device.traits), inputs, [y]), error)
 

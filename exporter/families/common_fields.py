@@ -10,7 +10,6 @@ from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, D
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.recurrent_config import MambaConfig
 
-ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 # The convolution op fuses SiLU; "swish" is its other name.
 CONV_ACTIVATIONS = ("silu", "swish")
 UNBOUNDED = (0.0, float("inf"))
@@ -105,12 +104,6 @@ def mamba_d_mixer(config: HfConfig, size: int | None = None, size_field: str = "
         conv_bias=config.flag("mamba_conv_bias", default=True, null=False),
         time_step_limit=config.interval("time_step_limit", default=UNBOUNDED),
     )
-
-
-def activation_of(config: HfConfig, name: str = "hidden_act", default: str = "silu") -> str:
-    """The activation of an MLP; "swish" is another name of "silu"."""
-    activation: str = config.expect(name, ACTIVATIONS, default)
-    return "silu" if activation == "swish" else activation
 
 
 def head_counts(config: HfConfig, absent_kv_heads: int | None = None) -> tuple[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybridge.exporter.families.common_fields import FULL, activation_of, attention_of, check_heads, decoder_of
+from hybridge.exporter.families.activation_names import activation_of
+from hybridge.exporter.families.common_fields import FULL, attention_of, check_heads, decoder_of
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig

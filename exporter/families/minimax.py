@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.activation_names import expert_activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig
-from hybridge.exporter.families.common_fields import (
-    FULL,
-    LINEAR,
-    activation_of,
-    attention_of,
-    decoder_of,
-    head_dim_of,
-    layer_kinds,
-)
+from hybridge.exporter.families.common_fields import FULL, LINEAR, attention_of, decoder_of, head_dim_of, layer_kinds
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MoeConfig
@@ -66,7 +59,7 @@ def _experts(config: HfConfig) -> MoeConfig:
         num_experts=experts,
         top_k=top_k_of(config, experts, ABSENT_TOP_K, config.name_of(*EXPERTS)),
         intermediate_size=config.positive("intermediate_size"),
-        activation=activation_of(config),
+        **expert_activation_of(config),
         layout="lfm2",
         router="softmax",
     )

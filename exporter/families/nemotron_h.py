@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.limits import LAYERS
+from hybridge.exporter.families.activation_names import activation_of, expert_activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig
-from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED, activation_of, head_counts
+from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED, head_counts
 from hybridge.exporter.families.decoder_config import BlockConfig, BodyConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
@@ -136,7 +137,7 @@ def _moe(config: HfConfig) -> MoeConfig:
         num_experts=experts,
         top_k=top_k_of(config, top_groups * experts // groups, ABSENT_TOP_K, "n_routed_experts / n_group x topk_group"),
         intermediate_size=config.positive("moe_intermediate_size", default=ABSENT_EXPERT_SIZE),
-        activation=activation,
+        **expert_activation_of(config, "mlp_hidden_act", "relu2"),
         layout="nemotron_h",
         router="sigmoid",
         gated=False,

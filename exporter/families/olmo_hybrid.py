@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig, RopeConfig
 from hybridge.exporter.families.common_fields import (
     CONV_ACTIVATIONS,
     FULL,
     LINEAR,
-    activation_of,
     attention_of,
     decoder_of,
     head_dim_of,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig
-from hybridge.exporter.families.common_fields import activation_of, check_shares, decoder_of, head_counts, head_dim_of
+from hybridge.exporter.families.common_fields import check_shares, decoder_of, head_counts, head_dim_of
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig

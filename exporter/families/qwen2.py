@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybridge.exporter.families.common_fields import activation_of, attention_of, decoder_of, head_dim_of, layer_of
+from hybridge.exporter.families.activation_names import activation_of
+from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of, layer_of
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig

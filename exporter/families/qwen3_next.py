@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import (
     CONV_ACTIVATIONS,
     FULL,
     LINEAR,
-    activation_of,
     attention_of,
     decoder_of,
     layer_kinds,

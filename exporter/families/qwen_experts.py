@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.exporter.families.common_fields import activation_of
+from hybridge.exporter.families.activation_names import activation_of, expert_activation_of
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
@@ -68,7 +68,7 @@ def experts_of(config: HfConfig, defaults: ExpertDefaults, normalized: bool = Tr
         num_experts=experts,
         top_k=top_k_of(config, experts, defaults.top_k, config.name_of(*defaults.names)),
         intermediate_size=config.positive("moe_intermediate_size", default=defaults.intermediate_size),
-        activation=activation,
+        **expert_activation_of(config),
         layout="qwen",
         router="softmax",
         normalized=normalized,

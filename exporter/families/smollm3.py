@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hybridge.exporter.families.common_fields import (
-    FULL,
-    activation_of,
-    attention_of,
-    decoder_of,
-    head_dim_of,
-    layer_of,
-)
+from hybridge.exporter.families.activation_names import activation_of
+from hybridge.exporter.families.common_fields import FULL, attention_of, decoder_of, head_dim_of, layer_of
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig

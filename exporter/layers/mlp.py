@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hybridge.exporter.families.activation_names import QUICK_GELU_ALPHA
 from hybridge.exporter.families.mlp_config import MlpConfig
 
 
@@ -16,6 +17,11 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     """Squared ReLU."""
     positive = F.relu(x)
     return positive * positive
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x * sigmoid(1.702 x) (https://github.com/hendrycks/GELUs)."""
+    return x * torch.sigmoid(x * QUICK_GELU_ALPHA)
 
 
 def _times(x: torch.Tensor, multiplier: float) -> torch.Tensor:
@@ -28,6 +34,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "relu2": relu2,
+    "quick_gelu": quick_gelu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 

@@ -31,13 +31,14 @@ def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str
     absent = {name: defaults[name] for name in _FILLED if defaults.get(name) is not None}
     head_dim = 'config.positive("head_dim")' if absent.get("head_dim") else "head_dim_of(config)"
     norm = ", qk_norm=True" if "q_norm" in model.sources("self_attn.") else ""
-    helpers = ["activation_of", "attention_of", "decoder_of", "layer_of"]
+    helpers = ["attention_of", "decoder_of", "layer_of"]
     helpers += [] if absent.get("head_dim") else ["head_dim_of"]
     bias = ', bias=config.flag("mlp_bias", default=False)' if "mlp_bias" in kinds else ""
     return f'''"""{model_type}: Llama's layout."""
 
 from __future__ import annotations
 
+from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.common_fields import {", ".join(sorted(helpers))}
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig

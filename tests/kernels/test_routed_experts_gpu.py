@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -50,8 +51,8 @@ def check(problem: ExpertsDecode, inputs: list[torch.Tensor] | None = None) -> N
     x, ids, *rest = given = inputs or tensors(problem)
     y = run(problem, given)
     wide = [tensor.double() for tensor in rest] + ([] if problem.biased else [None, None])
-    form = problem.activation, int(problem.gated), problem.alpha, problem.limit, problem.offset
-    expected = reference(x.double(), ids, *wide, *form)
+    form: dict[str, Any] = {n: getattr(problem, n) for n in ("activation", "gated", "alpha", "limit", "offset")}
+    expected = reference(x.double(), ids, *wide, **form)
     error = float((y.double() - expected).norm() / expected.norm())
     assert error <= TOLERANCE[problem.dtype], f"relative error {error:.3g}"
 

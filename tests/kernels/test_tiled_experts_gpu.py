@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -56,8 +57,8 @@ def run(problem: TiledExperts, inputs: list[torch.Tensor], older: bool = False) 
 def check(problem: TiledExperts, size: float = 1.0, older: bool = False) -> None:
     inputs, (x, ids, weights, *experts) = tensors(problem, size)
     wide = [None if tensor is None else tensor.double() for tensor in (weights, *experts)]
-    form = problem.activation, int(problem.gated), problem.alpha, problem.limit, problem.offset
-    expected = reference(x.double(), ids, *wide, *form)
+    form: dict[str, Any] = {n: getattr(problem, n) for n in ("activation", "gated", "alpha", "limit", "offset")}
+    expected = reference(x.double(), ids, *wide, **form)
     error = float((run(problem, inputs, older).double() - expected).norm() / expected.norm())
     assert error <= TOLERANCE, f"relative error {error:.3g}"
 

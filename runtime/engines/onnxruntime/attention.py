@@ -69,7 +69,7 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
         _padded_heads(insert, _packed_heads(insert, tensor), count, head_dim, padding)
         for tensor, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     ]
-    inputs = [*tensors, past_key, past_value, last, longest]
+    inputs: list[ir.Value | None] = [*tensors, past_key, past_value, last, longest]
     if sinks := node.inputs[CACHED_ATTENTION.input_index("sinks") :]:
         inputs += [None] * (_SINKS - len(inputs)) + [_given(sinks[0])]
     y, *presents = insert.microsoft("GroupQueryAttention", *inputs, outputs=3, **attributes)

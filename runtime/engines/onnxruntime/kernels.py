@@ -90,7 +90,7 @@ def _adds_sinks() -> bool:
         return False
 
 
-def _attended(sinks: dict[str, np.ndarray], **attributes: int) -> float:
+def _attended(sinks: dict[str, np.ndarray], **attributes: Any) -> float:
     """What GroupQueryAttention gives the second of two tokens, whose keys are alike and whose values are 0 and 1."""
     names = ("q", "k", "v", "past_key", "past_value", "last", "longest")
     node = helper.make_node(

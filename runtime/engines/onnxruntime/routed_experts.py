@@ -53,10 +53,10 @@ def biases_of(insert: Inserter, node: ir.Node) -> tuple[ir.Value | None, ir.Valu
     if not own:
         return None, None
     up, down = own
-    shape = fixed_shape(up)
-    if op_attributes(node)["gated"] and shape is not None:
-        halves = insert.reshape(up, shape[0], 2, -1)
-        up = insert.reshape(insert.op("Transpose", halves, perm=[0, 2, 1]), shape[0], -1)
+    assert up is not None
+    if op_attributes(node)["gated"]:
+        halves = insert.reshape(up, 0, 2, -1)
+        up = insert.reshape(insert.op("Transpose", halves, perm=[0, 2, 1]), 0, -1)
     return up, down
 
 

@@ -154,6 +154,8 @@ class GraphMaker:
     def _edge_op(self, name: str, inputs: list[str], outputs: tuple[str, ...], **given: object) -> str:
         attributes = spec_of(name).complete_attributes(given)
         float32 = ("A", "D", "dt_bias", "state")
+        declared = spec_of(name).inputs
+        complete = [*inputs, *[""] * (len(declared) - len(inputs))]
         types = tuple(
             None
             if not value
@@ -162,7 +164,7 @@ class GraphMaker:
             else DType.FLOAT32
             if t.name in float32
             else self.plan.dtype
-            for t, value in zip(spec_of(name).inputs, inputs, strict=True)
+            for t, value in zip(declared, complete, strict=True)
         )
         kernel = KERNEL if name == "causal_conv1d" else 0
         self.functions[name] = function_for(Signature(name, True, types, tuple(attributes.items()), kernel))
