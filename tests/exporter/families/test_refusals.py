@@ -57,7 +57,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"hidden_act": "xielu"}, "hidden_act"),
     ("olmo_hybrid", {"hidden_act": "gelu"}, "hidden_act"),
     ("olmo_hybrid", {"linear_use_gate": False}, "linear_use_gate"),
-    ("qwen3", {"hidden_act": "tanh"}, "hidden_act"),
+    ("qwen3", {"hidden_act": "mish"}, "hidden_act"),
     ("llama", {"rope_parameters": {"rope_type": "axial", "factor": 2.0}}, "rope_type"),
     ("llama", {"quantization_config": {"quant_method": "hqq", "bits": 4}}, "hqq"),
     ("llama", {"clip_qkv": 8.0}, "clip_qkv"),
