@@ -9,17 +9,17 @@ import numpy as np
 
 from benchmarks.measure import seconds
 from hybridge.runtime.engines import DenseEngine
-from hybridge.runtime.engines.dense import StepInputs
+from hybridge.runtime.engines.dense import StateSet, StepInputs
 
 if TYPE_CHECKING:
     from hybridge.runtime.engines.torch.device import TorchDevice
 
-# Steps before the clock starts: the first runs directly, the second records the graph.
-_WARM_STEPS = 3
-
 
 class EngineRuns:
     """Runs of one engine. Times end with logits in host memory."""
+
+    # Steps before the clock starts: the first runs directly, the second records the graph.
+    WARM_STEPS = 3
 
     def __init__(self, engine: DenseEngine) -> None:
         self._engine = engine
@@ -45,13 +45,7 @@ class EngineRuns:
         batch, length = prompt.shape
 
         def answer() -> None:
-            states = self._engine.allocate_states(batch, length)
-            done = 0
-            while done < length:
-                chunk = prompt[:, done : done + self._engine.max_step_tokens]
-                logits = self._engine.step(dense_inputs(chunk, done), states)
-                done += chunk.shape[1]
-            logits.argmax(-1)
+            self._filled(prompt, self._engine.allocate_states(batch, length)).argmax(-1)
 
         return seconds(answer)
 
@@ -61,17 +55,24 @@ class EngineRuns:
         greedy: each step's tokens are the largest logits of the one before; else they are known beforehand.
         """
         batch, length = prompt.shape
-        states = self._engine.allocate_states(batch, length + _WARM_STEPS + steps)
-        tokens = [int(row.argmax()) for row in self._engine.step(dense_inputs(prompt, 0), states)]
+        states = self._engine.allocate_states(batch, length + self.WARM_STEPS + steps)
+        tokens = [int(row.argmax()) for row in self._filled(prompt, states)]
         decoder = self._engine.decoder(range(batch), states)
         started = 0.0
-        for step in range(_WARM_STEPS + steps):
-            if step == _WARM_STEPS:
+        for step in range(self.WARM_STEPS + steps):
+            if step == self.WARM_STEPS:
                 started = time.perf_counter()
             logits = decoder.step(tokens, [length + step] * batch)
             if greedy:
                 tokens = [int(row.argmax()) for row in logits]
         return (time.perf_counter() - started) / steps
+
+    def _filled(self, prompt: np.ndarray, states: StateSet) -> np.ndarray:
+        """Logits [batch, vocab] after ``prompt`` [batch, tokens], fed in the largest steps that the engine takes."""
+        most = self._engine.max_step_tokens
+        for done in range(0, prompt.shape[1], most):
+            logits = self._engine.step(dense_inputs(prompt[:, done : done + most], done), states)
+        return logits
 
 
 def device_name(device: TorchDevice) -> str:
