@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from hybridge.artifact.limits import LAYERS
-from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, FULL, LINEAR, decoder_of, layer_kinds
+from hybridge.exporter.families.common_fields import FULL, LINEAR, decoder_of, layer_kinds
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.latent_fields import (
-    EXPERT_FIELDS,
     LENGTH_FIELDS,
     ExpertDefaults,
+    feed_forward_of,
     latent_attention_of,
-    mlp_kinds,
-    sigmoid_experts_of,
 )
-from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 from hybridge.exporter.families.rope import rope_from_config
 
@@ -28,8 +25,6 @@ UNUSED_FIELDS = ("qk_head_dim", "pretraining_tp", "mtp_loss_scaling_factor")
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a bailing_hybrid config."""
     config.ignore(*UNUSED_FIELDS)
-    # One activation for convolutions, MLPs and experts.
-    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
     rotary = config.positive("qk_rope_head_dim", default=64)
     if rotary % 2:
         raise config.fail("qk_rope_head_dim", "an even number")
@@ -44,14 +39,10 @@ def parse(config: HfConfig) -> DecoderConfig:
         "input_layernorm", "attention", _mixer(config), names=(("norm", "o_norm"), ("out_proj", "dense"))
     )
     kinds, mixers = _layer_kinds(config), {FULL: attention, LINEAR: mixer}
-    parts: dict[str, MlpConfig | MoeConfig] = {"dense": MlpConfig(config.positive("intermediate_size"), "silu")}
-    feed_forward = mlp_kinds(config, len(kinds), ABSENT_DENSE)
-    if "sparse" in feed_forward:
-        parts["sparse"] = sigmoid_experts_of(config, "ling", EXPERTS)
-    config.ignore(*EXPERT_FIELDS)
+    parts = feed_forward_of(config, "ling", EXPERTS, ABSENT_DENSE)
     layers = [
-        LayerConfig((mixers[kind], BlockConfig("post_attention_layernorm", "mlp", parts[part])))
-        for kind, part in zip(kinds, feed_forward, strict=True)
+        LayerConfig((mixers[kind], BlockConfig("post_attention_layernorm", "mlp", part)))
+        for kind, part in zip(kinds, parts, strict=True)
     ]
     # Layers after the last one predict further tokens.
     predictors = config.integer(config.name_of(*MTP_FIELDS), 1, minimum=0)

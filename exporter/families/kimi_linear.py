@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from hybridge.artifact.json_fields import Fields
 from hybridge.exporter.families.attention_config import LatentAttentionConfig
-from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, FULL, LINEAR, decoder_of, layer_kinds
+from hybridge.exporter.families.common_fields import FULL, LINEAR, decoder_of, layer_kinds
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.latent_fields import (
-    EXPERT_FIELDS,
     LENGTH_FIELDS,
     ExpertDefaults,
+    feed_forward_of,
     latent_attention_of,
-    mlp_kinds,
-    sigmoid_experts_of,
 )
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
@@ -43,8 +41,6 @@ def parse(config: HfConfig) -> DecoderConfig:
     config.ignore(*UNUSED_FIELDS)
     for name, value in ORIGINAL_FIELDS.items():
         config.expect(name, (value,), value)
-    # One activation for convolutions, MLPs and experts.
-    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
     nested = _nested(config)
     mixers: dict[str, LatentAttentionConfig | GatedDeltaConfig] = {
         FULL: latent_attention_of(config, query_rank=config.positive("q_lora_rank", default=None, null=None)),
@@ -53,12 +49,8 @@ def parse(config: HfConfig) -> DecoderConfig:
     kinds = _layer_kinds(config, nested)
     if nested is not None and (unread := nested.unread()):
         raise nested.fail(unread[0], "no such field, because it may change the layers")
-    parts: dict[str, MlpConfig | MoeConfig] = {"dense": MlpConfig(config.positive("intermediate_size"), "silu")}
-    feed_forward = mlp_kinds(config, len(kinds), absent_dense=1)
-    if "sparse" in feed_forward:
-        parts["sparse"] = sigmoid_experts_of(config, "kimi", EXPERTS)
-    config.ignore(*EXPERT_FIELDS)
-    layers = [_layer(mixers[kind], parts[part]) for kind, part in zip(kinds, feed_forward, strict=True)]
+    parts = feed_forward_of(config, "kimi", EXPERTS, absent_dense=1)
+    layers = [_layer(mixers[kind], part) for kind, part in zip(kinds, parts, strict=True)]
     return decoder_of(
         config,
         "kimi_linear",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybridge.exporter.families.attention_config import LatentAttentionConfig, RopeConfig
+from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, expert_groups, top_k_of
@@ -64,7 +65,24 @@ def latent_attention_of(config: HfConfig, rope: RopeConfig | None = None, **rest
     )
 
 
-def sigmoid_experts_of(config: HfConfig, layout: str, defaults: ExpertDefaults) -> MoeConfig:
+def feed_forward_of(
+    config: HfConfig, layout: str, defaults: ExpertDefaults, absent_dense: int
+) -> list[MlpConfig | MoeConfig]:
+    """The feed-forward block of each layer: a gated MLP or experts, with SiLU.
+
+    ``absent_dense``: the default number of first layers with an MLP.
+    """
+    # One activation for convolutions, MLPs and experts.
+    config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
+    parts: dict[str, MlpConfig | MoeConfig] = {"dense": MlpConfig(config.positive("intermediate_size"), "silu")}
+    kinds = _mlp_kinds(config, config.layer_count(), absent_dense)
+    if "sparse" in kinds:
+        parts["sparse"] = _experts(config, layout, defaults)
+    config.ignore(*EXPERT_FIELDS)
+    return [parts[kind] for kind in kinds]
+
+
+def _experts(config: HfConfig, layout: str, defaults: ExpertDefaults) -> MoeConfig:
     """Experts chosen by sigmoids in groups, and shared ones of the same size."""
     experts = config.positive(*EXPERTS, default=defaults.count)
     count_field = config.name_of(*EXPERTS)
@@ -87,7 +105,7 @@ def sigmoid_experts_of(config: HfConfig, layout: str, defaults: ExpertDefaults) 
     )
 
 
-def mlp_kinds(config: HfConfig, count: int, absent_dense: int) -> list[str]:
+def _mlp_kinds(config: HfConfig, count: int, absent_dense: int) -> list[str]:
     """ "dense" or "sparse" for each layer: ``mlp_layer_types``, or the first ``first_k_dense_replace`` are dense."""
     dense = config.integer("first_k_dense_replace", absent_dense)
     kinds = config.array("mlp_layer_types", None)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mamba1_config import Mamba1Config
+from hybridge.exporter.families.mamba_fields import mamba_decoder_of
 
 # Where dt_proj keeps the bias that the operator adds.
 MIXER_NAMES = (("dt_bias", "dt_proj.bias"),)
-# Fields of initialisation and of implementations.
-UNUSED_FIELDS = (
-    "time_step_floor",
-    "time_step_init_scheme",
-    "time_step_max",
-    "time_step_min",
-    "time_step_scale",
-)
+# Fields that choose an implementation.
 IMPLEMENTATIONS = ("use_associative_scan", "use_mambapy", "use_falcon_mambapy")
 # Fields of the mamba_ssm package in early converted checkpoints.
 PACKAGE_FIELDS = ("fused_add_norm", "pad_vocab_size_multiple")
@@ -51,7 +45,7 @@ def _decoder(config: HfConfig, model_type: str, inner_norms: str, norm_eps: floa
     size = config.positive("intermediate_size", default=config.positive("expand", default=2) * hidden_size)
     config.expect("hidden_act", CONV_ACTIVATIONS, "silu")
     config.same(size, "intermediate_size", "d_inner")
-    config.ignore(*UNUSED_FIELDS, *IMPLEMENTATIONS)
+    config.ignore(*IMPLEMENTATIONS)
     mixer = Mamba1Config(
         intermediate_size=size,
         state_size=config.positive("state_size", default=16),
@@ -62,16 +56,4 @@ def _decoder(config: HfConfig, model_type: str, inner_norms: str, norm_eps: floa
         inner_norms=inner_norms,
         norm_eps=norm_eps,
     )
-    layer = LayerConfig((BlockConfig("norm", "mixer", mixer, names=MIXER_NAMES),))
-    return DecoderConfig(
-        model_type=model_type,
-        vocab_size=config.positive("vocab_size"),
-        hidden_size=hidden_size,
-        layers=(layer,) * config.layer_count(),
-        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5, positive=True),
-        embedding_sources=("embeddings.weight", "embedding.weight"),
-        final_norm_source="norm_f",
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=True),
-        max_position_embeddings=None,
-        residual_in_fp32=config.flag("residual_in_fp32", default=True),
-    )
+    return mamba_decoder_of(config, model_type, BlockConfig("norm", "mixer", mixer, names=MIXER_NAMES), tied=True)

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, UNBOUNDED
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
+from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mamba_fields import mamba_decoder_of
 from hybridge.exporter.families.recurrent_config import MambaConfig
-
-# Fields of initialisation. norm_before_gate is among them because early configs carry it as true though their models
-# were trained, and are run everywhere, with the gate before the norm.
-UNUSED_FIELDS = (
-    "norm_before_gate",
-    "time_step_floor",
-    "time_step_init_scheme",
-    "time_step_max",
-    "time_step_min",
-    "time_step_scale",
-)
 
 
 def parse(config: HfConfig) -> DecoderConfig:
@@ -47,17 +37,6 @@ def parse(config: HfConfig) -> DecoderConfig:
     rank = config.raw("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":
         raise config.fail("time_step_rank", 'an integer or "auto"')
-    config.ignore(*UNUSED_FIELDS)
-    layer = LayerConfig((BlockConfig("norm", "mixer", mixer),))
-    return DecoderConfig(
-        model_type="mamba2",
-        vocab_size=config.positive("vocab_size"),
-        hidden_size=hidden_size,
-        layers=(layer,) * config.layer_count(),
-        norm_eps=config.scalar("layer_norm_epsilon", default=1e-5, positive=True),
-        embedding_sources=("embeddings.weight", "embedding.weight"),
-        final_norm_source="norm_f",
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        max_position_embeddings=None,
-        residual_in_fp32=config.flag("residual_in_fp32", default=True),
-    )
+    # Early configs have it as true, though their models were trained, and are run everywhere, with the gate first.
+    config.ignore("norm_before_gate")
+    return mamba_decoder_of(config, "mamba2", BlockConfig("norm", "mixer", mixer), tied=False)

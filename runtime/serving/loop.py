@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError, RequestError
@@ -20,7 +19,7 @@ from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
-from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes
+from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes, sampled_rows
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -155,7 +154,7 @@ class ServingLoop:
             return
         plan, result, is_plain = in_flight.plan, in_flight.result, in_flight.plan.is_plain
         accepted = NONE_ACCEPTED
-        chosen = _sampled(plan, in_flight.sampling)
+        chosen = sampled_rows(plan, in_flight.sampling)
         try:
             best = in_flight.best_tokens()
             drafted = not is_plain and any(row.draft_tokens for row in plan.rows)
@@ -243,7 +242,7 @@ class ServingLoop:
             if not plan.repeats:
                 sequences = self.scheduler.sequences
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
-                self._samplers = self._requests.samplers(_sampled(plan, self._sampling))
+                self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
             samplings = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
             if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
                 samplings |= self._draft_check.samplings(plan, self._sampling, self._vocab)
@@ -282,21 +281,6 @@ class ServingLoop:
         self._requests.end_with(self._requests.ids_of(sequences), reason)
         if not isinstance(error, Exception):
             raise error
-
-
-def _sampled(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
-    """The sequences without draft tokens, which get one token each, with the index of their logits."""
-    if plan.is_plain:
-        pairs = zip(sampling, count(), strict=False)
-        # The rows of a repeated plan are those of ``sampling``, and are not made for this.
-        if plan.repeats or len(plan.rows) == len(sampling):
-            return pairs
-        # A chained step has been launched with more rows than ``Scheduler.follow`` has planned.
-        planned = {row.sequence for row in plan.rows}
-        return [(sequence, index) for sequence, index in pairs if sequence.id in planned]
-    starts = zip(plan.rows, plan.logits_starts(), strict=True)
-    rows = zip(sampling, [place for place in starts if place[0].samples], strict=True)
-    return [(sequence, begin + row.prompt_logits) for sequence, (row, begin) in rows if not row.draft_tokens]
 
 
 def _noop(*sequences: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult
@@ -79,3 +80,18 @@ class StepInFlight:
     def times(self) -> StepTimes:
         """The times of the step, after its end."""
         return StepTimes(self._host + self._ended - self._arrived, self._device)
+
+
+def sampled_rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
+    """The sequences without draft tokens, which get one token each, with the index of their logits."""
+    if plan.is_plain:
+        pairs = zip(sampling, count(), strict=False)
+        # The rows of a repeated plan are those of ``sampling``, and are not made for this.
+        if plan.repeats or len(plan.rows) == len(sampling):
+            return pairs
+        # A chained step has been launched with more rows than ``Scheduler.follow`` has planned.
+        planned = {row.sequence for row in plan.rows}
+        return [(sequence, index) for sequence, index in pairs if sequence.id in planned]
+    starts = zip(plan.rows, plan.logits_starts(), strict=True)
+    rows = zip(sampling, [place for place in starts if place[0].samples], strict=True)
+    return [(sequence, begin + row.prompt_logits) for sequence, (row, begin) in rows if not row.draft_tokens]

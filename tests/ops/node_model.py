@@ -13,7 +13,7 @@ from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.functions import attach_functions
 from hybridge.trt_plugins.spec import TensorSpec
 from tests.ops.cases import in_dtypes
-from tests.ops.oracle import ConvCase, DeltaCase, ScanCase, SsmCase
+from tests.ops.oracle import Case
 
 OPSETS = [helper.make_opsetid("", 24), helper.make_opsetid("trt_edgellm", 1)]
 
@@ -62,13 +62,13 @@ def node_model(
     return model
 
 
-def wide_feeds(case: ConvCase | SsmCase | DeltaCase | ScanCase) -> dict[str, np.ndarray]:
+def wide_feeds(case: Case) -> dict[str, np.ndarray]:
     """Feeds of a model with a wide interface."""
     arrays = {f.name: getattr(case, f.name) for f in fields(case) if getattr(case, f.name) is not None}
     lengths = arrays.pop("context_lengths")
     return {**{f"{name}_wide": a.astype(np.float32) for name, a in arrays.items()}, "context_lengths": lengths}
 
 
-def types_of(case: ConvCase | SsmCase | DeltaCase | ScanCase, data: str, **special: str) -> dict[str, str]:
+def types_of(case: Case, data: str, **special: str) -> dict[str, str]:
     """``in_dtypes`` without the inputs that the case leaves out."""
     return {name: t for name, t in in_dtypes(case, data, **special).items() if getattr(case, name) is not None}

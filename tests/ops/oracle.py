@@ -1,14 +1,21 @@
-"""float64 step loops, one token of one row at a time: the oracle for every face of the operators."""
+"""float64 loops over rows and tokens: the oracle for every implementation of the operators."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 
+class Case:
+    """A call of an operator; the fields are its inputs, in their order."""
+
+    def inputs(self) -> list[np.ndarray | None]:
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class ConvCase:
+class ConvCase(Case):
     """Inputs of causal_conv1d as float64 arrays; x is [batch, time, conv_dim]."""
 
     x: np.ndarray
@@ -17,12 +24,9 @@ class ConvCase:
     conv_state: np.ndarray
     context_lengths: np.ndarray
 
-    def inputs(self) -> list[np.ndarray | None]:
-        return [self.x, self.weight, self.bias, self.conv_state, self.context_lengths]
-
 
 @dataclass(frozen=True)
-class SsmCase:
+class SsmCase(Case):
     """Inputs of update_ssm_state as float64 arrays; x is [batch, time, heads, head_dim]."""
 
     x: np.ndarray
@@ -35,30 +39,13 @@ class SsmCase:
     state: np.ndarray
     context_lengths: np.ndarray
 
-    def inputs(self) -> list[np.ndarray | None]:
-        return [self.x, self.A, self.B, self.C, self.D, self.dt, self.dt_bias, self.state, self.context_lengths]
 
-
-@dataclass(frozen=True)
-class ScanCase:
+class ScanCase(SsmCase):
     """Inputs of selective_scan as float64 arrays; x is [batch, time, channels]."""
 
-    x: np.ndarray
-    A: np.ndarray
-    B: np.ndarray
-    C: np.ndarray
-    D: np.ndarray
-    dt: np.ndarray
-    dt_bias: np.ndarray
-    state: np.ndarray
-    context_lengths: np.ndarray
-
-    def inputs(self) -> list[np.ndarray | None]:
-        return [self.x, self.A, self.B, self.C, self.D, self.dt, self.dt_bias, self.state, self.context_lengths]
-
 
 @dataclass(frozen=True)
-class DeltaCase:
+class DeltaCase(Case):
     """Inputs of gated_delta_rule as float64 arrays; q is [batch, time, key_heads, key_size]."""
 
     q: np.ndarray
@@ -68,9 +55,6 @@ class DeltaCase:
     beta: np.ndarray
     state: np.ndarray
     context_lengths: np.ndarray
-
-    def inputs(self) -> list[np.ndarray | None]:
-        return [self.q, self.k, self.v, self.g, self.beta, self.state, self.context_lengths]
 
 
 def conv_step_loop(case: ConvCase, activation: str) -> tuple[np.ndarray, np.ndarray]:
@@ -92,8 +76,7 @@ def ssm_step_loop(
     ratio = case.x.shape[2] // case.B.shape[2]
     for b, length in enumerate(case.context_lengths):
         for t in range(length):
-            step = case.dt[b, t] + case.dt_bias
-            step = np.clip(np.logaddexp(step, 0.0) if dt_softplus else step, time_step_min, time_step_max)
+            step = _time_step(case.dt[b, t] + case.dt_bias, dt_softplus, time_step_min, time_step_max)
             B, C = np.repeat(case.B[b, t], ratio, axis=0), np.repeat(case.C[b, t], ratio, axis=0)
             written = (step[:, None] * case.x[b, t])[:, :, None] * B[:, None, :]
             states[b] = np.exp(case.A * step)[:, None, None] * states[b] + written
@@ -109,13 +92,16 @@ def scan_step_loop(
     ratio = case.x.shape[2] // case.B.shape[2]
     for b, length in enumerate(case.context_lengths):
         for t in range(length):
-            step = case.dt[b, t] + case.dt_bias
-            step = np.clip(np.logaddexp(step, 0.0) if dt_softplus else step, time_step_min, time_step_max)
+            step = _time_step(case.dt[b, t] + case.dt_bias, dt_softplus, time_step_min, time_step_max)
             for c in range(case.x.shape[2]):
                 written = step[c] * case.x[b, t, c] * case.B[b, t, c // ratio]
                 states[b, 0, c] = np.exp(case.A[c] * step[c]) * states[b, 0, c] + written
                 y[b, t, c] = states[b, 0, c] @ case.C[b, t, c // ratio] + case.D[c] * case.x[b, t, c]
     return y, states
+
+
+def _time_step(dt: np.ndarray, softplus: int, least: float, most: float) -> np.ndarray:
+    return np.clip(np.logaddexp(dt, 0.0) if softplus else dt, least, most)
 
 
 def delta_step_loop(

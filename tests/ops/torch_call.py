@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hybridge.trt_plugins import torch_ops
-from tests.ops.oracle import ConvCase, DeltaCase, ScanCase, SsmCase
+from tests.ops.oracle import Case
 
 
-def tensors(case: ConvCase | SsmCase | DeltaCase | ScanCase, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
+def tensors(case: Case, dtypes: dict[str, str]) -> list[torch.Tensor | None]:
     """The case's inputs in declared order and in the given types."""
     names = [*dtypes, "context_lengths"]
     arrays = [getattr(case, name) for name in names]
