@@ -30,7 +30,8 @@ from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.parameters import Parameter, declared
-from hybridge.exporter.families.registry import TEXT_MODELS, decoder_config
+from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.text_models import TEXT_MODELS
 from tools.published_configs import PUBLISHED
 
 # The size of published shards.

@@ -50,15 +50,15 @@ ABSENT_ROPE = {
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a gpt_oss config."""
     config.fill(ABSENT)
-    if config.raw("rope_parameters", None) is None and config.raw("rope_scaling", None) is None:
-        config.replace(rope_parameters=ABSENT_ROPE)
+    if config.raw("rope_parameters", None) is None and not config.raw("rope_scaling", None):
+        config.replace(rope_parameters=ABSENT_ROPE, rope_scaling=None)
     head_dim, count = config.positive("head_dim"), config.layer_count()
     rope = rope_from_config(config, head_dim, absent_theta=ABSENT_THETA)
     base = attention_of(config, head_dim, rope, sinks=True)
     kinds = [FULL if index % 2 else SLIDING for index in range(count)]
     windows = layer_windows(config, count, kinds, config.positive("sliding_window", null=None))
     moe = _experts(config)
-    # Written into published configs, where transformers reads other fields instead.
+    # Of published configs; transformers reads original_max_position_embeddings.
     config.ignore("initial_context_length")
     layers = [layer_of("self_attn", replace(base, sliding_window=window), moe) for window in windows]
     return decoder_of(config, "gpt_oss", layers, norm_eps=1e-5)
@@ -70,10 +70,11 @@ def _experts(config: HfConfig) -> MoeConfig:
     experts = config.positive(*names, default=ABSENT_EXPERTS)
     config.expect("hidden_act", ("silu", "swish"), "silu")
     config.ignore(*ROUTER_TRAINING_FIELDS)
-    top_k_names = ("num_experts_per_tok", "experts_per_token")
+    top_k = top_k_of(config, experts, ABSENT_TOP_K, config.name_of(*names))
+    config.same(top_k, "num_experts_per_tok", "experts_per_token")
     return MoeConfig(
         num_experts=experts,
-        top_k=top_k_of(config, experts, ABSENT_TOP_K, config.name_of(*names), top_k_names),
+        top_k=top_k,
         intermediate_size=config.positive("intermediate_size"),
         activation="silu",
         layout="gpt_oss",

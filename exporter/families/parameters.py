@@ -23,8 +23,10 @@ from hybridge.exporter.families.recurrent_config import (
 )
 from hybridge.exporter.families.stored_rows import QUANTIZED_TYPES, stored_shape
 
-# The second is that of the text model in a vision-language model.
-ROOTS = ("model.", "model.language_model.", "backbone.", "")
+# A whole language model inside of a model of text and images.
+INNER = "language_model."
+# The second and the last are those of text models in such models.
+ROOTS = ("model.", "model.language_model.", "backbone.", "", f"{INNER}model.")
 EMBEDDING, LM_HEAD, ROPES = "embedding.weight", "lm_head.weight", "inv_freqs."
 # Tensors that follow from the config: of old checkpoints, and the decays of lightning attention.
 REDUNDANT = (
@@ -78,8 +80,9 @@ def bind_parameters(
     used = {source for p in parameters for source in p.sources}
     ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
     unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored) and not n.endswith(REDUNDANT))
-    if config.tie_word_embeddings and LM_HEAD in unused and _same_bytes(tensors, LM_HEAD, parameters[0].source):
-        unused.remove(LM_HEAD)
+    own_head = head_source(root)
+    if config.tie_word_embeddings and own_head in unused and _same_bytes(tensors, own_head, parameters[0].source):
+        unused.remove(own_head)
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         raise CheckpointError(
@@ -136,10 +139,15 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
     final_norm = f"{root}{config.final_norm_source}.weight"
     yield Parameter("final_norm.weight", final_norm, (hidden,), final_norm)
     if not config.tie_word_embeddings:
-        yield Parameter(LM_HEAD, LM_HEAD, (vocab, hidden), LM_HEAD)
+        yield Parameter(LM_HEAD, head_source(root), (vocab, hidden), LM_HEAD)
     for index, rope in enumerate(config.ropes):
         name = "rotary.inv_freq" if len(config.ropes) == 1 else f"rotary.{index}.inv_freq"
         yield Parameter(f"{ROPES}{index}", None, (len(rope.inv_freq),), name, DType.FLOAT32, "inv_freq")
+
+
+def head_source(root: str) -> str:
+    """The name of the head in a checkpoint whose tensors' names begin with ``root``."""
+    return f"{INNER}{LM_HEAD}" if root.startswith(INNER) else LM_HEAD
 
 
 def _norm_names(block: BlockConfig) -> Iterator[str]:

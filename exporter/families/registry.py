@@ -43,6 +43,7 @@ from hybridge.exporter.families.declared_fields import DECLARED_KINDS, undeclare
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.field_kinds import check_kinds, kinds_of
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.text_models import TEXT_MODELS, VISION_NOTE, TextModel
 
 FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "arcee": arcee.parse,
@@ -80,23 +81,14 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
 }
 
 
-# Models of text and images: the family of the text model in their text_config.
-TEXT_MODELS: Mapping[str, str] = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 # Known hybrid families that are not supported, each with its missing layer.
 LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
-    "gemma3": "a vision tower around gemma3_text",
     "glm5_next": "attention over tokens that an indexer chooses, and hyper-connections",
     "glm5_next_text": "attention over tokens that an indexer chooses, and hyper-connections",
-    "granite4_vision": "a vision tower around granite",
     "inkling2": "attention with relative logits, and convolutions whose kernels depend on the input",
     "inkling2_text": "attention with relative logits, and convolutions whose kernels depend on the input",
     "inkling_mm_model": "attention with relative logits and short convolutions",
     "inkling_text": "attention with relative logits and short convolutions",
-    "lfm2_vl": "a vision tower around lfm2",
-    "lfm3_vl": "a vision tower around lfm3",
-    "minicpm_ocr": "a vision tower around qwen3_5_text",
-    "minicpmv4_6": "a vision tower around qwen3_5_text",
-    "minicpmv4_7": "a vision tower around qwen3_5_text",
     "nemo_speechlm": "an audio encoder around nemotron_h",
     "nemotron_h_omni": "vision and audio towers around nemotron_h",
     "qwen4_exp": "embeddings of n-grams, hyper-connections, and attention over tokens that an indexer chooses",
@@ -108,8 +100,6 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "zamba2": "attention blocks that layers share",
     "zaya": "attention with convolutions over compressed queries and keys",
 }
-VISION_SOURCES = ("model.visual.",)
-VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
 
 
 def declared_kinds(model_type: str) -> Mapping[str, str]:
@@ -143,21 +133,8 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
     return decoder
 
 
-def _text_model(raw: Mapping[str, Any], model_type: str, ignored_fields: Iterable[str]) -> DecoderConfig:
+def _text_model(raw: Mapping[str, Any], model: TextModel, ignored_fields: Iterable[str]) -> DecoderConfig:
     """The text model of a model of text and images."""
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise CheckpointError(f"config.json: text_config: expected an object, found {text!r}")
-    if text.get("model_type", model_type) != model_type:
-        raise UnsupportedError(
-            f"config.json: text_config.model_type: expected {model_type!r}, found {text['model_type']!r}"
-        )
-    tied, tied_text = (fields.get("tie_word_embeddings") for fields in (raw, text))
-    if None not in (tied, tied_text) and tied != tied_text:
-        raise CheckpointError(
-            f"config.json: tie_word_embeddings: expected {tied_text!r} like in text_config, found {tied!r}"
-        )
-    outer = {} if tied is None else {"tie_word_embeddings": tied}
-    decoder = decoder_config({**outer, **text, "model_type": model_type}, ignored_fields)
-    sources, notes = (*decoder.ignored_sources, *VISION_SOURCES), (*decoder.notes, VISION_NOTE)
+    decoder = decoder_config(model.fields(raw), ignored_fields)
+    sources, notes = (*decoder.ignored_sources, *model.towers), (*decoder.notes, VISION_NOTE)
     return replace(decoder, ignored_sources=sources, notes=notes)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig
-from hybridge.exporter.families.parameters import LM_HEAD, tensor_root
+from hybridge.exporter.families.parameters import head_source, tensor_root
 from hybridge.exporter.families.recurrent_config import GatedDeltaConfig
 
 # A tensor of experts, and one of an MLP.
@@ -26,7 +26,7 @@ def as_stored(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> Decod
     for index, layer in enumerate(config.layers):
         blocks = tuple(_block(block, f"{root}layers.{index}.", tensors) for block in layer.blocks)
         layers.append(replace(layer, blocks=blocks))
-    tied = config.tie_word_embeddings and not (config.own_head_wins and LM_HEAD in tensors)
+    tied = config.tie_word_embeddings and not (config.own_head_wins and head_source(root) in tensors)
     return replace(config, layers=tuple(layers), tie_word_embeddings=tied)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
+from hybridge.exporter.families.text_models import TEXT_MODELS
 from hybridge.verification.long_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
@@ -128,8 +129,9 @@ class Reference(TransformersModel):
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
-        """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; None if neither applies."""
-        if filled is None and not self._config.has_kv_scales:
+        """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; none if neither applies."""
+        makes_one = self.model.config.model_type != "granite4_vision"
+        if filled is None and not self._config.has_kv_scales and makes_one:
             return {}
         import transformers
 
@@ -157,7 +159,9 @@ class Reference(TransformersModel):
 def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:
     """CheckpointError when the artifact cannot have been exported from a checkpoint with the config ``found``."""
     text = found.get_text_config()
-    pairs = [("model_type", artifact.model_type, {found.model_type, text.model_type})]
+    whole = TEXT_MODELS.get(found.model_type)
+    family = text.model_type if whole is None else whole.family
+    pairs = [("model_type", artifact.model_type, {found.model_type, family})]
     for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         pairs.append((name, getattr(artifact, name), {getattr(text, name, getattr(artifact, name))}))
     for name, expected, known in pairs:

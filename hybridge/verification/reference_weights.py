@@ -49,8 +49,10 @@ def _end(name: str) -> str:
     return ".".join(parts[-2:] if parts[-1] in _COMMON_PARTS else parts[-1:])
 
 
-def causal_lm(names: tuple[str, ...]) -> Any:
-    """transformers' AutoModelForCausalLM, which loads parameters whose names end in one of ``names`` in float32.
+def generating_model(config: Any, names: tuple[str, ...]) -> Any:
+    """transformers' AutoModelForCausalLM, or for a ``config`` of text and images AutoModelForImageTextToText.
+
+    It loads parameters whose names end in one of ``names`` in float32.
 
     It has its own classes, so that nothing changes for other users of transformers in this process.
     """
@@ -58,6 +60,8 @@ def causal_lm(names: tuple[str, ...]) -> Any:
     import transformers
 
     auto: Any = transformers.AutoModelForCausalLM
+    if type(config) not in auto._model_mapping:
+        auto = transformers.AutoModelForImageTextToText
     if not names:
         return auto
 

@@ -15,7 +15,7 @@ from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.exporter.families.parameters import ROOTS
 from hybridge.requirements import require
-from hybridge.verification.reference_weights import causal_lm, stored_types, widen_in_turn
+from hybridge.verification.reference_weights import generating_model, stored_types, widen_in_turn
 from hybridge.verification.rounded_experts import round_experts
 from hybridge.verification.rounded_inputs import Rounding
 
@@ -52,8 +52,9 @@ class TransformersModel:
         transformers.utils.logging.disable_progress_bar()
         stored = stored_types(checkpoint)
         with self.failures("load"):
-            check(transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL))
-            loaded: Any = causal_lm(stored.wide).from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL)
+            check(config)
+            loaded: Any = generating_model(config, stored.wide).from_pretrained(
                 checkpoint,
                 dtype=getattr(torch, stored.main.value),
                 use_safetensors=True,

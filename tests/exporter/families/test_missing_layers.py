@@ -13,7 +13,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED, TEXT_MODELS, decoder_config
+from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED, decoder_config
+from hybridge.exporter.families.text_models import TEXT_MODELS
 
 
 @pytest.mark.parametrize("model_type", LAYERS_NOT_SUPPORTED)

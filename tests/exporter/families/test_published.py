@@ -14,7 +14,8 @@ from transformers import CONFIG_MAPPING
 
 from hybridge.artifact.errors import HybridgeError
 from hybridge.exporter.families.parameters import declared
-from hybridge.exporter.families.registry import FAMILIES, TEXT_MODELS, decoder_config
+from hybridge.exporter.families.registry import FAMILIES, decoder_config
+from hybridge.exporter.families.text_models import TEXT_MODELS
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model

@@ -27,7 +27,6 @@ MOST, NEW = 3, 20
 # On push as many as the artifacts hold that other tests export, too.
 LONG = 84 if EFFORT == "push" else 500
 ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"), ("lfm2", "torch"))
-ATTENTION_ALONE = ("llama", "qwen3")
 
 
 # On push the long answers below are of ONNX Runtime, and of the other families.
@@ -115,7 +114,7 @@ def test_long_answers_of_every_family_are_those_of_plain_greedy(family: str, art
         assert (alone.cached_tokens > 0) == (cache == "radix")
         metrics = llm.loop.speculation
         assert LONG < metrics.rows < 4 * LONG and 0.3 < metrics.acceptance < 0.7
-        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or family in ATTENTION_ALONE)
+        assert (metrics.state_bytes == engine.slot_bytes) == (mode == "snapshot" or not engine.config.recurrent_layers)
 
 
 def test_prompt_lookup_needs_nothing_but_the_setting(artifacts: ArtifactCache) -> None:
