@@ -15,6 +15,8 @@ ENGINE_FILE = "engine.json"
 # Folder of an artifact with its built engines, each in a folder of its own.
 ENGINES_FOLDER = "engines"
 ENGINE_VERSION = 3
+# Folder of an engine with the engine of the model's prediction head.
+HEAD_FOLDER = "mtp"
 # The Python modules that may build and load an engine: no other name in an engine.json is imported.
 TENSORRT_LIBRARIES = ("tensorrt", "tensorrt_rtx")
 

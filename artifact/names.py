@@ -13,6 +13,8 @@ NUM_ACCEPTED_TOKENS = "num_accepted_tokens"
 HIDDEN_STATES = "hidden_states"
 # An input of multi-token prediction heads: which of the given hidden states are the head's own.
 IS_OWN = "is_own"
+# Of an engine of such a head: rows of hidden states on the device, the row of each token, and the head's own states.
+HIDDEN_ROWS, HIDDEN_SLOTS, OWN_HIDDEN_STATES = "hidden_rows", "hidden_slots", "own_hidden_states"
 EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT = "embeddings.output", "final_norm.output"
 
 

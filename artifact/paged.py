@@ -14,6 +14,8 @@ from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 PAGED = "paged"
 # Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are needed.
 TOKENS, ROWS, ROW_BOUNDS, MAX_BLOCKS, NUM_LOGITS = "tokens", "rows", "row_bounds", "max_blocks", "num_logits"
+# Rows of hidden states that an engine of a prediction head reads.
+NUM_HIDDEN = "num_hidden"
 
 STEP_INPUTS = (
     Binding(names.INPUT_IDS, DType.INT64, (TOKENS,)),

@@ -201,6 +201,7 @@ def build_engine(
     plugin_mixers: str = "joined",
     speculative_tokens: int = 0,
     draft_states: str = "snapshot",
+    mtp: bool = True,
     library: str = "auto",
     workspace_mib: int | None = None,
     optimization_level: int | None = None,
@@ -214,7 +215,8 @@ def build_engine(
     "off" (native layers) or "auto" (on where they support target and sizes); plugin_states: "aliased" (updated in
     place) or "separate"; plugin_mixers: "joined" (one plugin a Mamba2 mixer) or "separate" (two). speculative_tokens:
     draft tokens that a row of a paged artifact may have behind its own in one step. draft_states: how their states are
-    rolled back, "snapshot" (a slot for the state after each) or "replay" (a second engine advances the states).
+    rolled back, "snapshot" (a slot for the state after each) or "replay" (a second engine advances the states). mtp:
+    with draft tokens, build an engine of the artifact's prediction head too, where it has one.
     library: "auto", "tensorrt" or "tensorrt_rtx" (which needs no GPU). HybridgeError when the engine cannot be built.
     """
     parameters = locals()

@@ -24,8 +24,9 @@ def _run(out: Path, target: str | None, as_json: bool, quiet: bool, **settings: 
         record = api.build_engine(out, target=_preset(target), progress=terminal.progress, **given(settings))
         terminal.progress.finish()
         folder = _folder_of(out, record)
-        terminal.show(f"built {folder / record.engine}", _table(record))
-        terminal.document({"path": str(folder), **asdict(record)})
+        head = _head(folder)
+        terminal.show(f"built {folder / record.engine}", _table(record, head))
+        terminal.document({"path": str(folder), **asdict(record), "head": head and asdict(head)})
 
 
 COMMAND = Command(
@@ -58,7 +59,17 @@ def _folder_of(out: Path, record: EngineRecord) -> Path:
     raise EngineError(f"{out}: expected the engine that was just built, found none: another program removed it")
 
 
-def _table(record: EngineRecord) -> Any:
+def _head(folder: Path) -> EngineRecord | None:
+    """The record of the prediction head's engine, if one was built."""
+    from hybridge.artifact.engine_record import ENGINE_FILE, HEAD_FOLDER, read_engine_record
+    from hybridge.artifact.untrusted_file import has_file
+
+    return (
+        read_engine_record(folder / HEAD_FOLDER / ENGINE_FILE) if has_file(folder / HEAD_FOLDER, ENGINE_FILE) else None
+    )
+
+
+def _table(record: EngineRecord, head: EngineRecord | None) -> Any:
     from rich.table import Table
 
     table = Table(show_header=False)
@@ -72,6 +83,7 @@ def _table(record: EngineRecord) -> Any:
         ("plugins", ", ".join(f"{n} {op}" for op, n in record.plugins.ops.items()) or f"none: {record.plugins.reason}"),
         ("layers", str(sum(record.layers.values()))),
         *([("advance", _advance_text(record.advance))] if record.advance else ()),
+        *([("prediction head", bytes_text(head.nbytes))] if head else ()),
         ("time", seconds_text(record.build_seconds)),
     ):
         table.add_row(name, value)

@@ -114,6 +114,7 @@ def memory_facts(plan: MemoryPlan | DenseMemoryPlan, record: EngineRecord) -> di
     pools = {
         "sampling": f"{bytes_text(plan.sampling)}, and {bytes_text(plan.sampling + plan.sampled)} pinned host memory",
         "draft tokens": bytes_text(plan.drafts),
+        "hidden states": bytes_text(plan.hidden),
         "a block of 16 tokens": bytes_text(plan.block),
         "the states of a row": bytes_text(plan.slot),
         f"pools of {rows}": bytes_text(plan.rows),

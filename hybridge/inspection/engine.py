@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridge.artifact.engine_record import ENGINE_FILE, AdvanceRecord, EngineRecord, read_engine_record
+from hybridge.artifact.config import MTP_MODEL_FILE
+from hybridge.artifact.engine_record import ENGINE_FILE, HEAD_FOLDER, AdvanceRecord, EngineRecord, read_engine_record
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.limits import ONNX_BYTES
 from hybridge.artifact.manifest import sha256_of
@@ -68,8 +69,11 @@ def _check_file(folder: Path, name: str, nbytes: int, sha256: str | None) -> Non
 
 
 def _matches_model(folder: Path, record: EngineRecord) -> bool | None:
-    """Engines are in OUT/engines/<target>/ of the artifact OUT."""
-    artifact = folder.resolve().parent.parent
-    if not has_file(artifact, MODEL_FILE):
+    """Engines are in OUT/engines/<target>/ of the artifact OUT, those of prediction heads in a folder of that."""
+    place, model = folder.resolve(), MODEL_FILE
+    if place.name == HEAD_FOLDER and has_file(place.parent, ENGINE_FILE):
+        place, model = place.parent, MTP_MODEL_FILE
+    artifact = place.parent.parent
+    if not has_file(artifact, model):
         return None
-    return hashlib.sha256(read_inside(artifact, MODEL_FILE, ONNX_BYTES)).hexdigest() == record.model_sha256
+    return hashlib.sha256(read_inside(artifact, model, ONNX_BYTES)).hexdigest() == record.model_sha256

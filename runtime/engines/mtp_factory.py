@@ -14,7 +14,7 @@ def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) 
     if not model.shows_hidden_states:
         raise EngineError(
             f"speculation: expected an engine that shows hidden states to drafter 'mtp', found {model.name}: use "
-            "torch or onnxruntime"
+            "torch or onnxruntime, or build a TensorRT engine with --speculative-tokens"
         )
     if model.name == "torch":
         from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
@@ -22,6 +22,12 @@ def open_mtp_head(folder: Path, model: PagedEngine, threads: int | None = None) 
 
         assert isinstance(model, TorchPagedEngine)
         return TorchMtpHead(folder, model)
+    if model.name == "tensorrt":
+        from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
+        from hybridge.runtime.engines.tensorrt.paged.mtp_head import TensorRTMtpHead
+
+        assert isinstance(model, TensorRTPagedEngine)
+        return TensorRTMtpHead(folder, model)
     from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 
     return MtpHeadEngine(folder, threads)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.engine_record import ProfileRecord
+from hybridge.artifact.config import MTP_MODEL_FILE
+from hybridge.artifact.engine_record import (
+    ENGINE_FILE,
+    ENGINES_FOLDER,
+    HEAD_FOLDER,
+    ProfileRecord,
+    read_engine_record,
+)
+from hybridge.inspection.engine import inspect_engine
 from hybridge.trt_plugins.build.build_plan import plan_build
 from hybridge.trt_plugins.build.builder import build_engine
 from hybridge.trt_plugins.build.options import BuildOptions
@@ -48,3 +58,18 @@ def test_engine_is_built_of_native_layers(model_type: str, artifacts: ArtifactCa
     slots = next(binding for binding in record.bindings if binding["name"] == "state_indices")
     assert slots["shape"] == ["rows", 5] and record.row_buckets == [1, 2, 3]
     check_profiles(record.profiles)
+
+
+@pytest.mark.slow
+def test_the_prediction_head_gets_an_engine_beside_the_models(artifacts: ArtifactCache) -> None:
+    made = artifacts.get("nemotron_h", "float32", {"hybrid_override_pattern": "M*-"}, mtp_pattern="*-", layout="paged")
+    record = build_engine(made.folder, NATIVE)
+    folder = made.folder / ENGINES_FOLDER / "rtx-ampere" / HEAD_FOLDER
+    head = read_engine_record(folder / ENGINE_FILE)
+    assert (folder / head.engine).stat().st_size == head.nbytes
+    assert head.model_sha256 == hashlib.sha256((made.folder / MTP_MODEL_FILE).read_bytes()).hexdigest()
+    outputs, inputs = ([b["name"] for b in each.bindings] for each in (record, head))
+    assert "hidden_states" in outputs and {"hidden_rows", "hidden_slots", "own_hidden_states"} <= {*inputs}
+    assert inspect_engine(folder).matches_model and inspect_engine(folder.parent).matches_model
+    record = build_engine(made.folder, replace(NATIVE, mtp=False))
+    assert "hidden_states" not in [b["name"] for b in record.bindings] and not folder.exists()

@@ -8,31 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.runtime.engines.paged import PoolSizes
-from tests.exporter.test_mtp_export import BLOCK, FAMILIES, HIDDEN, PARTS, GivenStates, Reference, arrays_of
+from tests.exporter.test_mtp_export import BLOCK, FAMILIES, HIDDEN, PARTS, Reference, arrays_of
 from tests.support.artifacts import ArtifactCache
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
-from hybridge.runtime.engines.tensorrt_network.paged_engine import NativeNetworkPagedEngine, NetworkPagedEngine
-
-
-class NetworkHead(NetworkPagedEngine):
-    """A head's network with plugins."""
-
-    _config_file, _model_file = MTP_CONFIG_FILE, MTP_MODEL_FILE
-
-
-class NativeNetworkHead(NativeNetworkPagedEngine):
-    """A head's network without plugins."""
-
-    _config_file, _model_file = MTP_CONFIG_FILE, MTP_MODEL_FILE
+from hybridge.runtime.engines.tensorrt_network.mtp_head import HiddenRowInputs, NativeNetworkMtpHead, NetworkMtpHead
+from hybridge.runtime.engines.tensorrt_network.paged_engine import NetworkPagedEngine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [NetworkHead, NativeNetworkHead])
+@pytest.mark.parametrize("engine", [NetworkMtpHead, NativeNetworkMtpHead])
 @pytest.mark.parametrize("case", FAMILIES)
 @torch.no_grad()
 def test_a_head_is_that_of_the_architecture(
@@ -52,9 +40,9 @@ def test_a_head_is_that_of_the_architecture(
         head.fill_pools(0.0)
         logits, after = reference.run(ids, hidden, own)
         for begin, end in PARTS:
-            given = GivenStates(
-                **arrays_of(ids[begin:end], begin, own), hidden_states=hidden[begin:end].float().numpy()
-            )
+            slots = np.arange(begin, end)
+            rows = {"hidden_rows": hidden.float().numpy(), "hidden_slots": slots}
+            given = HiddenRowInputs(**arrays_of(ids[begin:end], begin, own), **rows)
             found = head.step_values(given, (name,))
             np.testing.assert_allclose(found[LOGITS], logits[begin:end].numpy(), rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(found[name], after[begin:end].numpy(), rtol=1e-4, atol=1e-4)

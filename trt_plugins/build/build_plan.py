@@ -6,26 +6,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, RuntimeConfig, read_config
+from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, RuntimeConfig, read_config
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import SettingError
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.path_kind import require_artifact
-from hybridge.trt_plugins.build.head_inputs import with_head_inputs
+from hybridge.artifact.untrusted_file import has_file
 from hybridge.trt_plugins.build.job import BuildJob
 from hybridge.trt_plugins.build.model import MODEL_FILE, ParserModel, parser_model
-from hybridge.trt_plugins.build.options import REPLAY, BuildOptions
+from hybridge.trt_plugins.build.options import REPLAY, SNAPSHOT, BuildOptions
 from hybridge.trt_plugins.build.plugin_choice import choose_plugins
 from hybridge.trt_plugins.build.profiles import Limits, engine_limits, engine_profiles
 from hybridge.trt_plugins.build.target import Target, check_dtype, choose_target, this_machine
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
+from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm, exported_head
 
 PLAN_FILE, TIMING_CACHE_FILE = "model.engine", "timing.cache"
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """``exported``: config.json; ``config``: the same with the slots for draft tokens that the engine's graph has."""
+    """``exported``: what the exported graph has, ``config``: what that of the engine has, which differs by slots for
+    draft tokens and by hidden states."""
 
     artifact: Path
     options: BuildOptions
@@ -36,11 +38,13 @@ class BuildPlan:
     profiles: list[ProfileRecord]
     drafts: DraftSlots | None
     model_file: str = MODEL_FILE
+    hidden: HiddenForm = HiddenForm.NONE
 
     def parser_model(self) -> ParserModel:
         """The graph for TensorRT's parser; errors as in ``model.parser_model``."""
         choose = partial(choose_plugins, options=self.options, target=self.target, profiles=self.profiles)
-        return parser_model(self.artifact, self.exported, self.limits.max_seq_len, choose, self.drafts, self.model_file)
+        limit = self.limits.max_seq_len
+        return parser_model(self.artifact, self.exported, limit, choose, self.drafts, self.model_file, self.hidden)
 
     def fitted(self, model: ParserModel) -> BuildPlan:
         """The plan for ``model``: native layers copy pools in scratch memory, so that theirs have to be small."""
@@ -49,8 +53,11 @@ class BuildPlan:
         rows, drafts = self.limits.max_batch_size, self.options.speculative_tokens
         return replace(self, profiles=engine_profiles(self.config, self.target.preset, self.limits, drafts, rows))
 
-    def job(self, model: ParserModel, folder: Path, previous: Path) -> BuildJob:
-        """The build of ``model`` into the temporary ``folder``; ``previous``: the engine's folder of the last build."""
+    def job(self, model: ParserModel, folder: Path, previous: Path, scratch: Path | None = None) -> BuildJob:
+        """The build of ``model`` into the temporary ``folder``; ``previous``: the engine's folder of the last build.
+
+        scratch: the folder to remove if this process dies, by default ``folder``.
+        """
         preset, level = self.target.preset, self.options.optimization_level
         return BuildJob(
             library=self.target.library,
@@ -68,7 +75,7 @@ class BuildPlan:
             plugins_off=model.plugins.reason,
             alias_states=model.plugins.aliased,
             plugin_version=model.plugins.version,
-            scratch=[str(folder)],
+            scratch=[str(scratch or folder)],
         )
 
 
@@ -82,15 +89,28 @@ def plan_build(
     """
     require_artifact(artifact)
     config = read_config(artifact, config_file)
+    hidden = HiddenForm.SHOWN if builds_head(artifact, config, options) else HiddenForm.NONE
     if config_file == MTP_CONFIG_FILE:
-        config = with_head_inputs(config)
+        config, hidden = exported_head(config), HiddenForm.READ
     target = choose_target(options, this_machine())
     check_dtype(target, config.dtype)
     limits = engine_limits(config, target.preset, options)
     drafts = _draft_slots(config, options)
     stepped = config if drafts is None else replace(config, bindings=drafts.bindings(config.bindings))
+    stepped = hidden.config(stepped)
     profiles = engine_profiles(stepped, target.preset, limits, options.speculative_tokens)
-    return BuildPlan(artifact, options, config, stepped, target, limits, profiles, drafts, model_file)
+    return BuildPlan(artifact, options, config, stepped, target, limits, profiles, drafts, model_file, hidden)
+
+
+def plan_head(artifact: Path, options: BuildOptions) -> BuildPlan:
+    """The build of the artifact's prediction head, which has no recurrent states; as ``plan_build``."""
+    return plan_build(artifact, replace(options, draft_states=SNAPSHOT), MTP_CONFIG_FILE, MTP_MODEL_FILE)
+
+
+def builds_head(artifact: Path, config: RuntimeConfig, options: BuildOptions) -> bool:
+    """Whether the engine of the model is to show hidden states, and one of the artifact's prediction head is built."""
+    requested = options.mtp and options.speculative_tokens > 0 and config.layout == PAGED
+    return requested and has_file(artifact, MTP_CONFIG_FILE)
 
 
 def _draft_slots(config: RuntimeConfig, options: BuildOptions) -> DraftSlots | None:

@@ -26,6 +26,7 @@ from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.plugins.data_types import network_dtype
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, with_replay, with_snapshots
+from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 from hybridge.trt_plugins.rewrites.zero_points import without_zero_points
 from hybridge.trt_plugins.spec import AttributeValue
 from hybridge.trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
@@ -63,11 +64,12 @@ def parser_model(
     choose: Callable[[onnx.ModelProto], PluginChoice] = no_plugins,
     drafts: DraftSlots | None = None,
     file_name: str = MODEL_FILE,
+    hidden: HiddenForm = HiddenForm.NONE,
 ) -> ParserModel:
     """Load ``file_name`` of ``artifact`` with caches of ``max_seq_len`` positions, checked against ``config``.
 
     choose: which nodes become plugins; it may rewrite the model in place. drafts: slots for draft tokens; operators
-    that are replayed have to become plugins.
+    that are replayed have to become plugins. hidden: what the engine does with hidden states.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
     SettingError: a replay without plugins. What ``choose`` raises.
@@ -77,6 +79,7 @@ def parser_model(
     check_stored_weights(artifact, model, file_name)
     check_interface(model, config)
     check_bodies(model)
+    hidden.rewrite(model, config)
     model = without_zero_points(native_attention(model))
     fix_axes(model, {MAX_SEQ: max_seq_len, BLOCK_SIZE: PAGED_BLOCK_SIZE})
     graphs = with_replay(model, drafts.tokens) if drafts is not None and drafts.replays else None

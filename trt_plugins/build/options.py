@@ -90,6 +90,12 @@ class BuildOptions:
         choices=DRAFT_STATES,
         group=_SPECULATION,
     )
+    mtp: bool = setting(
+        True,
+        "Do not build the engine of the artifact's prediction head, which --speculative-tokens builds too.",
+        flag="--no-mtp",
+        group=_SPECULATION,
+    )
     library: str = setting(
         "auto",
         "auto, tensorrt or tensorrt_rtx, which needs no GPU.",

@@ -9,7 +9,7 @@ from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.engine_record import ProfileRecord
 from hybridge.artifact.errors import SettingError
-from hybridge.artifact.paged import MAX_BLOCKS, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
+from hybridge.artifact.paged import MAX_BLOCKS, NUM_HIDDEN, NUM_LOGITS, PAGED, ROW_BOUNDS, ROWS, TOKENS
 from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.build.presets import Preset
 
@@ -18,6 +18,8 @@ PREFILL, DECODE = "prefill", "decode"
 PAGED_BLOCK_SIZE = 16
 # Sequences of full length that a prefix cache has room for, beside those that run.
 CACHED_SEQUENCES = 64
+# Hidden states of one row that a drafter may keep besides those of a step, and the head's own.
+HIDDEN_ROWS_EACH = 40
 _MOST_ELEMENTS = (1 << 31) - 1
 
 
@@ -109,6 +111,8 @@ def _paged_profile(
         # One block more a row: a shared block is copied before it is released.
         NUM_BLOCKS: _pool_range(config, NUM_BLOCKS, most_rows * (row_blocks + 1), cached * row_blocks),
         BLOCK_SIZE: (PAGED_BLOCK_SIZE,) * 3,
+        # Those of a step, and what a drafter keeps of each row.
+        NUM_HIDDEN: (1, most + 1, max(most, few[-1]) + HIDDEN_ROWS_EACH * (most_rows + 8)),
         NUM_SLOTS: _pool_range(config, NUM_SLOTS, most_rows + snapshots, cached),
     }
     sizes = [{axis: bounds[i] for axis, bounds in axes.items()} for i in range(3)]

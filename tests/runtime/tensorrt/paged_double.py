@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord, PluginsRecord
+from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
+from hybridge.artifact.engine_record import (
+    ENGINE_FILE,
+    HEAD_FOLDER,
+    AdvanceRecord,
+    EngineRecord,
+    PluginsRecord,
+    write_engine_record,
+)
 from hybridge.runtime.engines.tensorrt import engine as dense_engine
 from hybridge.runtime.engines.tensorrt import opened_device
 from hybridge.runtime.engines.tensorrt.library import PLUGIN_LAYER, RuntimeLibrary
@@ -24,11 +32,13 @@ from hybridge.trt_plugins.build.advance_engine import (
     advance_profile,
 )
 from hybridge.trt_plugins.build.build_plan import PLAN_FILE
+from hybridge.trt_plugins.build.options import SNAPSHOT
 from hybridge.trt_plugins.build.profiles import row_buckets
 from hybridge.trt_plugins.build.record import engine_bindings
 from hybridge.trt_plugins.build.target import Machine
 from hybridge.trt_plugins.catalog import DOMAIN
 from hybridge.trt_plugins.network.description import PLUGIN
+from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.network_double import network_compute
 from tests.runtime.tensorrt.stand_in import CAPABILITY, StandIn
@@ -47,6 +57,18 @@ class ParsedEngine:
         for part in (self.record, self.record.advance):
             if part is not None:
                 (files / part.engine).write_bytes(_content(part.engine))
+        self.head: ParsedArtifact | None = None
+        self.head_record: EngineRecord | None = None
+        if self.parsed.plan.hidden is HiddenForm.SHOWN:
+            head_options = {**options, "draft_states": SNAPSHOT}
+            self.head = parse_artifact(folder, config_file=MTP_CONFIG_FILE, model_file=MTP_MODEL_FILE, **head_options)
+            digest = sha256((folder / MTP_MODEL_FILE).read_bytes()).hexdigest()
+            content = _content(f"{HEAD_FOLDER}/{PLAN_FILE}")
+            self.head_record = replace(_record(self.head), model_sha256=digest, nbytes=len(content))
+            place = files / HEAD_FOLDER
+            place.mkdir()
+            (place / PLAN_FILE).write_bytes(content)
+            write_engine_record(place / ENGINE_FILE, self.head_record)
 
     @property
     def built(self) -> BuiltEngine:
@@ -112,6 +134,9 @@ def install(
         assert parsed.parsed.advance is not None
         advance = StandIn(trt, record.advance, memory, network_compute(parsed.parsed.advance))
         step.others = (advance,)
+    if parsed.head is not None and parsed.head_record is not None:
+        head = StandIn(trt, parsed.head_record, memory, network_compute(parsed.head.network))
+        step.others = (*step.others, head)
     monkeypatch.setattr(trt, "Runtime", step.runtime)
     return step, advance
 

@@ -36,7 +36,7 @@ class CapturedSizes:
         if not drafts:
             return StepSize(rows, rows, blocks, rows)
         tokens = rows * self._bindings.row_tokens
-        return StepSize(tokens + 1, rows + 1, blocks, tokens)
+        return StepSize(tokens + 1, rows + 1, blocks, rows * self._bindings.row_logits)
 
     def padded_rows(self, rows: int) -> int:
         """The smallest bucket with room for ``rows``."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.feeding_tables import can_feed
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
 from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
@@ -23,6 +22,7 @@ from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, aligned
 from hybridge.runtime.engines.tensorrt.opened_device import open_device
 from hybridge.runtime.engines.tensorrt.paged.advance_engine import AdvanceSteps, advance_profiles
 from hybridge.runtime.engines.tensorrt.paged.draft_rows import DraftRows
+from hybridge.runtime.engines.tensorrt.paged.hidden_rows import DeviceRows
 from hybridge.runtime.engines.tensorrt.paged.loaded_engine import LoadedEngine
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import (
     captured_sizes,
@@ -33,10 +33,9 @@ from hybridge.runtime.engines.tensorrt.paged.memory_plan import (
 from hybridge.runtime.engines.tensorrt.paged.paged_steps import PagedSteps
 from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools, pool_bytes
 from hybridge.runtime.engines.tensorrt.paged.result import DeviceResult
+from hybridge.runtime.engines.tensorrt.paged.shown_states import ShownStates
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, engine_config, step_bindings
-from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
-from hybridge.runtime.engines.tensorrt.paged.step_parts import StepPart, step_parts
-from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
+from hybridge.runtime.engines.tensorrt.paged.step_launcher import StepLauncher
 from hybridge.runtime.engines.tensorrt.plan_check import load_plan
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine, find_engine
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
@@ -52,19 +51,26 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     name: ClassVar[str] = "tensorrt"
 
-    def __init__(self, folder: str | Path, built: BuiltEngine, memory: DeviceMemory, library: RuntimeLibrary) -> None:
-        """Load the engine ``built`` with ``library`` onto the GPU of ``memory``; both then belong to this engine.
+    def __init__(
+        self,
+        folder: str | Path,
+        built: BuiltEngine,
+        memory: DeviceMemory,
+        library: RuntimeLibrary,
+        owns_device: bool = True,
+    ) -> None:
+        """Load the engine ``built`` with ``library`` onto the GPU of ``memory``.
 
+        owns_device: both belong to this engine from now on.
         EngineError: a file is damaged, refused or not what its record says, or there is too little memory.
         """
         self.built = built
-        self._memory = memory
-        # Steps that may still run, in order: at most the last two, where the last was launched ahead.
-        self._pending: list[PendingStep[StepOutput]] = []
+        self.memory, self.library = memory, library
         # Closed in the reverse order: contexts before the engines, the engines before the runtime.
         self._resources = ExitStack()
-        self._resources.callback(memory.close)
-        self._resources.callback(library.close)
+        if owns_device:
+            self._resources.callback(memory.close)
+            self._resources.callback(library.close)
         self._closed = False
         try:
             super().__init__(folder)
@@ -81,7 +87,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         return cls(folder, built, *open_device(built))
 
     def _load(self, library: RuntimeLibrary) -> None:
-        built, owns, memory = self.built, self._resources.callback, self._memory
+        built, owns, memory = self.built, self._resources.callback, self.memory
         record = built.record
         plan: Any = load_plan(library, built)
         self._bindings: StepBindings = step_bindings(self.config, record, engine_tensors(library.trt, plan))
@@ -108,9 +114,10 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
             advance_steps = AdvanceSteps(second, self._bindings, self._steps.stored)
             owns(advance_steps.close)
         self._drafts = DraftRows(self._bindings, advance_steps, snapshot_slots(self._bindings, record))
-        self._markers = [memory.marker() for _ in range(1 + self._bindings.chains)]
-        for marker in self._markers:
-            owns(marker.close)
+        self._shown = ShownStates(memory, self._steps, self._bindings, self.config)
+        owns(self._shown.free)
+        self._launcher = StepLauncher(memory, self._bindings, self._steps, self._drafts, self._shown)
+        owns(self._launcher.close)
         owns(self._free_pools)
         self._specs = tuple(pool.spec for pool in self._bindings.pools)
         self._step_tokens = self._bindings.largest.tokens
@@ -133,7 +140,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
     @property
     def pools(self) -> DevicePools:
         """The pools, with the GPU current in the calling thread; EngineError before ``allocate_pools``."""
-        self._memory.enter()
+        self.memory.enter()
         return super().pools
 
     @property
@@ -156,7 +163,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         self._check_sizes(sizes)
         self._settle()
         self._free_pools()
-        self._pools = DevicePools(self._memory, self._bindings.pools, sizes, self._drafts.snapshots)
+        self._pools = DevicePools(self.memory, self._bindings.pools, sizes, self._drafts.snapshots)
 
     @property
     def runs_ahead(self) -> bool:
@@ -169,6 +176,15 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
     @property
     def chains_steps(self) -> bool:
         return self._bindings.chains
+
+    @property
+    def shows_hidden_states(self) -> bool:
+        return self._shown.exist
+
+    def show_hidden_states(self, reserved: int) -> DeviceRows:
+        self._check_open()
+        self._settle()
+        return self._shown.show(reserved)
 
     @property
     def max_rollback_tokens(self) -> int:
@@ -192,9 +208,8 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     def advance(self, accepted: np.ndarray) -> None:
         self._check_open()
-        self._memory.enter()
-        for pending in self._pending:
-            pending.wait()
+        self.memory.enter()
+        self._launcher.wait()
         self._drafts.advance(accepted)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
@@ -202,38 +217,14 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> DeviceResult:
         self._check(inputs)
-        self._memory.enter()
-        # The pinned inputs and logits of the step before are about to be overwritten.
-        self._finish_pending()
-        self._drafts.forget()
-        *first, last = step_parts(inputs, self._bindings.row_tokens, self._bindings.largest.logits)
-        before = np.empty((len(inputs.logits_indices) if first else 0, self.config.vocab_size), np.float32)
-        for part in first:
-            pending = self._recorded(self._enqueue(part, inputs))
-            before[part.logits] = DeviceResult(pending, before[:0], part.logits).all_logits()
-        index_in_last = {index: own for own, index in enumerate(last.logits.tolist())}
-        here = {index_in_last[index]: how for index, how in samplings.items() if index in index_in_last}
-        output = self._enqueue(last, inputs, here)
-        self._pending.append(self._recorded(output))
-        return DeviceResult(self._pending[-1], before, last.logits, None if first else output.tokens)
+        self.memory.enter()
+        return self._launcher.launch(inputs, self.pools, samplings)
 
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> DeviceResult | None:
         assert isinstance(result, DeviceResult)
-        tokens = result.tokens
-        if tokens is None or not can_feed(feeding.stops):
-            return None
-        assert self._pending and result.is_of(self._pending[-1]), "another step was launched after that of the result"
         self._check(inputs)
-        self._memory.enter()
-        # The pinned inputs of the step before that are about to be overwritten.
-        self._finish_pending(keep=1)
-        output = self._steps.run_next(inputs, self.pools, tokens, feeding)
-        if output is None:
-            return None
-        result.lose_logits()
-        self._pending.append(self._recorded(output))
-        nothing = np.empty((0, self.config.vocab_size), np.float32)
-        return DeviceResult(self._pending[-1], nothing, output.rows, output.tokens)
+        self.memory.enter()
+        return self._launcher.launch_next(result, inputs, self.pools, feeding)
 
     def read_pool(self, name: str) -> np.ndarray:
         return self.pools.read(name)
@@ -246,8 +237,8 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         return self._bindings.num_blocks, self._bindings.num_slots - self._drafts.snapshots
 
     def free_memory(self) -> int | None:
-        self._memory.enter()
-        return max(0, self._memory.free_bytes() - self._drafts.snapshots * self.slot_bytes)
+        self.memory.enter()
+        return max(0, self.memory.free_bytes() - self._drafts.snapshots * self.slot_bytes)
 
     def memory_use(self) -> Mapping[str, int]:
         plan = memory_plan(self.built.record)
@@ -257,6 +248,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
             "inputs and logits of a step": plan.inputs + plan.logits,
             "sampling": plan.sampling,
             "draft tokens": plan.drafts,
+            "hidden states": plan.hidden,
         }
 
     def padded_rows(self, rows: int) -> int:
@@ -270,28 +262,10 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
             return
         self._closed = True
         # A failure of the last step is no reason to keep anything.
-        for end in (self._finish_pending, self._memory.enter, self._memory.synchronize):
+        for end in (self._launcher.finish, self.memory.enter, self.memory.synchronize):
             with suppress(EngineError):
                 end()
         self._resources.close()
-
-    def _enqueue(
-        self, part: StepPart, whole: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING
-    ) -> StepOutput:
-        """Enqueue one part of the step ``whole``; samplings: by index of the part's logits."""
-        pools = self.pools
-        inputs, deferred = self._drafts.inputs(part, pools)
-        output = self._steps.run(inputs, pools, samplings)
-        if deferred is not None:
-            self._drafts.defer(deferred, part, len(whole.seq_lens), output.arrays, pools)
-        return output
-
-    def _recorded(self, output: StepOutput) -> PendingStep[StepOutput]:
-        """The step of ``output``, which ends where the stream ends now; takes the marker of one that is done."""
-        marker = self._markers.pop(0)
-        self._markers.append(marker)
-        marker.record()
-        return PendingStep(marker, lambda: output)
 
     def _check(self, inputs: PackedInputs) -> None:
         self._check_open()
@@ -324,12 +298,7 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
 
     def _settle(self) -> None:
         """Wait for all work, whose results can no longer be read."""
-        self._memory.enter()
+        self.memory.enter()
         self._drafts.forget()
-        self._finish_pending()
-        self._memory.synchronize()
-
-    def _finish_pending(self, keep: int = 0) -> None:
-        """Wait for all steps but the last ``keep``, whose results can no longer be read."""
-        while len(self._pending) > keep:
-            self._pending.pop(0).finish()
+        self._launcher.finish()
+        self.memory.synchronize()

@@ -10,11 +10,13 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.binding_check import AGAIN
 from hybridge.runtime.engines.tensorrt.memory import aligned
 from hybridge.runtime.engines.tensorrt.paged.captured_steps import CapturedSizes
+from hybridge.runtime.engines.tensorrt.paged.hidden_rows import rows_bytes
 from hybridge.runtime.engines.tensorrt.paged.pools import pool_bytes
 from hybridge.runtime.engines.tensorrt.paged.row_feeding import feeding_bytes
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import layout
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, recorded_bindings
 from hybridge.runtime.engines.tensorrt.paged.step_sampling import mapped_bytes, staged_bytes, workspace_bytes
+from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 
 # The plugin that reads only the blocks that a row has.
 _ATTENTION = "paged_attention"
@@ -27,7 +29,8 @@ class MemoryPlan:
     engines: the engine files. activations: shared by all contexts and the sampling kernels. inputs, logits, sampling:
     of one step, and as much pinned host memory. sampled: pinned host memory for
     tokens, sampled or fed. drafts: what a replay stores
-    of a step, or the slots of the states after draft tokens. block: of 16 tokens; slot: the states of a sequence; both
+    of a step, or the slots of the states after draft tokens. hidden: states for a prediction head, without those that a
+    drafter keeps. block: of 16 tokens; slot: the states of a sequence; both
     in all layers and all buffers. rows: pools for all rows at full length.
     largest: the largest pools that the profiles allow. graphs: captured steps, each with a context, and one context
     for other steps; their memory is TensorRT's own and not counted.
@@ -40,6 +43,7 @@ class MemoryPlan:
     sampling: int
     sampled: int
     drafts: int
+    hidden: int
     block: int
     slot: int
     rows: int
@@ -49,7 +53,7 @@ class MemoryPlan:
     @property
     def fixed(self) -> int:
         """All but the pools."""
-        return self.engines + self.activations + self.inputs + self.logits + self.sampling + self.drafts
+        return self.engines + self.activations + self.inputs + self.logits + self.sampling + self.drafts + self.hidden
 
     @property
     def contexts(self) -> int:
@@ -88,6 +92,7 @@ def _plan(record: EngineRecord, bindings: StepBindings) -> MemoryPlan:
         sampling=sum(staged_bytes(count, vocab) for count in sampled),
         sampled=sum(mapped_bytes(count, vocab) for count in sampled) + 2 * feeding * bindings.chains,
         drafts=sum(map(bindings.stored_bytes, bindings.stored)) + snapshots * slot,
+        hidden=_hidden_bytes(bindings),
         block=block,
         slot=slot,
         rows=blocks_of_rows * block + rows * slot,
@@ -111,6 +116,15 @@ def snapshot_slots(bindings: StepBindings, record: EngineRecord) -> int:
     if not bindings.drafts or record.advance is not None:
         return 0
     return record.max_batch_size * bindings.row_tokens
+
+
+def _hidden_bytes(bindings: StepBindings) -> int:
+    if bindings.hidden is HiddenForm.NONE:
+        return 0
+    row, own = bindings.hidden_row_bytes, bindings.largest.logits
+    if bindings.hidden is HiddenForm.READ:
+        return own * row
+    return rows_bytes(0, bindings.most_tokens, own, row)
 
 
 def _graphs(bindings: StepBindings, sizes: CapturedSizes, replays: bool) -> int:

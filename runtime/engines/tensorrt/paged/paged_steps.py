@@ -22,6 +22,7 @@ from hybridge.runtime.engines.tensorrt.paged.loaded_engine import LoadedEngine
 from hybridge.runtime.engines.tensorrt.paged.pools import DevicePools
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
+from hybridge.runtime.engines.tensorrt.paged.step_hidden import StepHidden
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler
@@ -54,6 +55,7 @@ class PagedSteps:
         self._captured: dict[StepKey, tuple[DecodeStep, ShapedArrays]] = {}
         self._turns: list[StepTurn] = []
         self._turn = 0
+        self._hidden = StepHidden()
         memory, self._owned = loaded.memory, ExitStack()
         try:
             for chained in (False, True) if bindings.chains else (False,):
@@ -77,6 +79,11 @@ class PagedSteps:
         """The captured steps and their inputs."""
         return self._captured
 
+    def use_hidden(self, hidden: StepHidden) -> None:
+        """Bind all later steps to ``hidden``; no step may be pending."""
+        self.forget()
+        self._hidden = hidden
+
     def run(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> StepOutput:
         """Enqueue a step that fits a profile; all others must be done. samplings: as in ``PagedEngine.launch``."""
         self._turn = 0
@@ -96,8 +103,7 @@ class PagedSteps:
         self._bind(self._mixed, arrays, pools)
         self._around(arrays, sampler, None, self._mixed.enqueue)
         pools.advance()
-        of_rows = np.array_equal(inputs.logits_indices, inputs.query_start_loc[1:] - 1)
-        return StepOutput(arrays, np.arange(count), self._logits, sampler, of_rows)
+        return StepOutput(arrays, np.arange(count), self._logits, sampler, _ends_rows(inputs))
 
     def run_next(
         self, inputs: PackedInputs, pools: DevicePools, tokens: ChosenTokens, feeding: Feeding
@@ -142,7 +148,7 @@ class PagedSteps:
         arrays.fill(self._fed(inputs, every_row))
         step.run()
         pools.advance()
-        return StepOutput(arrays, rows, self._logits, sampler, of_rows=every_row)
+        return StepOutput(arrays, rows, self._logits, sampler, every_row or _ends_rows(inputs))
 
     def _step(self, key: StepKey, pools: DevicePools, sampler: StepSampler | None) -> tuple[DecodeStep, ShapedArrays]:
         if key not in self._captured:
@@ -167,13 +173,15 @@ class PagedSteps:
         if feed is not None:
             feed()
         enqueue()
+        self._hidden.after(arrays.size.logits)
         if sampler is not None:
             sampler.enqueue(self._logits.address)
 
     def _bind(self, context: BoundContext, arrays: ShapedArrays, pools: DevicePools) -> None:
         addresses = {**arrays.addresses, **pools.addresses(), self._bindings.logits.name: self._logits.address}
         addresses |= {name: allocation.address for name, allocation in self.stored.items()}
-        context.bind(addresses, {**arrays.shapes, **pools.shapes})
+        addresses |= self._hidden.addresses
+        context.bind(addresses, {**arrays.shapes, **pools.shapes, **self._hidden.shapes})
 
     def _fed(self, inputs: PackedInputs, every_row: bool = False) -> dict[str, np.ndarray]:
         """The arrays of ``inputs`` by input name. every_row: each row's token has logits."""
@@ -184,3 +192,8 @@ class PagedSteps:
         if every_row:
             fed[LOGITS_INDICES] = np.arange(len(inputs.seq_lens), dtype=np.int32)
         return fed
+
+
+def _ends_rows(inputs: PackedInputs) -> bool:
+    """Whether the logits are those of each row's last token."""
+    return np.array_equal(inputs.logits_indices, inputs.query_start_loc[1:] - 1)

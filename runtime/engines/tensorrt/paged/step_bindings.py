@@ -23,6 +23,7 @@ from hybridge.runtime.engines.tensorrt.engine_tensors import EngineTensor
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
 from hybridge.trt_plugins.build.profiles import DECODE, PAGED_BLOCK_SIZE, PREFILL
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
+from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm, exported_head
 
 FIXED = {BLOCK_SIZE: PAGED_BLOCK_SIZE}
 # How the outputs begin that a replay needs.
@@ -36,7 +37,7 @@ class StepBindings:
     graph: its inputs and outputs, those of config.json with the slots for draft tokens. stored: outputs that the
     advance engine reads. profiles: index by name. largest: the largest step of rows of any lengths. row_tokens: tokens
     of a row, its own and the draft tokens, in a captured step. buckets: numbers of rows of captured steps, ascending.
-    num_blocks, num_slots: of the largest pools.
+    num_blocks, num_slots: of the largest pools. num_hidden: rows of hidden states that a head may read.
     """
 
     graph: GraphBindings
@@ -49,12 +50,24 @@ class StepBindings:
     buckets: tuple[int, ...]
     num_blocks: int
     num_slots: int
+    num_hidden: int
     vocab_size: int
 
     @property
     def inputs(self) -> tuple[Binding, ...]:
-        """The inputs of a step that are not pools."""
-        return tuple(binding for binding in self.graph.inputs if not binding.is_state)
+        """The inputs of a step that the host gives."""
+        return tuple(b for b in self.graph.inputs if not b.is_state and b.name != names.HIDDEN_ROWS)
+
+    @property
+    def hidden(self) -> HiddenForm:
+        """What the engine does with hidden states."""
+        return _hidden_form(self.graph)
+
+    @property
+    def hidden_row_bytes(self) -> int:
+        """Bytes of the hidden states of a token, in an engine that has them."""
+        found = next(b for b in self.graph.outputs if b.name in (names.HIDDEN_STATES, names.OWN_HIDDEN_STATES))
+        return int(found.shape[-1]) * found.dtype.itemsize
 
     @property
     def drafts(self) -> bool:
@@ -78,10 +91,15 @@ class StepBindings:
         return StepSize(rows, rows, self.largest.blocks, rows)
 
     @property
+    def row_logits(self) -> int:
+        """Logits of a row in a captured step: of all its tokens, or in a head of the last one."""
+        return 1 if self.hidden is HiddenForm.READ else self.row_tokens
+
+    @property
     def draft_size(self) -> StepSize:
         """The largest captured step of rows with draft tokens; its last row is padding."""
         rows = self.buckets[-1]
-        return StepSize(rows * self.row_tokens + 1, rows + 1, self.largest.blocks, rows * self.row_tokens)
+        return StepSize(rows * self.row_tokens + 1, rows + 1, self.largest.blocks, rows * self.row_logits)
 
     @property
     def largest_sizes(self) -> tuple[StepSize, ...]:
@@ -91,7 +109,12 @@ class StepBindings:
     @property
     def sampled_rows(self) -> tuple[int, ...]:
         """Numbers of rows of logits of captured steps, ascending: sampling kernels are made for these."""
-        return tuple(sorted({*self.buckets, *(rows * self.row_tokens for rows in self.buckets)}))
+        return tuple(sorted({*self.buckets, *(rows * self.row_logits for rows in self.buckets)}))
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest step, padding included."""
+        return max(size.tokens for size in self.largest_sizes)
 
     def stored_bytes(self, binding: Binding) -> int:
         """Bytes of one stored output in the largest step."""
@@ -101,11 +124,13 @@ class StepBindings:
 def step_bindings(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[str, EngineTensor]) -> StepBindings:
     """The bindings of the engine with ``tensors``; EngineError naming the first disagreement between the three."""
     drafts = record.speculative_tokens if config.recurrent_layers else 0
+    recorded = recorded_bindings(record)
+    config = exported_head(config) if recorded.hidden is HiddenForm.READ else config
     graph = config.bindings
     if drafts:
         graph = DraftSlots(drafts, record.advance is not None).bindings(graph)
+    graph = recorded.hidden.config(replace(config, bindings=graph)).bindings
     declared = {binding.name for binding in (*graph.inputs, *graph.outputs)}
-    recorded = recorded_bindings(record)
     stored = tuple(b for b in recorded.graph.outputs if b.name not in declared) if record.advance is not None else ()
     check_bindings(graph.inputs, (*graph.outputs, *stored), FIXED, record, tensors)
     checked_profiles((PREFILL, DECODE), record, tensors)
@@ -137,6 +162,7 @@ def recorded_bindings(record: EngineRecord) -> StepBindings:
             buckets=_buckets(record),
             num_blocks=_most(states, NUM_BLOCKS, prefill),
             num_slots=_most(states, NUM_SLOTS, prefill),
+            num_hidden=_most_hidden(prefill),
             vocab_size=int(logits.shape[-1]),
         )
     except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
@@ -152,6 +178,18 @@ def engine_config(config: RuntimeConfig, record: EngineRecord) -> RuntimeConfig:
             f"artifact has, found {rows} of {positions}: {AGAIN}"
         )
     return replace(config, max_batch_size=rows, max_seq_len=positions)
+
+
+def _hidden_form(graph: GraphBindings) -> HiddenForm:
+    if any(binding.name == names.HIDDEN_ROWS for binding in graph.inputs):
+        return HiddenForm.READ
+    shows = any(binding.name == names.HIDDEN_STATES for binding in graph.outputs)
+    return HiddenForm.SHOWN if shows else HiddenForm.NONE
+
+
+def _most_hidden(prefill: ProfileRecord) -> int:
+    """Rows of hidden states that a step may read; 0 in an engine that reads none."""
+    return int(prefill.shapes[names.HIDDEN_ROWS][-1][0]) if names.HIDDEN_ROWS in prefill.shapes else 0
 
 
 def _largest(prefill: ProfileRecord) -> StepSize:

@@ -19,11 +19,12 @@ from hybridge.runtime.engines.paged import PackedInputs
 class StepPart:
     """``inputs``: the part as a step of its own. rows: indices of its rows in the whole step.
 
-    logits: indices, among the logits of the whole step, of those of the part.
+    tokens, logits: indices of its tokens in the whole step, and of its logits among those of the whole step.
     """
 
     inputs: PackedInputs
     rows: np.ndarray
+    tokens: np.ndarray
     logits: np.ndarray
 
 
@@ -36,7 +37,8 @@ def step_parts(inputs: PackedInputs, row_tokens: int, most_logits: int) -> list[
     short = counts <= row_tokens
     defers = inputs.deferred is not None and bool(inputs.deferred.any())
     if len(inputs.logits_indices) <= most_logits and (short.all() or not defers):
-        return [StepPart(inputs, np.arange(len(counts)), np.arange(len(inputs.logits_indices)))]
+        every = (np.arange(n) for n in (len(counts), len(inputs.input_ids), len(inputs.logits_indices)))
+        return [StepPart(inputs, *every)]
     last = short if defers or short.all() else np.zeros(len(counts), bool)
     parts = [_part(inputs, *piece) for piece in _pieces(inputs, np.flatnonzero(~last), most_logits)]
     if last.any():
@@ -93,4 +95,4 @@ def _part(inputs: PackedInputs, rows: np.ndarray, begins: np.ndarray, ends: np.n
         logits_indices=index[inputs.logits_indices[logits]],
         deferred=None if inputs.deferred is None else inputs.deferred[rows],
     )
-    return StepPart(part, rows, logits)
+    return StepPart(part, rows, tokens, logits)
