@@ -16,8 +16,8 @@ from hybridge.artifact.config import ATTENTION_LAYER_TYPES, RECURRENT_LAYER_TYPE
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
+from hybridge.runtime.engines.capacity import capacity_for
 from hybridge.runtime.engines.dense import DenseEngine, StateBuffer
-from hybridge.runtime.engines.dense_as_paged.batch_rows import capacity_for
 
 
 @dataclass(frozen=True)

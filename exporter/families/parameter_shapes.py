@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from hybridge.exporter.families.attention_config import AttentionConfig, LatentAttentionConfig
 from hybridge.exporter.families.decoder_config import BodyConfig
-from hybridge.exporter.families.latent_parameters import latent_attention_shapes
 from hybridge.exporter.families.mamba1_config import Mamba1Config, mamba1_shapes
 from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.recurrent_config import (
@@ -25,7 +24,7 @@ def body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
     if isinstance(body, AttentionConfig):
         yield from _attention_shapes(body, hidden)
     elif isinstance(body, LatentAttentionConfig):
-        yield from latent_attention_shapes(body, hidden)
+        yield from _latent_attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
     elif isinstance(body, Mamba1Config):
@@ -70,6 +69,22 @@ def _attention_shapes(a: AttentionConfig, hidden: int) -> Iterator[tuple[str, tu
     if a.qk_norm:
         yield "q_norm.weight", (width if a.qk_norm_joint else a.head_dim,)
         yield "k_norm.weight", (kv_width if a.qk_norm_joint else a.head_dim,)
+
+
+def _latent_attention_shapes(a: LatentAttentionConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    queries = a.num_heads * a.query_size
+    if a.query_rank is None:
+        yield "q_proj.weight", (queries, hidden)
+    else:
+        yield from _linear("q_a_proj", a.query_rank, hidden, a.bias)
+        yield "q_a_layernorm.weight", (a.query_rank,)
+        yield "q_b_proj.weight", (queries, a.query_rank)
+    yield from _linear("kv_a_proj_with_mqa", a.head_dim, hidden, a.bias)
+    yield "kv_a_layernorm.weight", (a.rank,)
+    yield "kv_b_proj.weight", (a.num_heads * (a.key_size + a.value_size), a.rank)
+    if a.head_gate:
+        yield "g_proj.weight", (a.num_heads, hidden)
+    yield from _linear("o_proj", hidden, a.num_heads * a.value_size, a.bias)
 
 
 def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

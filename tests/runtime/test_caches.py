@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-import hybridge.runtime.engines.dense_as_paged.batch_rows as batch_rows
+import hybridge.runtime.engines.capacity as capacity
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.caches import HybridCacheManager, KVCacheManager, MambaCacheManager
 from hybridge.runtime.engines.dense import StepInputs
@@ -43,7 +43,7 @@ def test_routes_lead_to_the_states_of_each_layer() -> None:
 
 
 def test_rows_that_move_continue_with_exactly_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_rows, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(capacity, "FIRST_CAPACITY", 4)
     engine = ToyEngine(toy_config(HYBRID))
     cache = HybridCacheManager(engine, 4, tokens=3)
     feed(engine, cache, {0: [1, 2, 3], 1: [9], 2: [4, 4], 3: [8]})

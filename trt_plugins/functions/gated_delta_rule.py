@@ -121,7 +121,7 @@ class _Layout:
     def of(cls, body: Body, q: str, v: str, time: str, size: int) -> _Layout:
         """Chunks of at most ``size`` tokens."""
         # Both grow with t, so that an engine bounds each by its value at the longest t.
-        count, length = _ceil_div(body, time, body.constant([size])), body.op("Min", time, body.constant([size]))
+        count, length = body.ceil_div(time, body.constant([size])), body.op("Min", time, body.constant([size]))
         missing = body.op("Sub", body.op("Mul", count, length), time)
         rows, key_heads = body.size(q, 0), body.size(q, 2)
         ratio = body.op("Div", body.size(v, 2), key_heads)
@@ -142,11 +142,6 @@ class _Layout:
         o = body.op("Transpose", o, perm=[1, 0, 4, 2, 3, 5])
         o = body.reshape(o, self.rows, body.constant([-1]), body.size(v, 2, 4))
         return body.slice(o, 1, body.constant([0]), self.time)
-
-
-def _ceil_div(body: Body, dividend: str, divisor: str) -> str:
-    rounded = body.op("Sub", body.op("Add", dividend, divisor), body.constant([1]))
-    return body.op("Div", rounded, divisor)
 
 
 class _Chunk:

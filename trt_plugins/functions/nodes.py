@@ -98,6 +98,10 @@ class Nodes:
         """tensor[start:end] along ``axis``; the bounds are int64 tensors of one element."""
         return self.op("Slice", tensor, start, end, self.constant([axis]))
 
+    def ceil_div(self, dividend: str, divisor: str) -> str:
+        """The integer quotient, rounded up."""
+        return self.op("Div", self.op("Sub", self.op("Add", dividend, divisor), self.constant([1])), divisor)
+
     def range(self, count: str) -> str:
         """0..count-1, ``count`` an int64 tensor of one element."""
         return self.op("Range", self.constant(0), self.op("Squeeze", count), self.constant(1))

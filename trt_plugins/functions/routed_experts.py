@@ -102,14 +102,14 @@ class _Blocks:
         routes, experts = body.size(ids, 0), body.size("up_weight", 0)
         # Both grow with s, so that an engine bounds each by its value at the most tokens. Up to e routes make blocks
         # of one place; more routes make blocks of s / e places, of which each expert has at most one unfilled.
-        length = _ceil_div(body, routes, experts)
+        length = body.ceil_div(routes, experts)
         count = body.op("Min", routes, body.op("Mul", experts, body.constant([2])))
         hits = body.op("Cast", body.op("Equal", body.unsqueeze(ids, 1), body.range(experts)), to=FLOAT)  # [s, e]
         # How many routes before each have its expert; float32 is exact up to 2^24 of them.
         earlier = body.op("Mul", body.op("CumSum", hits, body.constant(0), exclusive=1), hits)
         earlier = body.op("Cast", body.op("ReduceSum", earlier, body.constant([1]), keepdims=0), to=INT64)
         routes_of = body.op("Cast", body.op("ReduceSum", hits, body.constant([0]), keepdims=0), to=INT64)
-        blocks_of = _ceil_div(body, routes_of, length)
+        blocks_of = body.ceil_div(routes_of, length)
         end = body.op("CumSum", blocks_of, body.constant(0))
         passed = body.op("Cast", body.op("GreaterOrEqual", body.unsqueeze(body.range(count), 1), end), to=INT64)
         expert = body.op("ReduceSum", passed, body.constant([1]), keepdims=0)
@@ -121,8 +121,3 @@ class _Blocks:
         empty = body.op("Expand", body.constant(0), body.concat(count, length))
         token = body.op("ScatterND", empty, place, body.op("Div", body.range(routes), top_k))
         return cls(body.op("Min", expert, last), token, place)
-
-
-def _ceil_div(body: Body, dividend: str, divisor: str) -> str:
-    rounded = body.op("Sub", body.op("Add", dividend, divisor), body.constant([1]))
-    return body.op("Div", rounded, divisor)

@@ -114,7 +114,7 @@ def _chunks(body: Body, time: str, x: str, B_valid: str, *, log_decay: str, xdt:
     chunk_size = body.constant([int(body.signature.attribute("chunk_size"))])
     # Both grow with t, so that an engine bounds each by its value at the longest t; a quotient such as t / count has
     # no such bound, and TensorRT would reserve memory for count * t tokens.
-    count, length = _ceil_div(body, time, chunk_size), body.op("Min", time, chunk_size)
+    count, length = body.ceil_div(time, chunk_size), body.op("Min", time, chunk_size)
     missing = body.op("Sub", body.op("Mul", count, length), time)
     pads = body.concat(body.constant([0]), missing)
     rows, groups, head_dim, state_size = body.size(x, 0), body.size(C, 2), body.size(x, 3), body.size(C, 3)
@@ -134,11 +134,6 @@ def _chunks(body: Body, time: str, x: str, B_valid: str, *, log_decay: str, xdt:
         heads=body.concat(rows, groups, body.op("Div", body.size(x, 2), groups)),
         state=body.concat(head_dim, state_size),
     )
-
-
-def _ceil_div(body: Body, dividend: str, divisor: str) -> str:
-    rounded = body.op("Sub", body.op("Add", dividend, divisor), body.constant([1]))
-    return body.op("Div", rounded, divisor)
 
 
 def _scan(body: Body, chunks: _Chunks, state: str) -> tuple[str, str]:

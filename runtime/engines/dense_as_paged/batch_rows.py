@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hybridge.artifact.bindings import MAX_SEQ
+from hybridge.runtime.engines.capacity import capacity_for
 from hybridge.runtime.engines.dense import DenseEngine, StateSet
 from hybridge.runtime.engines.dense_as_paged.contents import Arrays, Content, Contents
 
 # KV caches start with room for this many tokens and double when they are full: a decode step then costs what the
-# tokens present cost (at most twice), and all growth together copies no more than the last size.
-FIRST_CAPACITY = 256
 
 
 @dataclass(frozen=True)
@@ -255,11 +254,3 @@ class BatchRows:
             part.occupants = occupants
         self._used = [self._used[row] for row in remaining] + [0] * (count - len(remaining))
         self._states = new
-
-
-def capacity_for(tokens: int, limit: int) -> int:
-    """The cache size to allocate for ``tokens`` tokens: FIRST_CAPACITY doubled until it fits, at most ``limit``."""
-    capacity = FIRST_CAPACITY
-    while capacity < tokens:
-        capacity *= 2
-    return min(capacity, limit)

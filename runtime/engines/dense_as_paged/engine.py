@@ -73,7 +73,6 @@ class DenseAsPaged(PagedEngine):
         self._has_states = any(not spec.grows for spec in dense.state_specs)
         self._sizes = PoolSizes(0, dense.max_seq_len, 0)
         self._decoding: _Decoding | None = None
-        self._in_use: tuple[Callable[[int], bool], Callable[[int], bool]] | None = None
         self.allocate_pools(self._sizes)
 
     def block_size(self, preferred: int) -> int:

@@ -17,17 +17,6 @@ from hybridge.runtime.engines.torch.state_memory import StateMemory
 from hybridge.runtime.engines.torch.step_buffers import StepBuffers
 from hybridge.runtime.engines.torch.step_memory import memory_for
 
-# Attention reads the positions of a bucket, the smallest of these (doubled as often as needed) that holds the rows.
-_FIRST_BUCKET = 256
-
-
-def bucket_of(tokens: int, capacity: int) -> int:
-    """Positions of the caches that a step reads when no row holds more than ``tokens`` after it."""
-    bucket = _FIRST_BUCKET
-    while bucket < tokens:
-        bucket *= 2
-    return min(bucket, capacity)
-
 
 class DecodeStep:
     """The decode step of one state memory up to one bucket of positions.

@@ -11,9 +11,10 @@ import torch
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
+from hybridge.runtime.engines.capacity import capacity_for
 from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs, read_dense_config
 from hybridge.runtime.engines.step_check import check_step
-from hybridge.runtime.engines.torch.decode_step import DecodeStep, bucket_of
+from hybridge.runtime.engines.torch.decode_step import DecodeStep
 from hybridge.runtime.engines.torch.decoder import TorchDecoder
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase
@@ -98,7 +99,7 @@ class TorchEngine(DenseEngine):
         """The decode step for rows that hold at most ``tokens`` after it."""
         self._check_open()
         memory = states.memory
-        bucket = bucket_of(tokens, memory.max_seq) if self.config.kv_layers else memory.max_seq
+        bucket = capacity_for(tokens, memory.max_seq) if self.config.kv_layers else memory.max_seq
         bound: DecodeStep | None = memory.bound.get(bucket)
         if bound is None:
             # Holds the tensors alone, as memory that held what holds it would outlive its last user.

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-import hybridge.runtime.engines.dense_as_paged.batch_rows
+import hybridge.runtime.engines.capacity
 from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
 from hybridge.runtime.engines.paged import HostCopy, PoolSizes
 from tests.runtime.packed_steps import Row, packed_step
@@ -23,7 +23,7 @@ class DenseAsPagedMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._patch = pytest.MonkeyPatch()
-        self._patch.setattr(hybridge.runtime.engines.dense_as_paged.batch_rows, "FIRST_CAPACITY", 4)
+        self._patch.setattr(hybridge.runtime.engines.capacity, "FIRST_CAPACITY", 4)
         self.sequences: list[Row] = []
         self.swapped: list[tuple[HostCopy, list[int]]] = []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hybridge.runtime.engines.dense_as_paged.batch_rows as batch_rows
+import hybridge.runtime.engines.capacity as capacity
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
@@ -45,7 +45,7 @@ def test_any_mix_of_requests_equals_each_alone(
     eos = tuple(range(0, VOCAB, 9))
     llm = toy_llm(folder, layers, 96, max_batch, eos, all_logits, max_step_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_rows, "FIRST_CAPACITY", 4)
+        patch.setattr(capacity, "FIRST_CAPACITY", 4)
         generations = llm.generate(prompts, [SamplingParams(max_new_tokens=n) for n in counts])
     for prompt, count, generation in zip(prompts, counts, generations, strict=True):
         assert generation.token_ids == greedy(llm, prompt, count)
@@ -82,7 +82,7 @@ def test_the_batch_shrinks_as_rows_finish(folder: Path) -> None:
 
 
 def test_the_cache_grows_with_the_tokens_present(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_rows, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(capacity, "FIRST_CAPACITY", 8)
     llm = toy_llm(folder)
     capacities: list[int] = []
     step = engine_of(llm).step

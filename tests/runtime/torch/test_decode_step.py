@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from hybridge.runtime.engines.torch.decode_step import bucket_of
+from hybridge.runtime.engines.capacity import capacity_for
 from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.test_engine import engine_of
@@ -23,7 +23,7 @@ from tests.runtime.torch.test_engine import engine_of
     [(1, 4096, 256), (256, 4096, 256), (257, 4096, 512), (2049, 4096, 4096), (300, 400, 400), (7, 16, 16)],
 )
 def test_a_bucket_holds_the_tokens_and_fits_the_cache(tokens: int, capacity: int, bucket: int) -> None:
-    assert bucket_of(tokens, capacity) == bucket
+    assert capacity_for(tokens, capacity) == bucket
 
 
 class RefusingGraph:
