@@ -18,7 +18,7 @@ from hybridge.runtime.serving.open import as_paged
 
 # Tokens of a block, where the engine leaves the choice.
 _BLOCK_SIZE = 16
-# Scans work in chunks: steps of a multiple of this many tokens a row waste none.
+# Scans work in chunks: steps of a multiple of this many tokens per row waste none.
 _ALIGNMENT = 64
 
 

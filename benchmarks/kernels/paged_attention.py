@@ -1,6 +1,6 @@
 """Cases of ``paged_attention``: 32 query heads, 8 KV heads of 128, blocks of 16 tokens in random order.
 
-Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. Steps of one token a row are
+Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. Steps of one token per row are
 compared with kernels measured elsewhere; prompts with torch's attention over contiguous tensors in the same process.
 """
 

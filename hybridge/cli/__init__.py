@@ -1,1 +1,1 @@
-"""The command line: one file a command. Everything heavy is imported when a command runs."""
+"""The command line: one file per command. Everything heavy is imported when a command runs."""

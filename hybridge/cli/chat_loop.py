@@ -1,4 +1,4 @@
-"""The chat loop of hybridge run: one line a turn, until the user leaves."""
+"""The chat loop of hybridge run: one line per turn, until the user leaves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELP = (
 
 
 class StopRequest:
-    """Ctrl-C as a wish to stop: noted while an answer is computed, KeyboardInterrupt elsewhere and at a second time."""
+    """Ctrl-C: recorded while an answer is computed, else (and the second time) raised as KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.noted = False
@@ -46,7 +46,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """The block computes an answer and looks at ``noted``."""
+        """For a block that computes an answer and checks ``noted``."""
         self.noted, self._waits = False, True
         try:
             yield
@@ -62,8 +62,8 @@ class StopRequest:
 def chat_loop(llm: LLM, conversation: Conversation, sampling: SamplingParams, terminal: Terminal) -> None:
     """Read lines from the terminal and stream the answers until /exit or Ctrl-D.
 
-    A line that cannot be answered is explained, and the loop goes on. Ctrl-C at the prompt drops the line; a second one
-    while an answer is computed leaves the program.
+    A line that cannot be answered is explained, and the loop continues. Ctrl-C at the prompt drops the line; a second
+    one while an answer is computed leaves the program.
     """
     mode = "chat template" if conversation.uses_template else "no chat template: the model continues what you type"
     terminal.remark(f"[{llm.engine.name}, {mode}; /help shows the commands, Ctrl-D leaves]")
@@ -90,7 +90,7 @@ def _line(terminal: Terminal) -> str | None:
     """The next line; None when the user leaves."""
     while True:
         try:
-            # The interpreter's own standard output, for only there does input edit lines. See main for where it goes.
+            # input edits lines only on the interpreter's own standard output, which main redirects.
             with contextlib.redirect_stdout(sys.__stdout__):
                 return input(PROMPT)
         except EOFError:

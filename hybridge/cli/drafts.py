@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hybridge.runtime.serving.settings import ServingSettings
     from hybridge.runtime.speculation import SpeculationMetrics
 
-# Drafts that are no folder.
+# Values of --draft that are not folders.
 NAMES = ("ngram", "mtp")
-# Draft tokens of a step where the command does not say how many.
+# Default number of draft tokens per step.
 TOKENS = 4
 
 
@@ -84,5 +84,5 @@ def draft_summary(metrics: SpeculationMetrics) -> str:
         return "[drafts: none proposed]"
     return (
         f"[drafts: {metrics.acceptance:.0%} of {metrics.proposed} draft tokens accepted, "
-        f"{metrics.tokens_per_row:.2f} tokens a step]"
+        f"{metrics.tokens_per_row:.2f} tokens per step]"
     )

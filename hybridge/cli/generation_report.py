@@ -27,7 +27,7 @@ def generation_summary(generation: Generation, engine: str) -> str:
 
 
 def interruption_summary(times: Sequence[float], engine: str) -> str:
-    """The same of an answer that was interrupted; ``times``: when each token came, in seconds from the call."""
+    """As ``generation_summary``, after an interruption; ``times``: when each token came, in seconds from the call."""
     span = times[-1] - times[0]
     speed = f", {(len(times) - 1) / span:.1f} tokens/s" if span > 0 else ""
     return f"[{engine}: {_counted(len(times), 'new token')}, first after {seconds_text(times[0])}{speed}, interrupted]"

@@ -12,7 +12,7 @@ from hybridge.cli.parser import Argument, Command, Switch
 from hybridge.cli.terminal import Terminal
 from hybridge.cli.text import printable
 
-# Damaged files of which an error names each.
+# An error names up to this many damaged files.
 MOST_NAMED = 3
 
 
@@ -30,7 +30,7 @@ def _run(path: Path, check: bool, onnx_check: bool, as_json: bool, quiet: bool) 
         terminal.show(*tables_of(inspection))
         terminal.notes(getattr(inspection, "notes", ()))
         terminal.document(inspection.to_json())
-    # Shown all the same: what is left tells what is missing.
+    # Show the rest anyway: it tells what is missing.
     damage = inspection.damage if isinstance(inspection, ArtifactInspection) else ()
     if not damage:
         return 0

@@ -6,10 +6,10 @@ import signal
 import time
 from types import FrameType
 
-# Repeated signals are held off for this many seconds, so that a second Ctrl-C does not interrupt the cleanup.
+# Repeated signals are ignored for this many seconds, so that a second Ctrl-C does not interrupt the cleanup.
 PATIENCE_SECONDS = 3.0
-# During an import a signal is held back, and looked at again after so many seconds: compiled modules (torch) crash
-# when an exception ends them half way.
+# During an import a signal is deferred by this many seconds: compiled modules (torch) crash when an exception ends
+# them half way.
 _IMPORT_SECONDS = 0.05
 _IMPORT_FILE = "<frozen importlib._bootstrap>"
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")

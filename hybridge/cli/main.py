@@ -100,8 +100,8 @@ def main() -> NoReturn:
 def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = None) -> int:
     """Run one command line, without the program's name; returns the exit code and prints the error if there is one.
 
-    Without any argument that is the help, with the exit code of a usage error. After one of ``signals`` any error is
-    the interruption: a library that a signal meets while it is imported says that it is damaged.
+    Without any argument that is the help, with the exit code of a usage error. After one of ``signals`` any error
+    counts as the interruption: a library whose import was interrupted reports that it is damaged.
     """
     try:
         code = _invoke(list(arguments) or ["--help"])

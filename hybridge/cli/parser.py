@@ -22,7 +22,7 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Value(click.ParamType):
-    """A value that ``parse`` makes of a text; ValueError of it becomes a usage error that names what is expected."""
+    """A value that ``parse`` reads from a text; its ValueError becomes a usage error that names what is expected."""
 
     name = "value"
 
@@ -87,7 +87,7 @@ class Option(click.Option):
 
 
 class Switch(click.Option):
-    """An option without a value: ``given`` where it is on the command line, else ``not_given``."""
+    """An option without a value: ``given`` if it is on the command line, else ``not_given``."""
 
     def __init__(
         self, *names: str, help: str, group: str = OPTIONS, given: bool = True, not_given: bool | None = False
@@ -165,7 +165,7 @@ class Command(click.Command):
 
 
 def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
-    """Two columns, of which the second is wrapped between words: onnxruntime-portable is one."""
+    """Two columns; the second is wrapped at spaces only, not at hyphens as in onnxruntime-portable."""
     start = formatter.current_indent + max(len(name) for name, _ in rows) + 2
     for name, text in rows:
         lines = wrap(text, formatter.width - start, break_on_hyphens=False, break_long_words=False)

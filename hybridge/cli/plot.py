@@ -15,7 +15,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: Path) -> None:
-    """Find out before anything is measured whether ``path`` can be drawn.
+    """Check that the chart can be written to ``path``, before anything is measured.
 
     OutputError: the format or the folder is wrong. HybridgeError: matplotlib is not installed.
     """

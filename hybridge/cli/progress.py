@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar on a terminal, one line a stage elsewhere."""
+"""Progress on standard error: a bar on a terminal, one line per stage elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LineProgress:
 
 
 class BarProgress:
-    """One bar a stage; a stage that is over leaves its line with the time it took, all vanish at the end."""
+    """One bar per stage; a finished stage shows its time, and all bars vanish at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -18,7 +18,7 @@ _ANSWER_BYTES = 64 * 2**20
 
 
 class ServerError(HybridgeError):
-    """The server cannot be reached, refused a request, or gave an answer of another form. status: HTTP's, or 0."""
+    """The server cannot be reached, refused a request, or returned something unexpected. status: HTTP's, or 0."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -138,6 +138,6 @@ def _answer(choice: Mapping[str, Any], cached: int | None) -> Answer:
 
 
 def _gap(top: Mapping[str, float] | None) -> float:
-    """Between the two most likely tokens; infinite where fewer are reported."""
+    """The log-probability gap of the two most likely tokens; infinite if fewer are reported."""
     values = sorted((top or {}).values(), reverse=True)
     return values[0] - values[1] if len(values) > 1 else float("inf")

@@ -14,7 +14,7 @@ EQUAL, TIE, DIFFERENT, FAILED = "equal", "tie", "different", "failed"
 class Finding:
     """The verdict on one request. position: the first token (character, if there are no tokens) that differs.
 
-    gap: there, in the expected answer, between the log-probabilities of the two most likely tokens.
+    gap: the log-probability gap of the two most likely tokens there, in the expected answer.
     """
 
     scenario: str

@@ -14,7 +14,7 @@ from hybridge.conformance.scenarios import Scenarios
 
 
 def run_conformance(url: str, key: str | None, options: ConformanceOptions, progress: Progress) -> ConformanceReport:
-    """Run all scenarios against the server at ``url``; ServerError when it cannot be reached or takes no prompt."""
+    """Run all scenarios against the server at ``url``; ServerError when it cannot be reached or accepts no prompt."""
     client = CompletionsClient(url, options.model, key, options.max_tokens, options.timeout)
     source = PromptSource(secrets.token_hex(4), options.seed, options.longest)
     scenarios = Scenarios(client, source, options)

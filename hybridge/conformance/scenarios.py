@@ -49,7 +49,7 @@ class Scenarios:
         return [size for size in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if size <= self._options.batch]
 
     def _usable(self, prompts: Iterator[str]) -> list[str]:
-        """The prompts that the server takes, at least one; long ones may exceed its limit."""
+        """The prompts that the server accepts, at least one; long ones may exceed its limit."""
         usable: list[str] = []
         refused: ServerError | None = None
         for prompt in prompts:

@@ -28,8 +28,8 @@ _TINY = {"num_hidden_layers": 2, "intermediate_size": 88, "max_position_embeddin
 class FamilyDraft:
     """text: the family's file. rows: file -> what to add to it.
 
-    open_fields: field -> its kind and default, of fields that the draft does not read. open_tensors: those that the
-    draft lacks, has in another shape, or has and the model lacks. error: why the draft does not read
+    open_fields: field -> its kind and default, of fields that the draft does not read. open_tensors: tensors that
+    only the draft or only the model has, or whose shapes differ. error: why the draft does not read
     the defaults of its own config, or "".
     """
 
@@ -122,7 +122,7 @@ def _differences(decoder: DecoderConfig, model: ModelTensors) -> list[str]:
 
 
 def _in_first_layer(name: str) -> bool:
-    """Or outside of the layers."""
+    """Whether a tensor belongs to the first layer, or to none."""
     return ".layers." not in name or ".layers.0." in name
 
 

@@ -20,7 +20,7 @@ from hybridge.quantization.scheme import MatrixContext, Scheme
 _EXPONENTS = tuple(float(each) for each in np.linspace(0.05, 1, 20))
 # Rows of each matrix that the error of its products is computed for, and about the most weights of them.
 _ROWS, _SAMPLE = 256, 1 << 20
-# Magnitudes below this part of the largest one count as this.
+# Smaller magnitudes count as this part of the largest one.
 _LEAST = 1e-4
 
 

@@ -42,7 +42,7 @@ class Calibration:
         linear = self.torch.nn.Linear
         self._layers = {name: module for name, module in self._modules.items() if type(module) is linear}
         self._walk: LayerWalk | None = None
-        self._next = 0  # the decoder layer that the walk computes next
+        self._next = 0  # the next decoder layer of the walk
 
     def layers_of(self, modules: Iterable[str]) -> dict[str, Any]:
         """Module to linear layer, for those ``modules`` that have one."""
@@ -61,7 +61,7 @@ class Calibration:
 
     def products(self, index: int | None, modules: Iterable[str]) -> InputProducts:
         """The products of the inputs of ``modules``, those that exist in transformers, of the decoder layer ``index``,
-        or of the head (None). Layers are asked for in their order; those left out are only computed.
+        or of the head (None). Layers are requested in order; skipped ones are only computed.
         """
         self._walk = self._walk or LayerWalk(self._model, self.windows)
         names = [module for module in modules if _without_prefix(module) in self._modules]

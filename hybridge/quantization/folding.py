@@ -39,6 +39,6 @@ def folded(group: ScalableInput, scales: np.ndarray) -> dict[str, TensorScale]:
 
 
 def merged(scales: dict[str, TensorScale], more: dict[str, TensorScale]) -> dict[str, TensorScale]:
-    """Both: a matrix may produce an input, and read another one."""
+    """Both scales together: a matrix may produce one input and read another."""
     both = {name: scales[name].with_scale(more[name]) for name in scales.keys() & more.keys()}
     return scales | more | both

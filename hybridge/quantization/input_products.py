@@ -70,11 +70,11 @@ class InputProducts:
     def __init__(self, modules: Mapping[str, Any]) -> None:
         self._modules = modules
         self._found: dict[str, Products] = {}
-        self._inputs: list[tuple[Any, Products]] = []  # of the present window
+        self._inputs: list[tuple[Any, Products]] = []  # of the current window
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[None]:
-        """Within it, what the modules are called with is added."""
+        """While it is open, the inputs of the modules are added."""
         hooks = [module.register_forward_pre_hook(partial(self._add, name)) for name, module in self._modules.items()]
         try:
             yield
@@ -84,7 +84,7 @@ class InputProducts:
             self._inputs.clear()
 
     def next_window(self) -> None:
-        """Forget the inputs by which modules with the same input are known."""
+        """Forget the inputs by which modules with a common input are recognised."""
         self._inputs.clear()
 
     @property

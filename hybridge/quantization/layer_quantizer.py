@@ -24,7 +24,7 @@ from hybridge.quantization.units import Unit
 class LayerQuantizer:
     """Quantises ``tensors`` into files with the tensors ``placed``, by ``roles``.
 
-    scale: the type of scales. inputs: those that awq may scale. calibration: None for methods that need none.
+    scale: the type of scales. inputs: the ones that awq may scale. calibration: None for methods that need none.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class LayerWalk:
             self._record()
 
     def run(self, index: int, after_window: Callable[[], None] | None = None) -> None:
-        """Replace the hidden states by those behind the layer ``index``, the next one; calls ``after_window``."""
+        """Replace the hidden states by the outputs of layer ``index``, the next one; calls ``after_window``."""
         layer = self._model.base.layers[index]
         arguments, named = self._calls[index]
         with self._model.failures("run"), self._model.torch.no_grad():
@@ -47,7 +47,7 @@ class LayerWalk:
                 yield self._without_layers(window, [hidden])[0]
 
     def _record(self) -> None:
-        """Find the first hidden states, and what each layer is called with beside them."""
+        """Find the first hidden states, and the other arguments of each layer."""
         layers = self._model.base.layers
         recorder = _recorder(self._model.torch, layers[0], None)
         self._run_base(self._windows[0], [recorder])

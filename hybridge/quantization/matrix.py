@@ -13,7 +13,7 @@ from hybridge.exporter.rounding.blocks import BLOCK, in_threads, row_blocks
 from hybridge.quantization.scaled import ScaledTensor
 from hybridge.quantization.scheme import MatrixContext, Scheme
 
-# Where columns are rounded one after another, each takes as long for many rows as for few.
+# Methods that round column by column take as long for few rows as for many.
 _BLOCK_IN_TURN = 1 << 22
 
 

@@ -105,7 +105,7 @@ def _divergences(
     work: WorkFolder,
     progress: Progress,
 ) -> dict[str, float | None]:
-    """Group to its divergence as ``_measured`` finds it; those that ``work`` has are not measured again."""
+    """The divergence of each group by ``_measured``; those that ``work`` has are not measured again."""
     steps = {group.name: f"sensitivity of {group.name}" for group in groups}
     reused = sum(work.result(step) is not None for step in steps.values())
     stage = f"measure sensitivities ({reused} are reused)" if reused else "measure sensitivities"

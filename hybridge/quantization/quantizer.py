@@ -1,4 +1,4 @@
-"""``hybridge quantize``: a checkpoint in, a smaller checkpoint out, or an error and nothing written."""
+"""``hybridge quantize``: writes a smaller checkpoint, or raises an error and writes nothing."""
 
 from __future__ import annotations
 

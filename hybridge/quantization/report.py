@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """Bytes of all weights before and after, and what became of each quantised matrix."""
+    """Bytes of all weights before and after, and the scheme and error of each quantised matrix."""
 
     out: str
     format: str

@@ -1,4 +1,4 @@
-"""One run of ``hybridge quantize``: its steps, each of which is done once however often the run is resumed."""
+"""The steps of ``hybridge quantize``. A resumed run does not repeat finished steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WINDOWS = "calibration windows"
 
 @dataclass(frozen=True)
 class QuantizeRun:
-    """A checkpoint and what becomes of it. inputs: those that awq may scale; scale: the type of scales."""
+    """A run over one checkpoint. inputs: the ones that awq may scale; scale: the type of scales."""
 
     source: Checkpoint
     roles: Roles

@@ -1,4 +1,4 @@
-"""A digest of all that the result of a quantisation depends on."""
+"""A digest of everything that the result of a quantisation depends on."""
 
 from __future__ import annotations
 

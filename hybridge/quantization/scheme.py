@@ -17,8 +17,8 @@ Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Rows of a weight. parts: of each tensor that has rows, by what follows the module's name; products: what they
-    mean, [rows, columns] float32.
+    """Rows of a weight. parts: rows of each stored tensor, by its name after the module's; products: the rounded
+    values, [rows, columns] float32.
     """
 
     parts: Mapping[str, np.ndarray]
@@ -59,7 +59,7 @@ class Scheme(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """For reports."""
+        """The name in reports."""
 
     @abstractmethod
     def layout(self, rows: int, columns: int, scale: DType) -> Layout:

@@ -35,7 +35,7 @@ class IntegerScheme(Scheme):
 
     @property
     def name(self) -> str:
-        return f"int{self.bits}, {'a scale a row' if self.group is None else f'groups of {self.group}'}"
+        return f"int{self.bits}, {'a scale per row' if self.group is None else f'groups of {self.group}'}"
 
     def layout(self, rows: int, columns: int, scale: DType) -> Layout:
         return {
@@ -60,13 +60,13 @@ class IntegerScheme(Scheme):
 
 @dataclass(frozen=True)
 class Fp8Scheme(Scheme):
-    """e4m3 with one scale a row."""
+    """e4m3 with one scale per row."""
 
     format: ClassVar[str] = "float-quantized"
 
     @property
     def name(self) -> str:
-        return "fp8, a scale a row"
+        return "fp8, a scale per row"
 
     def layout(self, rows: int, columns: int, scale: DType) -> Layout:
         return {"weight": (DType.FLOAT8E4M3FN, (rows, columns)), "weight_scale": (scale, (rows, 1))}

@@ -1,4 +1,4 @@
-"""How far a model's predictions move when a single group of its matrices is quantised."""
+"""The change of a model's predictions when a single group of its matrices is quantised."""
 
 from __future__ import annotations
 

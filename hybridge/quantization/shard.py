@@ -1,4 +1,4 @@
-"""Files of weights, each written from one of the checkpoint."""
+"""Weight files, each written from a file of the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rounding of GPTQ in torch, for GPUs: the same steps as those of exporter.rounding.rounding in numpy."""
+"""GPTQ's rounding in torch, for GPUs: the same steps as exporter.rounding.rounding in numpy."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class WorkFolder:
         return self._steps.get(step)
 
     def finish(self, step: str, result: Any) -> None:
-        """``step`` is finished; ``result``, not None, is written as JSON."""
+        """Record that ``step`` is finished; ``result``, not None, is written as JSON."""
         self._steps[step] = result
         with (self.folder / _JOURNAL).open("ab") as file:
             file.write(_line(step, result))
@@ -42,16 +42,16 @@ class WorkFolder:
             os.fsync(file.fileno())
 
     def forget(self, steps: list[str]) -> None:
-        """``steps`` are not finished any more."""
+        """Mark ``steps`` as unfinished."""
         self._steps = {step: result for step, result in self._steps.items() if step not in steps}
         _write_journal(self.folder, self._steps)
 
 
 @contextlib.contextmanager
 def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
-    """The work folder of ``out``, whose parent exists. ``resume``: go on with the steps of a run that was killed.
+    """The work folder of ``out``, whose parent exists. ``resume``: continue a run that was killed.
 
-    It is removed at the end, also by an error, but not by Ctrl-C. ``digest`` is of all that the results depend on.
+    It is removed at the end, also by an error, but not by Ctrl-C. ``digest`` covers all that the results depend on.
     SettingError: to resume, but that run had another digest. OutputError: another run uses the folder.
     """
     folder = out.parent / f".{out.name}.hybridge-quantize"

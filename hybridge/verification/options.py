@@ -62,7 +62,7 @@ class VerifyOptions:
     prompt_lengths: None for lengths that cross the model's chunks and sliding windows (``lengths.default_lengths``).
     tolerance: largest relative error; None is that of ``default_tolerance``.
     engine: what runs the artifact; "auto" runs it twice, with the engine that generates and exactly as it was exported.
-    speculative_tokens: also check steps with that many draft tokens a row, on engines that can roll them back.
+    speculative_tokens: also check steps with that many draft tokens per row, on engines that can roll them back.
     draft_states: how these take the states back; "auto" is the engine's choice.
     float32: a "tensorrt-network" computes 16-bit tensors in float32 instead of rounding each to its declared type.
     """

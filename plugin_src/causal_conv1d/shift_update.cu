@@ -1,4 +1,4 @@
-// One token a row: shift the state by one column and apply the filter to it.
+// One token per row: shift the state by one column and apply the filter to it.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels: KERNEL * CHANNELS elements of state are
 // one 16-byte access where KERNEL is a power of two); SILU; THREADS.

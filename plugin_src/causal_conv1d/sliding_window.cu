@@ -1,4 +1,4 @@
-// Many tokens a row: every thread slides the filter along the tokens of its channels, with the window in registers.
+// Many tokens per row: every thread slides the filter along the tokens of its channels, with the window in registers.
 //
 // Macros: DATA_T; KERNEL (taps); CHANNELS (a thread's neighbouring channels); STEP (tokens loaded before the first of
 // them is used); SILU; THREADS. Grid: x covers the channels, y the tokens in runs of block_tokens, z the rows.

@@ -48,7 +48,7 @@ struct Access {
 
     __device__ __forceinline__ void load(const T* from) { word = *reinterpret_cast<const Word*>(from); }
     __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Word*>(to) = word; }
-    // Memory that is touched once a step: the first to leave the caches.
+    // Memory that is touched once per step: the first to leave the caches.
     __device__ __forceinline__ void load_streamed(const T* from) { word = __ldcs(reinterpret_cast<const Word*>(from)); }
     __device__ __forceinline__ void store_streamed(T* to) const { __stcs(reinterpret_cast<Word*>(to), word); }
 

@@ -1,4 +1,4 @@
-// One token a row and a state of 16 bits: a block owns all rows of a slice of columns of one head's state, a warp 32 rows.
+// One token per row and a state of 16 bits: a block owns all rows of a slice of columns of one head's state, a warp 32 rows.
 //
 // As in decode_slices.cu, u = beta (v - d k' S), o = d q' S + (q' k') u and S_new = d S + k' u need k S and q S of the state
 // before the update. Both are one product of tensor cores, of the state's transpose with the columns k and q; its operands

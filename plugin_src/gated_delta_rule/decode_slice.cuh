@@ -48,7 +48,7 @@ struct Place {
 };
 
 #if MANY && !SPECULATIVE
-// One access of a row of the state as floats: a 16-bit state is rounded once a call, when it is stored.
+// One access of a row of the state as floats: a 16-bit state is rounded once per call, when it is stored.
 struct StateRow {
     float values[ACCESS];
 

@@ -1,4 +1,4 @@
-// First kernel of chunked prefill with one decay a key channel: what a chunk's tokens are to each other, for every chunk at
+// First kernel of chunked prefill with one decay per key channel: what a chunk's tokens are to each other, for every chunk at
 // the same time.
 //
 // With e_t the decays of token t and D(j, i) = e_{j+1} ... e_i (a product for each channel), for tokens j before i:

@@ -93,7 +93,7 @@ struct PreparedChunk {
     float unused[3];
 };
 
-// The same with one decay a key channel. Keys and queries are of length 1, and have the decays in them: those from the start of
+// The same with one decay per key channel. Keys and queries are of length 1, and have the decays in them: those from the start of
 // the chunk on, and of `write` those to its end. The state is kept at INNER_SHARE of its size too.
 template <typename T, int TILE_ELEMENTS, int KEYS>
 struct PreparedChannels {

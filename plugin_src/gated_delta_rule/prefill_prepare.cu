@@ -171,7 +171,7 @@ __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill&
     Pairs pairs;
     multiply_pairs(pairs, shared, p.scale);
     for (int i = 0; i < p.values_per_key; ++i) {
-        // Four heads at a time, one a warp.
+        // Four heads at a time, one per warp.
         const bool first_of_four = i % WARPS == 0;
         if (first_of_four && i + warp < p.values_per_key) inputs.add_up(shared.heads[warp]);
         __syncthreads();

@@ -4,7 +4,7 @@
 // next one without leaving their registers. Row r of a warp's 16 is column column_of(r): a thread then has four neighbours
 // of v and o of one token, once pairs of tokens are turned into pairs of columns.
 //
-// Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE, ALIGNED, CHANNEL_DECAY (one decay a key channel, else one a head).
+// Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE, ALIGNED, CHANNEL_DECAY (one decay per key channel, else one per head).
 #pragma once
 
 #include "common/mma.cuh"
@@ -247,7 +247,7 @@ struct StateColumns {
         found = fmaxf(found, __shfl_xor_sync(~0u, found, 1));
         return fmaxf(found, __shfl_xor_sync(~0u, found, 2));
     }
-    // state = total * state + k^T @ written. total: of the head, or one a key channel.
+    // state = total * state + k^T @ written. total: of the head, or one per key channel.
     __device__ __forceinline__ void write(const TokenSums& written, const Key* k, const float* total) {
         const int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll

@@ -1,6 +1,6 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights by bulk copies (sm_90 and up).
 //
-// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours.
+// One block per multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours.
 // The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers while
 // the pass lasts, or for good where there is one phase. Its piece of 8 weight rows is a stage: 8 bulk copies of up to
 // 2 * INPUTS bytes, a request size that reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES

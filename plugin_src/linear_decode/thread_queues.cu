@@ -1,8 +1,8 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights by 16-byte copies (sm_80 on).
 //
-// One block a multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours;
+// One block per multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours;
 // its warps share out the inputs, 32 at a step. Every thread has its own queue in shared memory, STAGES deep: it
-// copies 16 bytes of GROUPS rows a step, STAGES - 1 steps ahead and across passes, and reads back what it copied
+// copies 16 bytes of GROUPS rows per step, STAGES - 1 steps ahead and across passes, and reads back what it copied
 // itself. So the stream waits for no other thread, and it starts before the kernels ahead have finished: weights are
 // constant.
 //

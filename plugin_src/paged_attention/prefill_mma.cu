@@ -242,7 +242,7 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
         }
         weigh_scores(s, rows, p, work, range, block * TILE_KEYS, factor);
         if constexpr (sizeof(DATA_T) == 4) {
-            static_assert(sizeof(DATA_T) != 4 || ROW_TILES == 1, "float data has 16 rows a warp");
+            static_assert(sizeof(DATA_T) != 4 || ROW_TILES == 1, "float data has 16 rows per warp");
             multiply_values_apart(rows, s, values);
         } else {
             multiply_values(rows, s, values);

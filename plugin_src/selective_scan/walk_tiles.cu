@@ -1,4 +1,4 @@
-// Many tokens a row: a block walks through TILE tokens at a time of its channels. Their inputs come through shared memory,
+// Many tokens per row: a block walks through TILE tokens at a time of its channels. Their inputs come through shared memory,
 // where each time step is computed once for all lanes; those of the next tile are loaded while the block computes.
 //
 // Macros: those of channel_state.cuh; THREADS; TILE. Grid: x covers the channels of a group, y the groups, z the rows. A

@@ -16,7 +16,7 @@ struct ChunkDecay {
     float unused[3];
 };
 
-// The time steps of a chunk before the bias, two tokens a lane; past the chunk's end nothing is valid.
+// The time steps of a chunk before the bias, two tokens per lane; past the chunk's end nothing is valid.
 template <typename T>
 struct RawSteps {
     T value[2];

@@ -8,7 +8,7 @@ from hybridge.runtime.chat_output.events import Event, ToolCallArguments, ToolCa
 
 
 class CallWriter:
-    """One call at a time. ``count``: the calls that have started."""
+    """Writes one call at a time. ``count``: the calls that have started."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit

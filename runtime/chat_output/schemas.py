@@ -21,7 +21,7 @@ def parameter_types(schemas: Schemas, function: str, parameter: str) -> frozense
 
 
 def is_string(types: frozenset[str]) -> bool:
-    """Whether any value is a string; so it is for parameters without a declared type."""
+    """Whether every value counts as a string, as for parameters without a declared type."""
     return types <= {_STRING}
 
 

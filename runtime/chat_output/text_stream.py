@@ -30,7 +30,7 @@ class TextStream:
         return self._text[self._at :]
 
     def push(self, text: str) -> None:
-        """More text has arrived."""
+        """Add text that has arrived."""
         self._text, self._at = self._text[self._at :] + text, 0
 
     def take(self, length: int) -> str:
@@ -42,7 +42,7 @@ class TextStream:
         return taken
 
     def record(self) -> None:
-        """Keep what is read from here on, for ``recorded``."""
+        """Begin to record the text that is read, for ``recorded``."""
         self._recorded = []
 
     def recorded(self) -> str:

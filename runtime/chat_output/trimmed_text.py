@@ -24,7 +24,7 @@ class TrimmedText:
         self._leading = sys.maxsize if self._limit is None else self._limit
 
     def push(self, text: str) -> None:
-        """More text."""
+        """Add text."""
         while self._leading and text.startswith("\n"):
             text, self._leading = text[1:], self._leading - 1
         if not text:

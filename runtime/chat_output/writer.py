@@ -8,7 +8,7 @@ from hybridge.runtime.chat_output.trimmed_text import TrimmedText
 
 
 class AnswerWriter:
-    """``content`` and ``reasoning`` take text, ``calls`` tool calls. in_reasoning: of the current text."""
+    """``content`` and ``reasoning`` take text, ``calls`` tool calls. in_reasoning: the text is reasoning."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []

@@ -1,1 +1,1 @@
-"""From requests to tokens on a paged engine: plans are executed, logits sampled, pieces handed out."""
+"""Serves requests on a paged engine: executes plans, samples logits, returns pieces."""

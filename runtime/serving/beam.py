@@ -32,8 +32,8 @@ class BeamGroup(Group):
     """``beam_width`` beams that advance together: each step keeps the best continuations of all of them.
 
     A beam waits, with nothing to feed, until all beams have their logits; one that was preempted in between is computed
-    again with the same result. An end token moves a continuation among the finished ones, and the search stops when
-    these are as many as beams, or at max_new_tokens.
+    again with the same result. A continuation with an end token is finished; the search stops when as many
+    are finished as there are beams, or at max_new_tokens.
     """
 
     def __init__(self, submitted: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
@@ -68,7 +68,7 @@ class BeamGroup(Group):
         return self._pieces() if self.finished else []
 
     def _advance(self) -> None:
-        """Keep the best continuations: finished ones separately, the others as the beams of the next step."""
+        """Keep the best continuations: finished ones apart, the others as the beams of the next step."""
         beams = list(self._beams)
         new_tokens = len(beams[0].tokens) - len(self._submitted.request.prompt_ids) + 1
         continuations = [

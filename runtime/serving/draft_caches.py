@@ -44,7 +44,7 @@ class DraftCaches:
         self._has_kv = needs.kv
 
     def find(self, id_: int) -> DraftedSequence | None:
-        """The caches of the sequence ``id_``, None without any."""
+        """The caches of the sequence ``id_``; None if it has none."""
         return self._sequences.get(id_)
 
     def room(self, id_: int, length: int, protected: Container[int]) -> DraftedSequence | None:
@@ -72,7 +72,7 @@ class DraftCaches:
         return found
 
     def forget(self, id_: int) -> None:
-        """Release what the sequence has; unknown ids are ignored."""
+        """Release the caches of a sequence; unknown ids are ignored."""
         found = self._sequences.pop(id_, None)
         if found is not None:
             self._release(found)

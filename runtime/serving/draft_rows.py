@@ -27,9 +27,9 @@ class DraftedSequence:
     origin: int = 0
 
     def rewind(self, tokens: Sequence[int]) -> None:
-        """Go back, or on, to the last state that has consumed only the sequence's own ``tokens``.
+        """Move to the last state that has consumed only the sequence's own ``tokens``.
 
-        At least the last of them is left to consume, because its logits are needed.
+        At least the last of them remains to be consumed, because its logits are needed.
         """
         most = min(len(self.drafted), len(tokens) - 1 - self.length)
         right = next((i for i in range(most) if self.drafted[i] != tokens[self.length + i]), most)
@@ -41,7 +41,7 @@ class DraftedSequence:
 
 @dataclass(frozen=True)
 class DraftRow:
-    """Tokens to consume behind the first ``start`` of a sequence, in ``slot`` (-1 where the model has no states)."""
+    """Tokens to consume after the first ``start`` of a sequence, in ``slot`` (-1 where the model has no states)."""
 
     sequence: DraftedSequence
     tokens: Sequence[int]

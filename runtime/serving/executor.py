@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 class StepExecutor:
-    """Does what a plan says, in its order; knows nothing of requests."""
+    """Executes plans; knows nothing of requests."""
 
     def __init__(
         self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler, runner: StepRunner | None = None
@@ -53,7 +53,7 @@ class StepExecutor:
         try:
             self._copy_states(plan.taken_slots, engine.pack_slots)
         except BaseException:
-            # The step has no reader now, but the next one must not begin before its end.
+            # Nothing reads this step, but the next one must not begin before its end.
             with suppress(Exception):
                 result.best_tokens()
             raise
@@ -86,14 +86,14 @@ class StepExecutor:
     def advance(self, plan: StepPlan, accepted: Mapping[int, int]) -> None:
         """Advance the states that the step deferred, by each row's own token and its ``accepted`` draft tokens.
 
-        Whatever the engine raises passes through, as in ``launch``.
+        Exceptions of the engine propagate, as in ``launch``.
         """
         if self._manager.needs.state and accepted:
             counts = [1 + accepted[row.sequence] if row.draft_tokens else 0 for row in plan.rows]
             self._engine.advance(np.array(counts, np.int32))
 
     def _copy_states(self, pairs: Sequence[Pair], recode: Callable[[Sequence[int], Sequence[int]], None]) -> None:
-        """Between slots of rows and of the prefix cache: by ``recode`` where the cache packs its states."""
+        """Copy states between slots of rows and of the prefix cache, by ``recode`` if the cache packs its states."""
         if self._manager.packs_states and pairs:
             recode(*zip(*pairs, strict=True))
         else:
@@ -107,7 +107,7 @@ class StepExecutor:
         sequence = self._scheduler.sequences.get(swap.sequence)
         if sequence is None:
             return  # cancelled since the plan was made
-        # Without a copy, because host memory is short, the scheduler lets the sequence be computed again.
+        # Without a copy (host memory is short), the scheduler computes the sequence again.
         with suppress(EngineError):
             sequence.host_copy = self._engine.swap_out(swap.blocks, swap.slots)
 

@@ -16,7 +16,7 @@ from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.speculation import Draw
 from hybridge.runtime.text import Tokenizer
 
-# Makes a piece of a token that has been chosen, once, before the next one is.
+# Makes the piece of a chosen token; called once, before the next token is chosen.
 MakePiece = Callable[[], Piece]
 
 
@@ -37,7 +37,7 @@ class GroupContext:
 class Group(ABC):
     """The sequences of one request.
 
-    finished: whether the last of them has ended. takes_best: whether the most likely token is all that it asks of
+    finished: whether the last of them has ended. takes_best: whether it needs only the most likely token of the
     logits.
     """
 
@@ -60,7 +60,7 @@ class Group(ABC):
         return sampler.sample_draft_token if sampler is not None and sampler.is_random else None
 
     def next_stops(self, sequence: ScheduledSequence) -> frozenset[int] | None:
-        """The tokens that end ``sequence``, each if it comes next; None where more decides how it goes on."""
+        """The tokens that end ``sequence`` if they come next; None if anything else may end it."""
         return None
 
     def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:
@@ -80,7 +80,7 @@ class Group(ABC):
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> list[MakePiece]:
-        """Go on from the ``logits`` [vocab] after the last token of ``sequence``; what makes the pieces of it.
+        """Choose a token by the ``logits`` [vocab] after the last token of ``sequence``; returns what makes its pieces.
 
         ``best``: the most likely token, None when the logits are not finite; then EngineError. Where the group
         ``takes_best`` and there is one, ``logits`` may be anything. ``draft_token``: see ``Sampler.sample``.
@@ -145,7 +145,7 @@ class SamplingGroup(Group):
         return self._chosen(sequence, answer)
 
     def _chosen(self, sequence: ScheduledSequence, answer: GeneratedSequence) -> MakePiece:
-        """Go on from the token that the answer of ``sequence`` has chosen, or end it."""
+        """Append the token chosen for the answer of ``sequence``, or end it."""
         if answer.finished:
             answer.cached_tokens = sequence.cached_tokens or 0
             answer.hidden = None if self.pooling is None else self.pooling.result

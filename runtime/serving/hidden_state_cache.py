@@ -47,11 +47,11 @@ class HiddenStateCache:
         return iter(tuple(self._known))
 
     def of(self, sequence: int) -> HiddenStates | None:
-        """The hidden states of a sequence; None if there are none."""
+        """The hidden states of a sequence; None if it has none."""
         return self._known.get(sequence)
 
     def put(self, sequence: int, start: int, tokens: Sequence[int], place: int, draft_tokens: int) -> None:
-        """The last step computed ``tokens`` of the positions from ``start`` on, the first of them at ``place``.
+        """Add ``tokens`` that the last step computed, from position ``start`` on, the first of them at index ``place``.
 
         The last ``draft_tokens`` may be rejected. Positions computed again replace the old ones; positions before a gap
         are dropped.

@@ -19,7 +19,7 @@ from hybridge.runtime.text import Tokenizer
 class LiveRequests:
     """A request lives from ``add`` until its last sequence has ended; ``take`` returns its new output.
 
-    Tokens are chosen at once, the pieces that tell of them are made later, by ``make_pieces``.
+    Tokens are chosen at once; their pieces are made later, by ``make_pieces``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LiveRequests:
 
     @property
     def has_pending_output(self) -> bool:
-        """Whether ``take`` has something to give, or will have once the pieces are made."""
+        """Whether ``take`` has output, or will have once the pieces are made."""
         return bool(self._outputs or self._unmade)
 
     def add(self, submitted: ServingRequest, started: float) -> int:
@@ -83,7 +83,7 @@ class LiveRequests:
         return found
 
     def next_stops(self, sampling: Iterable[ScheduledSequence]) -> list[frozenset[int]] | None:
-        """The tokens that end each sequence of ``sampling`` if they come next; None where more decides for one."""
+        """The tokens that end each sequence of ``sampling`` if they come next; None if anything else may end one."""
         found = []
         for sequence in sampling:
             known = self.of(sequence)
@@ -113,7 +113,7 @@ class LiveRequests:
                 others.append((sequence, index))
                 continue
             try:
-                # Not a list from outside the loop: an error makes the pieces so far, and begins another list.
+                # Looked up in each iteration: an error makes the pieces so far and begins another list.
                 self._unmade.append((id_, group.accept(sequence, NO_LOGITS, token)))
             except Exception as error:
                 self._broken(id_, error)
@@ -231,7 +231,7 @@ class LiveRequests:
             self._outputs.append(Output(id_, error=error))
 
     def died(self, sequences: Sequence[ScheduledSequence], error: EngineError) -> None:
-        """End the requests of ``sequences``, from which the scheduler has taken everything, with ``error``."""
+        """End the requests of ``sequences``, whose memory the scheduler has released, with ``error``."""
         requests = self.ids_of(sequences)
         for sequence in sequences:
             self._forget(sequence)
@@ -264,10 +264,10 @@ class LiveRequests:
 
 
 def engine_error(error: BaseException, what: str) -> EngineError:
-    """The error as it is if it is one of an engine, else ``what`` with its type and message."""
+    """``error`` itself if it is an EngineError, else one that says ``what``, with its type and message."""
     return error if isinstance(error, EngineError) else EngineError(f"{what}: {described(error)}")
 
 
 def choice_error(error: Exception) -> DrawError:
-    """The error of a request whose next token could not be chosen: as it is where the request is at fault."""
+    """The error of a request whose next token could not be chosen; unchanged if the request is at fault."""
     return error if isinstance(error, RequestError) else engine_error(error, "the next token could not be chosen")

@@ -32,14 +32,14 @@ _Continuation = tuple[StepInFlight, StepPlan, Feeding]
 
 
 class ServingLoop:
-    """Owns the pools of ``engine``, which nothing else may step. Not for use from several threads at once.
+    """Owns the pools of ``engine``, which nothing else may step. Not thread-safe.
 
     Call ``step`` as long as it is ``busy``. ``pools`` reports memory use, ``steps`` the number of steps run,
     ``last_plan`` the plan of the last step and ``last_times`` its times.
 
     With an engine that runs ahead, a step is in progress whenever ``step`` returns, so that the device works while the
-    output of the previous step is made and read. ``settle`` waits for it. If the engine also chains steps, a step of
-    the same rows is launched before the tokens of the one before it have been read.
+    output of the previous step is prepared and read. ``settle`` waits for it. If the engine also chains steps, a step
+    of the same rows is launched before the tokens of the one before it have been read.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ServingLoop:
         if self._in_flight is None:
             self._launch(arrivals)
         if arrivals is not None and self._continuation() is not None:
-            # What arrives during a chained step waits for the one after it.
+            # Requests that arrive during a chained step wait for the one after it.
             arrivals()
             arrivals = None
         try:
@@ -188,7 +188,7 @@ class ServingLoop:
             self._speculator.record_time(plan, seconds)
 
     def _continuation(self) -> _Continuation | None:
-        """The step after the one in progress, if that has the same rows whatever tokens these get now."""
+        """The step after the one in progress, if its rows do not depend on the tokens that are sampled now."""
         in_flight = self._in_flight
         if not self._chains_steps or in_flight is None or in_flight.result is None:
             return None
@@ -219,7 +219,7 @@ class ServingLoop:
         return None if result is None else NextStep(plan, result, feeding)
 
     def _follow(self, in_flight: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
-        """``next_step`` is in progress: it feeds the tokens ``fed``, except those that end their sequences."""
+        """Make ``next_step`` the step in progress. It feeds ``fed``, except tokens that end their sequences."""
         rows = zip(in_flight.sampling, fed, next_step.feeding.stops, strict=False)
         ended = {sequence.id for sequence, token, stops in rows if token < 0 or token in stops}
         plan = self.scheduler.follow(next_step.plan, ended)
@@ -284,4 +284,4 @@ class ServingLoop:
 
 
 def _noop(*sequences: int) -> None:
-    """For loops without speculation, where no drafter follows the sequences."""
+    """For loops without speculation, where no drafter tracks the sequences."""

@@ -42,7 +42,7 @@ class LoopMemory:
 
 
 def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingShape) -> LoopMemory:
-    """Pools in ``engine``, in place of those that it had. EngineError when they cannot hold one sequence."""
+    """Replace the pools of ``engine``. EngineError when they cannot hold one sequence."""
     needs = CacheNeeds.of_model(engine.config)
     cache = settings.cache(engine.pools_grow)
     cached = cache.kind == RADIX
@@ -87,7 +87,7 @@ def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingSh
 
 
 def _warn_of_few_states(pools: PoolReport, shape: ServingShape, budget: int) -> None:
-    """``budget``: bytes that ``pools`` were made in."""
+    """``budget``: the bytes given for ``pools``."""
     sizes = pools.sizes
     states = max(0, sizes.num_slots - shape.max_rows) if sizes.packed == EXACT else sizes.num_packed - 1
     if states < FEW_STATES:

@@ -25,7 +25,7 @@ class PoolUse:
 
     @property
     def free(self) -> int:
-        """Not in use."""
+        """Number of unused blocks or slots."""
         return self.total - self.running - self.cached
 
 
@@ -69,7 +69,7 @@ class MemoryView:
 
 
 def memory_view(loop: ServingLoop, most_nodes: int = 200, most_sequences: int = 64) -> MemoryView:
-    """The present contents; call it between two steps."""
+    """The current contents; call it between two steps."""
     loop.settle()
     manager = loop.scheduler.manager
     running = [each for each in loop.scheduler.sequences.values() if each.state is State.RUNNING]

@@ -1,4 +1,4 @@
-"""Proposals of the model's own multi-token prediction head, from what the model made of the tokens so far."""
+"""Proposals of the model's own multi-token prediction head, from the model's hidden states."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hybridge.runtime.serving.draft_rows import DraftedSequence, DraftRow, draft
 from hybridge.runtime.serving.hidden_state_cache import HiddenStateCache, HiddenStates
 from hybridge.runtime.speculation import DraftRequest, Proposal
 
-# A sequence with more hidden states that the head has not seen has it see them, proposal or not.
+# Above this number of hidden states that the head has not seen, it consumes them even without a proposal.
 _MOST_WAITING = 16
 
 
 class MtpDrafter:
     """A ``Drafter`` that also sees the steps of the model, to find the hidden states of every token.
 
-    The head goes through a sequence one token behind the model; beyond that it continues from its own hidden states,
-    and forgets these when the model's are there. It begins with the first position that the model computes: what came
-    from a cache, or was computed for another sequence, is unknown to it, which lowers acceptance but leaves results
-    correct. ``close`` closes the head's engine.
+    The head consumes a sequence one token behind the model; beyond that it continues from its own hidden states, which
+    the model's replace later. It begins with the first position that the model computes: it does not see tokens that
+    came from a cache or were computed for another sequence, which lowers acceptance but leaves results correct.
+    ``close`` closes the head's engine.
     """
 
     def __init__(self, head: MtpHead, model: PagedEngine, rows: int, length: int, tokens: int) -> None:
@@ -37,7 +37,7 @@ class MtpDrafter:
         """
         self._head, self._rows, self._tokens = head, rows, tokens
         self._length = min(length + tokens, head.config.max_seq_len)
-        # Each row's own hidden state, then what waits, with the last position seen and the draft tokens of a step.
+        # Each row's own hidden state, then the stored ones, the last position seen and the draft tokens of a step.
         self._hidden = model.show_hidden_states(rows + rows * (2 + max(_MOST_WAITING, tokens)))
         self._states = HiddenStateCache(self._hidden, rows + 1)
         head.read_from(self._hidden)
@@ -86,7 +86,7 @@ class MtpDrafter:
         self._caches.forget(sequence)
 
     def fork(self, parent: int, child: int) -> None:
-        """The sequence ``child`` continues where ``parent`` is."""
+        """``child`` is a fork of ``parent``."""
         self._states.fork(parent, child)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class MtpDrafter:
     def _ready(self, sequence: int, positions: int, most: int, protected: set[int]) -> DraftedSequence | None:
         """The head's memory of a sequence, with room for ``most`` tokens after so many positions.
 
-        None where the hidden states of the last of them, or the room, are missing. Not all that are before may have
+        None if the hidden states of the last of them, or the room, are missing. Not all that are before may have
         been consumed.
         """
         states = self._states.of(sequence)
@@ -122,7 +122,7 @@ class MtpDrafter:
         for sequence in self._states:
             known, states = self._caches.find(sequence), self._states.of(sequence)
             assert states is not None
-            # Its last position may be consumed again unless the sequence goes on in this step.
+            # Its last position may be consumed again unless the sequence continues in this step.
             self._states.cut(sequence, starts.get(sequence, states.end))
             if known is not None:
                 self._states.drop(sequence, known.length - (sequence not in starts))

@@ -1,4 +1,4 @@
-"""From an artifact to an engine, and to a loop over it. What follows knows nothing of the artifact's layout."""
+"""Opens an engine of an artifact, and a loop over it, which does not depend on the artifact's layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the settings of speculation to a model that drafts."""
+"""Opens the draft model or prediction head that the speculation settings ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a plan to the arrays of one step."""
+"""Converts a plan to the arrays of a step."""
 
 from __future__ import annotations
 

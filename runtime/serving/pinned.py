@@ -30,7 +30,7 @@ class PinnedPrefix:
         return len(self.token_ids)
 
 
-# How often a prefix is computed that is evicted before it can be pinned.
+# How often a prefix is computed again if it is evicted before it can be pinned.
 PIN_TRIES = 3
 
 
@@ -39,7 +39,7 @@ class PrefixEvictedError(RequestError):
 
 
 class PinnedPrefixes:
-    """By name. Sequences cannot use their memory, so enough must be left for one of full length."""
+    """Pinned prefixes by name. Sequences cannot use their memory, so enough must remain for one of full length."""
 
     def __init__(self, cache: RadixCache, scheduler: Scheduler) -> None:
         self._cache, self._scheduler = cache, scheduler
@@ -49,7 +49,7 @@ class PinnedPrefixes:
         """Pin ``prefix``, which ``compute`` puts into the cache where it is not there yet.
 
         RequestError when its name is taken by other tokens, or the pools are too small for it; PrefixEvictedError when
-        it is not there after ``compute``: to compute it again may help.
+        it is missing after ``compute``; trying again may help.
         """
         known = self._pins.get(prefix.name)
         if known is not None:
@@ -91,7 +91,7 @@ class PinnedPrefixes:
         return blocks, self._slots(states)
 
     def _slots(self, states: int) -> int:
-        """Slots of the rows that so many states take."""
+        """Slots of the rows that this many states take."""
         return 0 if self._cache.packs else states
 
     def _check(self, prefix: PinnedPrefix) -> None:
@@ -112,7 +112,7 @@ def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def read_prefixes(path: Path) -> list[tuple[str, Any]]:
-    """Names and prompts of a file {"prefixes": {name: text, token ids or messages}}; RequestError when it is none."""
+    """Names and prompts of a file {"prefixes": {name: text, token ids or messages}}; RequestError: malformed."""
     fields = Fields(load_given_json_object(path, RequestError), str(path), RequestError)
     prompts = fields.object("prefixes")
     fields.refuse_unknown()

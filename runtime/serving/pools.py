@@ -1,4 +1,4 @@
-"""The sizes of the pools, and what takes the memory."""
+"""Sizes of the pools, and a report of their memory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def pools_in(
     """Pools of at most ``budget`` bytes, and without a cache never more than all rows can use.
 
     A slot for every row, where these leave half of the budget to the blocks, else as many as sequences of full length
-    fit; then slots for the prefix cache, as far as one sequence of full length leaves room. Never more than the
+    fit; then slots for the prefix cache, in the memory that one sequence of full length leaves. Never more than the
     engine's ``pool_limits``.
 
     EngineError, naming the bytes that would suffice, when one sequence does not fit.
@@ -169,14 +169,14 @@ def _cached_states(cache: CacheSlots, left: int, longest: int, state_bytes: int)
     """States of the prefix cache in ``left`` bytes, of which ``longest`` are for the blocks of one sequence."""
     own = left // state_share(state_bytes, longest) if cache.states is None else cache.states
     if cache.kind != EXACT and cache.states:
-        own += 1  # for the state of a sequence that ends: an exact one comes in the slot of its row
+        own += 1  # for the state of a sequence that ends; an exact one stays in the slot of its row
     return max(0, min((left - longest) // state_bytes, own))
 
 
 def state_share(state_bytes: int, longest: int) -> int:
-    """Bytes of a default prefix cache for each of its states; a sequence of full length has ``longest`` of blocks.
+    """Bytes of a default prefix cache per state; a sequence of full length has ``longest`` bytes of blocks.
 
-    As much for blocks as for states, but no more than a whole sequence has: a model without attention needs none.
+    As much for blocks as for states, but at most those of a whole sequence: a model without attention needs none.
     """
     return state_bytes + min(state_bytes, longest)
 
@@ -186,7 +186,7 @@ def memory_budget(
 ) -> int:
     """``memory_bytes`` if given, else what ``utilization`` of the device's memory leaves after the largest step.
 
-    Where no engine can say what is free (a CPU): what all rows can use, at most 1 GiB but enough for one sequence; with
+    Where the free memory is unknown (a CPU): enough for all rows, at most 1 GiB but enough for one sequence; with
     a prefix cache (``cached``) what CACHED_SEQUENCES of full length take in addition, at most 1 GiB too.
     """
     if memory_bytes is not None:

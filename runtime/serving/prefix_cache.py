@@ -25,7 +25,7 @@ def radix_cache(sizes: PoolSizes, needs: CacheNeeds, settings: PrefixCacheSettin
 
 
 class ServedCache:
-    """The prefix cache of a loop with all that belongs to it. Between steps only, and while ``scheduler.settled``."""
+    """The prefix cache of a loop. Use it only between steps, and while ``scheduler.settled``."""
 
     def __init__(self, cache: RadixCache, engine: PagedEngine, scheduler: Scheduler) -> None:
         self.cache = cache
@@ -57,7 +57,7 @@ class ServedCache:
         self._seen = set(waiting)
 
     def bring_back(self, tokens: Sequence[int], namespace: str) -> None:
-        """Copy back from host memory what is there of ``tokens``, as far as the device has room."""
+        """Copy the cached prefix of ``tokens`` back from host memory, as far as the device has room."""
         if self.host is not None:
             self.host.restore(key_from_tokens(tokens), namespace)
 

@@ -14,8 +14,8 @@ from hybridge.runtime.serving.request import Output
 class RequestStream:
     """One running request: an async iterator of its pieces, made by ``AsyncLLM.add``.
 
-    It runs on even if it is not read, until its end, ``cancel`` or ``aclose``: callers that may leave early, as a
-    generator or a task may, reads it in ``async with contextlib.aclosing(stream)``.
+    It runs to its end even if it is not read, unless ``cancel`` or ``aclose`` ends it: callers that may leave early
+    should read it in ``async with contextlib.aclosing(stream)``.
     RequestError, from the iterator and from ``result``, for a text or conversation that is wrong; EngineError when a
     step with this request failed.
     """

@@ -44,7 +44,7 @@ class Session:
 def save_session(device: DeviceCache, folder: Path, path: Path, tokens: Sequence[int], namespace: str) -> Session:
     """Write the longest resumable prefix of ``tokens`` to ``path``.
 
-    RequestError when the cache has nothing of them, OutputError when the file cannot be written.
+    RequestError when the cache has none of them, OutputError when the file cannot be written.
     """
     cache = device.cache
     match = cache.tree.match(key_from_tokens(tokens), namespace)

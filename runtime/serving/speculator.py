@@ -166,12 +166,12 @@ class Speculator:
             count.observe(proposed, accepted)
 
     def forked(self, parent: int, child: int) -> None:
-        """The sequence ``child`` continues where ``parent`` is."""
+        """``child`` is a fork of ``parent``."""
         if self.runner is not None:
             self.runner.fork(parent, child)
 
     def forget(self, sequence: int) -> None:
-        """The sequence has ended."""
+        """Forget an ended sequence."""
         self._counts.pop(sequence, None)
         self._drafter.forget(sequence)
 

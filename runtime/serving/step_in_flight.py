@@ -59,7 +59,7 @@ class StepInFlight:
             return []
         since = self._launched
         if self.result.is_ready:
-            # It is unknown since when: the host's work in between may have delayed the device.
+            # When it became ready is unknown: the host's work in between may have delayed the device.
             since = time.perf_counter()
             self._host += since - self._launched
         tokens = self.result.best_tokens()
@@ -68,12 +68,12 @@ class StepInFlight:
         return tokens
 
     def end(self) -> None:
-        """The tokens have been chosen."""
+        """Record that the tokens have been chosen."""
         self._ended = time.perf_counter()
 
     @property
     def seconds(self) -> float:
-        """On host and device, after the step's end."""
+        """Seconds on host and device, after the step's end."""
         return self._host + self._ended - self._arrived + self._device
 
     @property

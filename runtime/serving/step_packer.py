@@ -1,4 +1,4 @@
-"""The arrays of one step after the other: a repeated step has those of the step before, each row a token on."""
+"""The arrays of consecutive steps: those of a repeated step are updated in place, each row by one token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepPacker:
         """``inputs`` are those of the last step, ``plan``."""
         rows = plan.rows
         self._inputs = inputs
-        # What a plan that repeats this one changes, without padding.
+        # The arrays that a repeated plan changes, without padding.
         self._tokens_of = [self._sequences[row.sequence].tokens for row in rows]
         self._tokens = inputs.input_ids[: len(rows)]
         self._counters = [inputs.positions[: len(rows)], inputs.seq_lens[: len(rows)]]
@@ -45,7 +45,7 @@ class StepPacker:
         self._token_view, self._views = self._tokens.data, [counter.data for counter in self._counters]
 
     def _advance(self) -> None:
-        """Go on to the token that each row has got since."""
+        """Advance each row to its newest token."""
         if len(self._tokens_of) > _FEW:
             self._tokens[:] = [tokens[-1] for tokens in self._tokens_of]
             for counter in self._counters:

@@ -1,4 +1,4 @@
-"""The interface of what runs an engine's steps in its place."""
+"""The interface of objects that run an engine's steps for the loop."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ class StepRunner(Protocol):
         """
 
     def fork(self, parent: int, child: int) -> None:
-        """The sequence ``child`` continues where ``parent`` is: both share what the last step computed."""
+        """``child`` is a fork of ``parent``: both share what the last step computed."""

@@ -59,7 +59,7 @@ class PieceStreams:
                 del self._inboxes[id_]
 
     def _count(self, left: dict[int, int], id_: int) -> None:
-        """One more answer of a request is complete."""
+        """Count a complete answer of a request."""
         left[id_] -= 1
         if not left[id_]:
             del left[id_], self._inboxes[id_]

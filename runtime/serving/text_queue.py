@@ -31,7 +31,7 @@ class TextQueue:
         event_loop = asyncio.get_running_loop()
 
         def ended(future: Future[T]) -> None:
-            with suppress(RuntimeError):  # the event loop has ended
+            with suppress(RuntimeError):  # the caller's event loop has ended
                 event_loop.call_soon_threadsafe(done, future)
 
         self.submit(work).add_done_callback(ended)

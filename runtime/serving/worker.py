@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ServingWorker:
-    """Requests come and go between steps. ``deliver`` of each request is called in the worker's thread.
+    """Requests are added and cancelled between steps. ``deliver`` of each request is called in the worker's thread.
 
     ``flush`` is called there after every step with output.
     """
@@ -59,7 +59,7 @@ class ServingWorker:
             self._send(lambda: self._cancel(key))
 
     def call(self, work: Callable[[], T]) -> Future[T]:
-        """Do ``work`` between two steps; its result, or what it raised. RequestError, at once, when closed."""
+        """Run ``work`` between two steps; returns its result or raises its error. RequestError when closed."""
         future: Future[T] = Future()
 
         def command() -> None:
@@ -74,7 +74,7 @@ class ServingWorker:
         return future
 
     def close(self) -> None:
-        """Stop after the present step; requests that have not ended get an error. Calling it twice is allowed."""
+        """Stop after the current step; requests that have not ended get an error. Calling it twice is allowed."""
         with self._wake:
             self._closed = True
             self._wake.notify()

@@ -65,7 +65,7 @@ def test_compiles_without_a_gpu(sources, architecture):
 def test_reports_a_stack_in_local_memory(sources):
     report = compile_kernel(KernelSource("scale/spills.cu", "spills"), "sm_87").report
     assert report.stack_bytes >= 256
-    assert report.problem == f"keeps {report.stack_bytes} bytes a thread in local memory"
+    assert report.problem == f"keeps {report.stack_bytes} bytes per thread in local memory"
 
 
 def test_a_compile_error_names_kernel_and_architecture(sources):

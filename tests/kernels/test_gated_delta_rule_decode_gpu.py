@@ -125,7 +125,7 @@ def test_sizes(key_size, value_size, state):
     check(Case(rows=2, key_heads=1, value_heads=2, key_size=key_size, value_size=value_size, state=state))
 
 
-# Of 32 heads of 128 x 128: few bytes a multiprocessor, blocks that all run at once, and more.
+# Of 32 heads of 128 x 128: few bytes per multiprocessor, blocks that all run at once, and more.
 @pytest.mark.parametrize("rows", [1, 8, 40])
 @pytest.mark.parametrize("state", [F32, BF16], ids=str)
 @pytest.mark.parametrize("decay", ["head", "key_channel"])

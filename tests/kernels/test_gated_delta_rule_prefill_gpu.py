@@ -1,4 +1,4 @@
-"""``gated_delta_rule`` over several tokens a row on the GPU, against the float64 reference, on outputs full of NaN."""
+"""``gated_delta_rule`` over several tokens per row on the GPU, against float64, on outputs full of NaN."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def check(case: Case, in_place: bool = False) -> None:
 
 BASE = Case()
 CHANNELS = replace(BASE, decay="key_channel")
-# 16 bits with much and with little shared memory, and float; 16 bits and float with one decay a key channel.
+# 16 bits with much and with little shared memory, and float; 16 bits and float with one decay per key channel.
 BASES = [BASE, replace(BASE, small=True), replace(BASE, dtype=F32), CHANNELS, replace(CHANNELS, dtype=F32)]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 

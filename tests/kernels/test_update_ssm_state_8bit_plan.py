@@ -43,5 +43,5 @@ def test_threads_take_more_rows_where_blocks_are_many(state, name):
 
 def test_refuses_other_states_and_prompts():
     for call in (call_of(2, torch.bfloat16), call_of(2, time=5)):
-        with pytest.raises(UnsupportedError, match=r"expected a state of int8 or of e4m3 .* and one token a row"):
+        with pytest.raises(UnsupportedError, match=r"expected a state of int8 or of e4m3 .* and one token per row"):
             plan_8bit(call, H200)

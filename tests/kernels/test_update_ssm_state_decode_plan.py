@@ -1,4 +1,4 @@
-"""Which kernel runs an ``update_ssm_state`` call with one token a row; needs no GPU."""
+"""Which kernel runs an ``update_ssm_state`` call with one token per row; needs no GPU."""
 
 from __future__ import annotations
 

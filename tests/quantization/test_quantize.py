@@ -123,8 +123,8 @@ def test_errors_that_the_report_has(tmp_path: Path, options: dict[str, Any], bou
 @pytest.mark.parametrize(
     ("form", "columns", "schemes"),
     [
-        ("nvfp4", (48, 75), {"nvfp4, groups of 16", "fp8, a scale a row"}),
-        ("mxfp4", (64, 48), {"mxfp4, groups of 32", "fp8, a scale a row"}),
+        ("nvfp4", (48, 75), {"nvfp4, groups of 16", "fp8, a scale per row"}),
+        ("mxfp4", (64, 48), {"mxfp4, groups of 32", "fp8, a scale per row"}),
     ],
 )
 def test_columns_that_four_bit_floats_do_not_divide(
@@ -217,7 +217,7 @@ def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
     report = hybridge.quantize(checkpoint, tmp_path / "out", group_size=64)
     schemes = {each.module.rsplit(".", 1)[-1]: each.scheme for each in report.matrices}
-    assert schemes["up_proj"] == "int4, groups of 16" and schemes["down_proj"] == "int4, a scale a row"
+    assert schemes["up_proj"] == "int4, groups of 16" and schemes["down_proj"] == "int4, a scale per row"
     assert schemes["lm_head"] == "int8, groups of 16"
     assert len([n for n in report.notes if "group size does not divide" in n]) == 1
     before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")

@@ -22,7 +22,7 @@ from hybridge.trt_plugins.reference.precision import work_dtype
 class ReplayFactors:
     """Updates of states [batch, heads, rows, columns] by tokens.
 
-    log_decay: [batch, time, heads, 1], or [..., rows] for one decay a row of the state, at most 0.
+    log_decay: [batch, time, heads, 1], or [..., rows] for one decay per row of the state, at most 0.
     left: [batch, time, heads or groups of them, rows]. right: [batch, time, heads or groups of them, columns].
     """
 

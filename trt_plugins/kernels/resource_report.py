@@ -39,9 +39,9 @@ class ResourceReport:
     def problem(self) -> str | None:
         """Why the kernel is slower than it has to be, or None."""
         if self.spill_bytes:
-            return f"spills {self.spill_bytes} bytes a thread"
+            return f"spills {self.spill_bytes} bytes per thread"
         if self.stack_bytes:
-            return f"keeps {self.stack_bytes} bytes a thread in local memory"
+            return f"keeps {self.stack_bytes} bytes per thread in local memory"
         return None
 
 

@@ -16,7 +16,7 @@ def causal_conv1d(
     """Depthwise causal convolution with a carried state.
 
     Args:
-        x: [batch, time, conv_dim], or [batch, conv_dim] for one token a row.
+        x: [batch, time, conv_dim], or [batch, conv_dim] for one token per row.
         weight: [conv_dim, 1, kernel], oldest tap first.
         bias: [conv_dim] or None.
         conv_state: [batch, conv_dim, kernel], oldest column first.

@@ -1,6 +1,6 @@
 """Eager ``gated_delta_rule``: the gated delta rule as a scan over chunks.
 
-Source of the chunked form: "Gated Delta Networks" (arXiv 2412.06464), section 3.3, and, for one decay a key channel,
+Source of the chunked form: "Gated Delta Networks" (arXiv 2412.06464), section 3.3, and, for one decay per key channel,
 "Kimi Linear" (arXiv 2510.26692). The tokens of a chunk depend on each other through a unit lower triangular system,
 which is solved by substitution: a series of powers of the matrix would cancel where keys resemble each other. Decays
 inside a chunk are exponentials of segment sums, never quotients of long running products.
@@ -15,7 +15,7 @@ from hybridge.trt_plugins.reference.lengths import clamped_lengths, valid_tokens
 from hybridge.trt_plugins.reference.precision import work_dtype
 
 NORM_EPSILON = 1e-6
-# Tokens of a chunk with one decay a key channel: its segment decays are tokens x tokens x key_size numbers a head.
+# Tokens of a chunk with one decay per key channel: the segment decays of a head are tokens x tokens x key_size.
 CHANNEL_CHUNK = 32
 
 
@@ -35,7 +35,7 @@ def gated_delta_rule(
     """Gated delta rule of one call, prefill or decode.
 
     Args:
-        q, k: [batch, time, key_heads, key_size]; without the time axis for one token a row, and so v, g and beta.
+        q, k: [batch, time, key_heads, key_size]; without the time axis for one token per row, and so v, g and beta.
         v: [batch, time, value_heads, value_size]. g: [batch, time, value_heads, decay_size], float32.
         beta: [batch, time, value_heads]. state: [batch, value_heads, key_size, value_size].
         context_lengths: [batch] int32.

@@ -34,7 +34,7 @@ def mamba2_conv_scan(
     """Mamba2's mixer between its projections, prefill or decode; nothing between its parts is rounded.
 
     Args:
-        conv_input: [batch, time, conv_dim], x then B then C; without the time axis for one token a row, and so gate
+        conv_input: [batch, time, conv_dim], x then B then C; without the time axis for one token per row, and so gate
             [batch, time, inner] and dt [batch, time, heads].
         conv_weight, conv_bias, conv_state, activation: see causal_conv1d.
         A, D, dt_bias: [heads]. state: [batch, heads, head_dim, state_size]. context_lengths: [batch] int32.

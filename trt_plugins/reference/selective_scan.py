@@ -27,7 +27,7 @@ def selective_scan(
     """Selective scan of one call, prefill or decode.
 
     Args:
-        x, dt: [batch, time, channels]; without the time axis for one token a row, and so B and C.
+        x, dt: [batch, time, channels]; without the time axis for one token per row, and so B and C.
         A: [channels, state_size], float32. B, C: [batch, time, groups, state_size]. D, dt_bias: [channels].
         state: [batch, 1, channels, state_size]. context_lengths: [batch] int32.
         dt_softplus, time_step_min, time_step_max: see the operator's declaration.

@@ -33,7 +33,7 @@ def update_ssm_state(
     """Selective state update of one call, prefill or decode.
 
     Args:
-        x: [batch, time, heads, head_dim]; without the time axis for one token a row, and so B, C and dt.
+        x: [batch, time, heads, head_dim]; without the time axis for one token per row, and so B, C and dt.
         A: [heads], float32. B, C: [batch, time, groups, state_size]. D: [heads].
         dt: [batch, time, heads]. dt_bias: [heads].
         state: [batch, heads, head_dim, state_size]. context_lengths: [batch] int32.

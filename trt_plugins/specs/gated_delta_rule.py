@@ -9,8 +9,8 @@ from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS, DATA_TYPE
 GATED_DELTA_RULE = OpSpec(
     name="gated_delta_rule",
     doc=(
-        "Gated delta rule (arXiv 2412.06464), with one decay a head or, as in Kimi Delta Attention "
-        "(arXiv 2510.26692), one a key channel. Per value head, with q and k optionally divided by their norms: "
+        "Gated delta rule (arXiv 2412.06464), with one decay per head or, as in Kimi Delta Attention "
+        "(arXiv 2510.26692), one per key channel. Per value head, with q and k optionally divided by their norms: "
         "state = exp(g[t]) * state; u = beta[t] * (v[t] - k[t] @ state); state = state + outer(k[t], u); "
         "o[t] = scale * q[t] @ state. Value head i reads key head i // (value_heads / key_heads). All state maths is "
         "in FP32."

@@ -65,5 +65,5 @@ def _packed(tensor: TensorSpec) -> TensorSpec:
         return tensor
     if f"time{OPTIONAL_MARK}" not in tensor.dims:
         return replace(tensor, dims=(NUM_SLOTS, *tensor.dims[1:]), doc=f"pool: {tensor.doc}")
-    doc = tensor.doc.removesuffix(", right-padded").replace("zero at tokens past context_lengths", "one a token")
+    doc = tensor.doc.removesuffix(", right-padded").replace("zero at tokens past context_lengths", "one per token")
     return replace(tensor, dims=(TOKENS, *tensor.dims[2:]), doc=doc)

@@ -35,7 +35,7 @@ PAGED_ATTENTION = OpSpec(
             "sinks", DType.FLOAT32, ("heads",), "score of each head's attention sink", optional=True, absent=-math.inf
         ),
     ),
-    outputs=(TensorSpec("y", "T", (TOKENS, "heads", "head_dim"), "one a token"),),
+    outputs=(TensorSpec("y", "T", (TOKENS, "heads", "head_dim"), "one per token"),),
     attributes=(
         AttributeSpec("scale", "float", 0.0, "factor of the scores, 0 for 1 / sqrt(head_dim)", minimum=0.0),
         AttributeSpec("sliding_window", "int", 0, "visible positions, 0 for all", minimum=0),

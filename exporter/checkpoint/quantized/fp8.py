@@ -1,4 +1,4 @@
-"""e4m3 weights of quant_method "fp8": of DeepSeek, Qwen and others, with scales of blocks, or one scale a matrix.
+"""e4m3 weights of quant_method "fp8": of DeepSeek, Qwen and others, with scales of blocks, or one scale per matrix.
 
 X.weight_scale_inv is what X.weight is multiplied with, whatever its name says.
 """

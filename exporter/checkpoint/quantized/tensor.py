@@ -66,7 +66,7 @@ class QuantizedTensor:
 
         (values[n, k] - zero_points[n, k // block]) * scales[n, k // block]
 
-    scales: [rows, columns / block]; of one scale a row (block None) [rows], of one scale for all [].
+    scales: [rows, columns / block]; of one scale per row (block None) [rows], of one scale for all [].
     zero_points: as scales, of the type of ``values``; None: all are zero.
     global_scale: float32 [] or [rows], by which ``scales`` are multiplied.
     order: int64 [columns]; column k of ``values`` belongs to the input's feature order[k]. None: to feature k.

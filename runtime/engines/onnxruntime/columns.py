@@ -15,7 +15,7 @@ SMALLEST_WEIGHT = 1 << 16
 
 
 def put_weights_left(model: ir.Model) -> None:
-    """Rewrite FusedMatMul(x, weight, transB=1) of a graph with one token a row: x is [b, 1, k] or [b, k]."""
+    """Rewrite FusedMatMul(x, weight, transB=1) of a graph with one token per row: x is [b, 1, k] or [b, k]."""
     for node in list(model.graph):
         if node.op_type != "FusedMatMul":
             continue

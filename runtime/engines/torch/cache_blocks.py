@@ -16,7 +16,7 @@ _BLOCK, _SMALL_BLOCK = 128, 16
 class CacheBlocks:
     """The rows of one decode step, each of which has the blocks of its part of the caches.
 
-    size: positions of a block. table: [rows, blocks] int32. bounds: [rows + 1] int32, one token a row.
+    size: positions of a block. table: [rows, blocks] int32. bounds: [rows + 1] int32, one token per row.
     lengths: [rows] int32, tokens of each row after the step. slots: [rows] int32, where the new token goes; -1: it has
         no place.
     """

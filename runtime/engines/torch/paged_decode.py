@@ -1,4 +1,4 @@
-"""Decoding on a GPU: one token a row, recorded in one CUDA graph for each size of step."""
+"""Decoding on a GPU: one token per row, recorded in one CUDA graph for each size of step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows whose tokens need logits: these are read once a step, and the tokens are those of each row alone."""
+"""Rows whose tokens need logits: these are read once per step, and the tokens are those of each row alone."""
 
 from __future__ import annotations
 

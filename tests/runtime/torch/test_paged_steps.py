@@ -25,7 +25,7 @@ MOST, BLOCK_SIZE = 4, 8
 SIZES = PoolSizes(12, BLOCK_SIZE, 16)
 # Of a step: new tokens of each row, whether rows of several up to MOST are deferred, and where it is prepared.
 STEPS = {
-    "one token a row": ([1, 1, 1], False, "decode"),
+    "one token per row": ([1, 1, 1], False, "decode"),
     "a prompt beside decoding rows": ([1, 6, 1], False, "mixed"),
     "longer prompts": ([6, 6, 6], False, "mixed"),
     "draft tokens": ([1, MOST, 2], True, "draft"),

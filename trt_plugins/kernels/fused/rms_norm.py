@@ -107,7 +107,7 @@ def sources() -> Iterator[KernelSource]:
 
 
 def _source(problem: RmsNorm) -> tuple[KernelSource, int]:
-    """The variant and its threads: as few accesses a thread as the largest block allows."""
+    """The variant and its threads: as few accesses per thread as the largest block allows."""
     strides = (problem.stride(name) for name in ("x", "residual", "gate", "y", "sum"))
     vector = math.gcd(_ACCESS_BYTES // problem.dtype.itemsize, problem.group_columns, *strides)
     accesses = -(-problem.group_columns // vector)

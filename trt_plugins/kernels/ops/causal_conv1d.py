@@ -1,4 +1,4 @@
-"""Kernels of ``causal_conv1d``: a shift of the state for one token a row, a sliding window for more.
+"""Kernels of ``causal_conv1d``: a shift of the state for one token per row, a sliding window for more.
 
 Draft tokens of speculative rows shift the state one after another, each to its own slot.
 """
@@ -31,7 +31,7 @@ _LONG_BLOCK_TOKENS = 2 * _STEP
 _LONG_BLOCKS = 32  # per multiprocessor
 # Large blocks, as the rate at which blocks start is a bound; small updates take more multiprocessors.
 _UPDATE_THREADS, _SMALL_UPDATE_THREADS = 256, 64
-_SMALL_UPDATES = 512  # threads a multiprocessor
+_SMALL_UPDATES = 512  # threads per multiprocessor
 _DRAFT_THREADS = 128
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
 _PREFETCH_BLOCKS = 2
@@ -87,7 +87,7 @@ class _Convolution:
         self.time = packed.max_row_tokens if packed is not None else dense_time
 
     def update(self, device: DeviceTraits) -> KernelLaunch:
-        """One token a row (or none)."""
+        """One token per row (or none)."""
         channels = self._channels(_update_channels(self.dtype, self.width))
         threads = self._update_threads(channels, _UPDATE_THREADS, device)
         source = _update_source(self.dtype, self.width, self.activation, channels, threads)
@@ -100,14 +100,14 @@ class _Convolution:
         return _SMALL_UPDATE_THREADS if small else most
 
     def drafts(self, device: DeviceTraits) -> KernelLaunch:
-        """A few tokens a row, walked, with a state after each."""
+        """A few tokens per row, walked, with a state after each."""
         channels = self._channels(_update_channels(self.dtype, self.width))
         threads = self._update_threads(channels, _DRAFT_THREADS, device)
         source = _drafts_source(self.dtype, self.width, self.activation, channels, threads)
         return self._launch(source, (_blocks(self.channels, channels * threads), self.rows, 1), threads, device)
 
     def prefill(self, device: DeviceTraits) -> KernelLaunch:
-        """Several tokens a row."""
+        """Several tokens per row."""
         channels = self._channels(_vector_channels(self.dtype))
         across = _blocks(self.channels, channels * _PREFILL_THREADS)
         long_blocks = across * _blocks(self.time, _LONG_BLOCK_TOKENS) * self.rows
@@ -117,7 +117,7 @@ class _Convolution:
         return self._launch(source, grid, _PREFILL_THREADS, device, tokens)
 
     def _channels(self, requested: int) -> int:
-        """``requested`` channels a thread, or 1 where a size or stride would break the alignment of its accesses."""
+        """``requested`` channels per thread, or 1 where a size or stride would break the alignment of its accesses."""
         strides = (*row_and_token_stride(self.call, self.x, 1), *row_and_token_stride(self.call, self.y, 1))
         vector = math.gcd(requested, self.channels, *strides) == requested
         vector &= min(self.x.alignment, self.y.alignment) >= requested * self.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Kernels of ``gated_delta_rule``: one pass over the state for few tokens a row, chunks as matrices for more."""
+"""Kernels of ``gated_delta_rule``: one pass over the state for few tokens per row, chunks as matrices for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridge.trt_plugins.kernels.ops.gated_delta_rule_decode import decode_laun
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import KernelSource
 
-# Tokens of a row up to which they are walked one after another, with one decay a head and with one a key channel.
+# Rows of up to this many tokens are computed token by token, with one decay per head and with one per key channel.
 LONGEST_WALK = 8
 LONGEST_CHANNEL_WALK = 32
 PRODUCT_SIZE = 16

@@ -1,4 +1,4 @@
-"""Many tokens a row of ``gated_delta_rule`` with one decay a key channel, as chunks of 64 tokens on tensor cores."""
+"""Many tokens per row of ``gated_delta_rule`` with a decay per key channel: chunks of 64 tokens on tensor cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_channels.cu", "gated_delta_rule_prepare_channels"
 _THREADS = 256
-_LARGEST_HOT_KEY = 128  # wider ones have two channels a thread
+_LARGEST_HOT_KEY = 128  # wider ones have two channels per thread
 
 
 def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:

@@ -1,4 +1,4 @@
-"""The kernel of ``gated_delta_rule`` for one token a row and many states of 16 bits, on tensor cores."""
+"""The kernel of ``gated_delta_rule`` for one token per row and many states of 16 bits, on tensor cores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Columns:
 
 
 def takes_columns(call: DeltaCall) -> bool:
-    """Whether this kernel can run a call with one token a row."""
+    """Whether this kernel can run a call with one token per row."""
     return (
         call.state.dtype.itemsize == call.dtype.itemsize == 2
         and not call.channel_decay

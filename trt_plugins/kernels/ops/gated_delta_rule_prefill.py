@@ -1,4 +1,4 @@
-"""The kernels of ``gated_delta_rule`` for many tokens a row: chunks of 64 tokens as matrices on tensor cores.
+"""The kernels of ``gated_delta_rule`` for many tokens per row: chunks of 64 tokens as matrices on tensor cores.
 
 The first computes what the tokens of a chunk are to each other, for all chunks at once; the second carries the states
 through the chunks. docs/explanation/kernels/gated_delta_rule.md has the reasons.
@@ -75,7 +75,7 @@ class Chunked:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of PreparedChunk in prefill_params.cuh, or of PreparedChannels with a decay a key channel."""
+        """Size of PreparedChunk in prefill_params.cuh, or of PreparedChannels with a decay per key channel."""
         inner = 4 if self.dtype is DType.FLOAT32 else 2
         chunk = 2 * _TRIANGLE * inner + 4 * (4 * CHUNK + 4)
         return _round_up(3 * self.tile_bytes + chunk + 4 * self.key_size, 128) if self.channel_decay else chunk

@@ -33,7 +33,7 @@ _MOST_TILES = 8  # parts of heads of a block
 _MOST_BLOCKS = 2  # per multiprocessor
 PARTS = "parts"
 VARIANTS = (PARTS,)
-"""One token a row as two launches where one would suffice."""
+"""One token per row as two launches where one would suffice."""
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -124,7 +124,7 @@ class _StepVariant:
 
 @dataclass(frozen=True)
 class _ClusterStep:
-    """One call with at most one token a row, in one launch."""
+    """One call with at most one token per row, in one launch."""
 
     call: OpCall
     sizes: _Sizes

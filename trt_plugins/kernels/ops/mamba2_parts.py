@@ -1,4 +1,4 @@
-"""``mamba2_conv_scan`` as the kernels of its parts: for one token a row a convolution and a state update that gates y,
+"""``mamba2_conv_scan`` as kernels of its parts: for one token per row a convolution and a state update that gates y,
 for more a convolution, a chunked scan and a gate."""
 
 from __future__ import annotations

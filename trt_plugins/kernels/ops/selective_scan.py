@@ -143,7 +143,7 @@ class _Scan:
             )
 
     def tokens(self, device: DeviceTraits, drafts: bool = False) -> KernelLaunch:
-        """At most a few tokens a row."""
+        """At most a few tokens per row."""
         variant = self._variant(_THREADS)
         blocks = self.rows * _blocks(self.channels, variant.channels) / device.multiprocessors
         if blocks < _FEW_BLOCKS:
@@ -154,7 +154,7 @@ class _Scan:
         return self._launch(variant.tokens(drafts), grid, variant.threads, device)
 
     def tiles(self, device: DeviceTraits) -> KernelLaunch:
-        """Any number of tokens a row."""
+        """Any number of tokens per row."""
         variant = self._variant(_THREADS)
         grid = (_blocks(self.channels // self.groups, variant.channels), self.groups, self.rows)
         return self._launch(variant.tiles(), grid, variant.threads, device)

@@ -21,13 +21,13 @@ def plan_8bit(call: OpCall, device: DeviceTraits) -> CallPlan:
     """One launch for ``call``, whose state and state_out are both int8 or both uint8, which are the bytes of e4m3.
 
     In addition to the operator's own tensors a launch takes the scales as one more input and one more output: float32
-    [slots, heads, head_dim], contiguous, in place or not. UnsupportedError for more than one token a row, and as the
+    [slots, heads, head_dim], contiguous, in place or not. UnsupportedError for more than one token per row, and as the
     operator's own plan.
     """
     found = {call.input("state").dtype, call.outputs[1].dtype}
     if found not in ({DType.INT8}, {DType.UINT8}) or token_count(call) > 1:
         raise UnsupportedError(
-            f"{call.spec.name}: expected a state of int8 or of e4m3 (as uint8) and one token a row, found "
+            f"{call.spec.name}: expected a state of int8 or of e4m3 (as uint8) and one token per row, found "
             f"{', '.join(sorted(dtype.value for dtype in found))} and {token_count(call)} tokens; use the plain plan"
         )
     scale = TensorLayout.contiguous(DType.FLOAT32, call.input("state").shape[:3])

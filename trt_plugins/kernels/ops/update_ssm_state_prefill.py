@@ -1,4 +1,4 @@
-"""Kernels of ``update_ssm_state`` for several tokens a row: chunks of 64 tokens as matrices on tensor cores.
+"""Kernels of ``update_ssm_state`` for several tokens per row: chunks of 64 tokens as matrices on tensor cores.
 
 Every length runs in chunks; there is no loop over tokens. The measurements behind the choices:
 docs/explanation/kernels/update_ssm_state_prefill.md.
@@ -18,7 +18,7 @@ MMA = "mma"
 
 
 def plan_prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
-    """The launches that run ``call`` with any number of tokens a row.
+    """The launches that run ``call`` with any number of tokens per row.
 
     UnsupportedError for sizes outside of the operator's limits, tensors whose last axes are not contiguous, or more
     than 65,535 rows.

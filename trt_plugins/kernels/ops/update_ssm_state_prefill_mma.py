@@ -38,7 +38,7 @@ _SHORT_CHUNK = 32  # where tiles of CHUNK tokens do not fit in shared memory
 
 
 def plan_mma(scan: Scan, device: DeviceTraits) -> CallPlan:
-    """The launches that run ``call`` with any number of tokens a row.
+    """The launches that run ``call`` with any number of tokens per row.
 
     UnsupportedError for sizes outside of the operator's limits, tensors whose last axes are not contiguous, or more
     than 65,535 rows.

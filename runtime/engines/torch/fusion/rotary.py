@@ -1,4 +1,4 @@
-"""Rotary embedding in few kernels: its tables in the form of whole heads, made once a step for all layers.
+"""Rotary embedding in few kernels: its tables in the form of whole heads, made once per step for all layers.
 
 RotaryTables (cos, sin [batch, seq, r / 2]) gives [cos, cos] and [-sin, sin] [batch, 1, seq, r]; Rotate (x, both) is
 x * [cos, cos] + (x with its halves exchanged) * [-sin, sin] over the first r entries of each head.

@@ -100,7 +100,7 @@ class PagedAttention:
         lengths: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """One token a row: query [rows, heads, head_dim] over table [rows, blocks]; nothing waits for the device."""
+        """One token per row: query [rows, heads, head_dim] over table [rows, blocks]; nothing waits for the device."""
         work, (n, heads, size) = work_dtype(query), query.shape
         kv_heads = pools[0].shape[3]
         found = pools[0][:, table.long()].flatten(2, 3)  # [2, rows, positions, kv_heads, head_dim]
