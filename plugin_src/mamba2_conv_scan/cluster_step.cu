@@ -10,7 +10,7 @@
 #include "common/launch.cuh"
 #include "mamba2_conv_scan/params.cuh"
 #include "update_ssm_state/decode_step.cuh"
-#include "update_ssm_state/decode_tile.cuh"
+#include "update_ssm_state/decode_update.cuh"
 
 namespace {
 
@@ -156,7 +156,7 @@ struct HeadPart {
             if (view.length > 0) {
                 const bool has_row = StateTile::has_row(row, p);
                 const float input = has_row ? x[row + p * ROWS_OF_PASS] : 0.0f;
-                y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
+                y[p] = fmaf(step.skip, input, update_row(tile, p, step.decay, step.dt * input, B, C));
                 y[p] *= has_row ? silu(to_float(gate[p])) : 0.0f;
             }
             tile.store(static_cast<STATE_T*>(ssm.state_out) + view.slot * ssm.state_out_slot + head_row * STATE_SIZE,

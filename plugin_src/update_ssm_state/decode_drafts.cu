@@ -7,6 +7,7 @@
 #include "common/launch.cuh"
 #include "update_ssm_state/decode_group.cuh"
 #include "update_ssm_state/decode_step.cuh"
+#include "update_ssm_state/decode_update.cuh"
 
 namespace {
 
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int p = 0; p < PASSES; ++p) {
             const float input = to_float(token.x[p]);
-            y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
+            y[p] = fmaf(step.skip, input, update_row(tile, p, step.decay, step.dt * input, B, C));
             if (slot >= 0) tile.store(kept, nullptr, row, lane, p);
         }
         write_rows(y_row, y, row, lane);

@@ -6,6 +6,7 @@
 #include "common/launch.cuh"
 #include "update_ssm_state/decode_group.cuh"
 #include "update_ssm_state/decode_step.cuh"
+#include "update_ssm_state/decode_update.cuh"
 
 namespace {
 
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         y[p] = 0.0f;
         if (view.length > 0) {
             const float input = to_float(x[p]);
-            y[p] = fmaf(step.skip, input, tile.update(p, step.decay, step.dt * input, B, C));
+            y[p] = fmaf(step.skip, input, update_row(tile, p, step.decay, step.dt * input, B, C));
             if (GATED) y[p] *= silu(to_float(gate[p]));
         }
         store(p);

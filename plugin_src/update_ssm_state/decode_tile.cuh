@@ -2,7 +2,7 @@
 //
 // Macros: DATA_T; STATE_T; HEAD_DIM; STATE_SIZE; LANES (of a row, a power of two); STATE_ACCESS (elements of one access to
 // the state); PASSES (rows of a lane, all in flight at once); THREADS. States of 8 bits (int8, E4m3) have a float factor
-// a row: the largest magnitude of the row over that of the type, chosen anew at every write.
+// a row.
 #pragma once
 
 #include "common/access.cuh"
@@ -19,21 +19,12 @@ constexpr int PARTS = (HEAD_DIM + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK;
 constexpr bool EXACT_LANES = UNITS % LANES == 0;
 constexpr bool EXACT_ROWS = HEAD_DIM % ROWS_OF_BLOCK == 0;
 constexpr bool QUANTIZED = sizeof(STATE_T) == 1;
-using Code = ByteCode<STATE_T>;
-constexpr float SMALLEST_ROW = 1e-30f;  // keeps the inverse of a row of zeros finite
 
 __device__ __forceinline__ bool has_unit(int lane, int j) { return EXACT_LANES || j * LANES + lane < UNITS; }
 
 __device__ __forceinline__ float sum_of_row(float value) {
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
-    return value;
-}
-
-__device__ __forceinline__ float max_of_row(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
     return value;
 }
 
@@ -68,44 +59,6 @@ struct StateTile {
             if (has_row(row, p) && has_unit(lane, j))
                 units[p][j].store_streamed(head + p * ROWS_OF_PASS * STATE_SIZE + j * LANES * STATE_ACCESS);
         if (QUANTIZED && lane == 0 && has_row(row, p)) scale[row + p * ROWS_OF_PASS] = scales[p];
-    }
-
-    // state = decay * state + written * B in row p; its state @ C in all lanes of the row.
-    __device__ __forceinline__ float update(int p, float decay, float written, const float (&B)[ELEMENTS],
-                                            const float (&C)[ELEMENTS]) {
-        float values[ELEMENTS];
-        float sum = 0.0f;
-        float offset = 0.0f;
-        if constexpr (QUANTIZED) {
-            decay *= scales[p] * Code::UNIT;
-            // Of int8: its rounding is 1/500 of the distance between two values of the state at most.
-            offset = -Code::OFFSET * decay;
-        }
-#pragma unroll
-        for (int j = 0; j < UNITS_OF_LANE; ++j) {
-            units[p][j].unpack(values + j * STATE_ACCESS);
-#pragma unroll
-            for (int e = j * STATE_ACCESS; e < (j + 1) * STATE_ACCESS; ++e) {
-                values[e] = QUANTIZED ? fmaf(decay, values[e], fmaf(written, B[e], offset))
-                                      : fmaf(written, B[e], decay * values[e]);
-                sum = fmaf(values[e], C[e], sum);
-            }
-            if constexpr (!QUANTIZED) units[p][j].pack(values + j * STATE_ACCESS);
-        }
-        if constexpr (QUANTIZED) quantize(p, values);
-        return sum_of_row(sum);
-    }
-
-    __device__ __forceinline__ void quantize(int p, const float (&values)[ELEMENTS]) {
-        float largest = 0.0f;
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; ++e) largest = fmaxf(largest, fabsf(values[e]));
-        largest = max_of_row(largest);
-        largest = fmaxf(largest, SMALLEST_ROW);
-        scales[p] = largest * (1.0f / Code::LARGEST);
-        const float factor = __fdividef(Code::LARGEST, largest);
-#pragma unroll
-        for (int j = 0; j < UNITS_OF_LANE; ++j) units[p][j].pack(values + j * STATE_ACCESS, factor);
     }
 };
 

@@ -19,7 +19,7 @@ from hybridge.artifact.paged import NUM_LOGITS, TOKENS
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_result import BEST, best_of
-from hybridge.runtime.engines.torch.program import Program
+from hybridge.runtime.engines.torch.program import Program, StepProgram
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
@@ -58,7 +58,7 @@ class ShowingProgram:
 
     extra: tuple[Binding, ...] = ()
 
-    def __init__(self, program: Program, value: str, rows: TorchRows) -> None:
+    def __init__(self, program: StepProgram, value: str, rows: TorchRows) -> None:
         self._program, self._value, self._rows = program, value, rows
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.linear import let_head_write_its_result
+from hybridge.runtime.engines.torch.fusion.state_rings import RingLayer, ring_layers
 from hybridge.runtime.engines.torch.program import Program, compile_program
 from hybridge.runtime.engines.torch.weights import WeightStore
 from hybridge.trt_plugins.rewrites.draft_slots import recurrent_pools
@@ -64,6 +65,10 @@ class TorchModel:
     def pool_operators(self) -> dict[str, str]:
         """The recurrent operator that each pool of states belongs to."""
         return recurrent_pools(read_model(self._folder).graph)
+
+    def ring_layers(self) -> tuple[RingLayer, ...]:
+        """The recurrent operators whose states can have rings."""
+        return tuple(ring_layers(read_model(self._folder, self._file).graph))
 
     def close(self) -> None:
         """Forget programs and weights; calling it twice is allowed."""

@@ -28,8 +28,10 @@ from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
-from hybridge.runtime.engines.torch.paged_steps import PagedSteps, phase_of
+from hybridge.runtime.engines.torch.paged_steps import PagedSteps
 from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.ringed_pools import RingedPools
+from hybridge.runtime.engines.torch.state_rings import RingProgram, ring_bytes
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.weights import WeightStore
@@ -49,15 +51,23 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
     name: ClassVar[str] = "torch"
     _model_file: ClassVar[str] = MODEL_FILE
 
-    def __init__(self, folder: str | Path, device: str | None = None, chains_steps: bool = False) -> None:
+    def __init__(
+        self, folder: str | Path, device: str | None = None, chains_steps: bool = False, ring_rows: int | None = None
+    ) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``.
 
-        chains_steps: whether ``launch_next`` is offered, on a GPU.
+        chains_steps: whether ``launch_next`` is offered, on a GPU. ring_rows: decode steps of at least that many rows
+        use rings, which take memory for every slot; None: no step does.
         """
-        self._open(folder, TorchDevice(device), chains_steps=chains_steps)
+        self._open(folder, TorchDevice(device), chains_steps=chains_steps, ring_rows=ring_rows)
 
     def _open(
-        self, folder: str | Path, device: TorchDevice, shared: WeightStore | None = None, chains_steps: bool = False
+        self,
+        folder: str | Path,
+        device: TorchDevice,
+        shared: WeightStore | None = None,
+        chains_steps: bool = False,
+        ring_rows: int | None = None,
     ) -> None:
         """Load the graph on ``device``; weights that are in ``shared`` too are loaded once."""
         super().__init__(folder)
@@ -69,10 +79,16 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._rows: TorchRows | None = None
         self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
-        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size)
+        self._ring_layers = () if ring_rows is None else self._model.ring_layers()
+        ring_rows = ring_rows if self._ring_layers else None
+        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size, ring_rows)
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
         self._program(Phase.DECODE)
+
+    @property
+    def slot_bytes(self) -> int:
+        return super().slot_bytes + ring_bytes(self._ring_layers)
 
     @property
     def shows_values(self) -> bool:
@@ -176,6 +192,7 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         # The memory of the previous step is reused.
         self._device.synchronize()
         inputs = self._deferring(inputs)
+        self._prepare_rings(inputs)
         if not self._device.is_gpu:
             return self._run(inputs, ())[0]
         return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs), samplings)
@@ -189,11 +206,13 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         if self._deferred is not None or self._rows is not None:
             return None
         self._check(inputs)
+        self._prepare_rings(inputs)
         return self._steps.launch_next(result, inputs, self.pools, self._program, feeding)
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)
         inputs = self._deferring(inputs)
+        self._prepare_rings(inputs)
         result, found = self._run(inputs, values)
         with self._device.active():
             inner = {name: found[name][: len(inputs.input_ids)].float().cpu().numpy() for name in values}
@@ -225,9 +244,21 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
 
     def _make_pools(self, sizes: PoolSizes) -> None:
         snapshots = {} if self._deferred is None else self._deferred.snapshot_slots
-        self._pools = TorchPools(self._specs, sizes, self._device, snapshots)
+        if self._ring_layers:
+            self._pools = RingedPools(self._specs, sizes, self._device, snapshots, self._ring_layers)
+        else:
+            self._pools = TorchPools(self._specs, sizes, self._device, snapshots)
         if self._deferred is not None:
             self._deferred.bind(self._pools)
+
+    def _prepare_rings(self, inputs: PackedInputs) -> None:
+        """A step that does not use rings finds whole states."""
+        if isinstance(self._pools, RingedPools):
+            slots = inputs.state_indices.ravel().tolist()
+            if self._steps.phase_of(inputs) is Phase.RING:
+                self._pools.rings.use(slots)
+            else:
+                self._pools.make_whole(slots)
 
     def _deferring(self, inputs: PackedInputs) -> PackedInputs:
         """``inputs`` in the graph's form where they defer states; ends what was deferred before."""
@@ -270,15 +301,17 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         """The program of a step, which also writes hidden states where they are needed."""
         deferred = self._deferred if phase is Phase.DRAFT else None
         snapshots = frozenset[str]() if deferred is None else deferred.snapshots
-        if self._rows is None:
-            return self._model.program(phase, values, snapshots)
-        value = layer_output(self.config.num_hidden_layers - 1)
-        program = self._model.program(phase, (*dict.fromkeys((value, *values)),), snapshots)
-        return ShowingProgram(program, value, self._rows)
+        shown = layer_output(self.config.num_hidden_layers - 1)
+        if self._rows is not None:
+            values = (*dict.fromkeys((shown, *values)),)
+        program: StepProgram = self._model.program(phase, values, snapshots)
+        if phase is Phase.RING and isinstance(self._pools, RingedPools):
+            program = RingProgram(program, self._pools.rings)
+        return program if self._rows is None else ShowingProgram(program, shown, self._rows)
 
     def _run(self, inputs: PackedInputs, values: Sequence[str]) -> tuple[TorchStepResult, Mapping[str, torch.Tensor]]:
         """A step that is not recorded, and the outputs of its program."""
-        program = self._program(phase_of(inputs), values)
+        program = self._program(self._steps.phase_of(inputs), values)
         return self._steps.run(inputs, self.pools, program, self._states_of(inputs))
 
     def _states_of(self, inputs: PackedInputs) -> DeferredStates | None:

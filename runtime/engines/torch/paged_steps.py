@@ -43,14 +43,17 @@ class PagedSteps:
     mixed       rows of any length, by shape, the latest last
     """
 
-    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int) -> None:
+    def __init__(
+        self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int, ring_rows: int | None = None
+    ) -> None:
+        """``ring_rows``: decode steps of at least that many rows, padding included, use rings; None: no step does."""
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
         self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
-        self._vocab = vocab
+        self._vocab, self._ring_rows = vocab, ring_rows
         # By rows of logits, and whether likely tokens are listed.
         self._choosers: dict[tuple[int, bool], TorchSampling] = {}
         # Steps of a chain take turns, as each is launched while the one before still runs.
@@ -73,7 +76,7 @@ class PagedSteps:
                 return self._sampling_step(inputs, pools, programs, key, samplings, chooser)
             decode = self.decode.get(key)
             if decode is None:
-                decode = self.decode[key] = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *key)
+                decode = self.decode[key] = PagedDecodeStep(self._device, programs(self._decoding(key[0])), pools, *key)
             return decode.launch(inputs)
         if drafts and np.diff(inputs.query_start_loc).max() <= 1 + drafts:
             shape = draft_shape(inputs, drafts, self._limits.max_rows, block_size)
@@ -110,7 +113,7 @@ class PagedSteps:
         step = self.chained.get(key)
         if step is None:
             chooser = torch_sampling(self._device, size[0], self._vocab, lists=False) if samples else None
-            step = ChainedStep(self._device, programs(Phase.DECODE), pools, size, chooser)
+            step = ChainedStep(self._device, programs(self._decoding(size[0])), pools, size, chooser)
             self.chained[key] = step
         result.lose_logits()
         return step.launch(inputs, result.tokens, feeding)
@@ -161,7 +164,7 @@ class PagedSteps:
         key = *size, chooser.lists
         step = self.sampling.get(key)
         if step is None:
-            step = PagedDecodeStep(self._device, programs(Phase.DECODE), pools, *size, chooser)
+            step = PagedDecodeStep(self._device, programs(self._decoding(size[0])), pools, *size, chooser)
             self.sampling[key] = step
         indices = inputs.logits_indices
         chooser.fill({int(indices[index]): draw for index, draw in samplings.items()})
@@ -199,14 +202,20 @@ class PagedSteps:
         programs: Programs,
         deferred: DeferredStates | None,
     ) -> PackedStep:
-        return PackedStep(self._device, programs(phase_of(inputs)), pools, shape, deferred)
+        return PackedStep(self._device, programs(self.phase_of(inputs)), pools, shape, deferred)
 
+    def phase_of(self, inputs: PackedInputs) -> Phase:
+        """The phase whose program computes a step."""
+        if isinstance(inputs, DraftInputs):
+            return Phase.DRAFT
+        rows = len(inputs.seq_lens)
+        return (
+            self._decoding(padded_rows(rows, self._limits.max_rows)) if len(inputs.input_ids) == rows else Phase.PREFILL
+        )
 
-def phase_of(inputs: PackedInputs) -> Phase:
-    """The phase whose program computes a step."""
-    if isinstance(inputs, DraftInputs):
-        return Phase.DRAFT
-    return Phase.DECODE if len(inputs.input_ids) == len(inputs.seq_lens) else Phase.PREFILL
+    def _decoding(self, rows: int) -> Phase:
+        """The phase of decode steps of so many rows, padding included."""
+        return Phase.DECODE if self._ring_rows is None or rows < self._ring_rows else Phase.RING
 
 
 def _drafts(inputs: PackedInputs) -> int:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
-from hybridge.trt_plugins.kernels.ops.rows import row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.specs.ring import RING
 
 FILE = "gated_delta_rule/decode_slices.cu"
 ENTRY = "gated_delta_rule_decode"
+RING_FILE = "gated_delta_rule/decode_ring.cu"
 _WARP = 32
 # Bytes of the state for each multiprocessor: up to the first number latency is the cost; up to the second all blocks
 # run at once; where there are more, memory wants long runs of a row.
@@ -35,6 +38,9 @@ _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
 # Several tokens a row and decays of key channels keep more floats besides the state, and take at most this many rows.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
 # Where several tokens are walked, a 16-bit state is kept as floats between them.
+# States with rings, where there are many bytes of them.
+_RING = {4: (8, 8, 640), 2: (8, 8, 512)}
+_RING_CHANNELS_AT_ONCE = 384
 _WALKED = {4: _MANY_BYTES[4], 2: (8, 4, 448)}
 
 
@@ -88,8 +94,15 @@ class _Variant:
         return cut.at_once
 
     def source(self) -> KernelSource:
+        return KernelSource.of(FILE, ENTRY, self._defines())
+
+    def ring_source(self) -> KernelSource:
+        """The kernel over states with rings."""
+        return KernelSource.of(RING_FILE, "gated_delta_rule_ring", {**self._defines(), "RING": RING})
+
+    def _defines(self) -> dict[str, object]:
         cut = self.slice
-        defines = {
+        return {
             "DATA_T": cut.dtype,
             "STATE_T": cut.state,
             "KEY_SIZE": cut.key_size,
@@ -104,7 +117,6 @@ class _Variant:
             "SPECULATIVE": self.speculative,
             "AT_ONCE": self.threads_at_once,
         }
-        return KernelSource.of(FILE, ENTRY, defines)
 
 
 def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -> KernelLaunch:
@@ -120,13 +132,38 @@ def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -
     return _launch(call, device, variant.source(), cut.slices, cut.threads)
 
 
+def ring_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
+    """One launch over packed rows of at most one token whose states have rings (specs/ring.py).
+
+    The tensors of the rings come after the operator's own inputs.
+    """
+    cut = _ring_slice(call.dtype, call.state.dtype, call.key_size, call.value_size, call.channel_decay)
+    variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many=False)
+    params = struct_type(RING_FILE, "GatedDeltaRing")()
+    _fill(params.decode, call)
+    params.key_heads, params.value_heads = call.key_heads, call.value_heads
+    launch = _launch(call, device, variant.ring_source(), cut.slices, cut.threads)
+    return replace(launch, params=params, pointers=ring_pointers(call.call.spec, launch.pointers))
+
+
 def _launch(call: DeltaCall, device: DeviceTraits, source: KernelSource, slices: int, threads: int) -> KernelLaunch:
     params = struct_type(FILE, "GatedDeltaDecode")()
-    call.fill(params)
-    params.rows.rows, params.rows.time = call.rows, call.time
+    _fill(params, call)
     grid = (params.values_per_key * slices, call.key_heads, call.rows)
     pointers = call.inputs("q", "k", "v", "g", "beta", "state") | call.outputs() | row_pointers(call.call, "rows.")
     return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=device.capability >= OVERLAP_SINCE)
+
+
+def _fill(params: Any, call: DeltaCall) -> None:
+    call.fill(params)
+    params.rows.rows, params.rows.time = call.rows, call.time
+
+
+def _ring_slice(dtype: DType, state: DType, key_size: int, value_size: int, channel_decay: bool) -> Slice:
+    lanes, rows, at_once = _RING[state.itemsize]
+    cut = Slice(dtype, state, key_size, value_size, lanes, rows, at_once)
+    most = _RING_CHANNELS_AT_ONCE if channel_decay else at_once
+    return replace(cut, at_once=max(cut.threads, min(at_once, most)))
 
 
 def decode_sources() -> Iterator[KernelSource]:
@@ -139,6 +176,8 @@ def decode_sources() -> Iterator[KernelSource]:
                 single = _Variant(larger, True, True, ACCESS_BYTES, False)
                 yield single.source()
                 for channel in (False, True):
+                    cut = _ring_slice(dtype, state, 128, 128, channel)
+                    yield _Variant(cut, channel, True, ACCESS_BYTES, False).ring_source()
                     yield replace(single, many=True, speculative=True, channel_decay=channel).source()
                     walked = _slice(dtype, state, 128, 128, share, plain=False, walked=True)
                     yield _Variant(walked, channel, True, ACCESS_BYTES, True).source()
@@ -152,6 +191,8 @@ def decode_sources() -> Iterator[KernelSource]:
             for many in (False, True):
                 cut = _slice(DType.BFLOAT16, state, key_size, value_size, 0, plain=False, walked=many)
                 yield _Variant(cut, False, True, ACCESS_BYTES, many).source()
+                cut = _ring_slice(DType.BFLOAT16, state, key_size, value_size, many)
+                yield _Variant(cut, many, True, ACCESS_BYTES, False).ring_source()
     yield from columns_sources()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.ring import RINGS
 
 
 def token_count(call: OpCall) -> int:
@@ -29,3 +33,10 @@ def row_pointers(call: OpCall, prefix: str) -> dict[str, PointerSource]:
     if call.packed.has_state_indices:
         pointers[f"{prefix}state_indices"] = PointerSource(Memory.PACKED, 1)
     return pointers
+
+
+def ring_pointers(spec: OpSpec, decode: Mapping[str, PointerSource]) -> dict[str, PointerSource]:
+    """Those of a struct that has the parameters of plain decoding as ``decode``, and then the tensors of a ring."""
+    names = (*(tensor.name for tensor in RINGS[spec.name]), "lengths")
+    rings = {name: PointerSource(Memory.INPUT, len(spec.inputs) + index) for index, name in enumerate(names)}
+    return {f"decode.{name}": source for name, source in decode.items()} | rings

@@ -13,15 +13,18 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
-from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
+from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, row_and_token_stride, row_pointers, token_count
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.specs.ring import RING, RINGS
 
 VARIANTS = (MMA,)
 """Prompts by the products that every GPU has, also where there are those of whole warpgroups."""
+NAME = "update_ssm_state"
 FILE = "update_ssm_state/decode_lanes.cu"
 DRAFTS_FILE = "update_ssm_state/decode_drafts.cu"
+RING_FILE = "update_ssm_state/decode_ring.cu"
 SCALE = 9
 """Index of the scales of a state of 8 bits among the inputs, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
@@ -38,6 +41,8 @@ _ALL_BLOCKS = 2**31 - 1
 _BYTE_STATES = (DType.INT8, DType.UINT8)  # int8, and e4m3 as the bytes that it is
 _BYTE_PASSES = 8
 _BYTE_BLOCKS = 2
+_RING_THREADS = 128
+_RING_PASSES = 4
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -67,6 +72,7 @@ def sources() -> Iterator[KernelSource]:
             yield single.source()
             if state not in _BYTE_STATES:
                 yield from (variant.drafts_source() for variant in (typed, single))
+                yield from (_ring_variant(replace(typed, gated=gated)).ring_source() for gated in (False, True))
     for state in _BYTE_STATES:
         yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES, threads=_THREADS)).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
@@ -75,6 +81,7 @@ def sources() -> Iterator[KernelSource]:
             yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
             if state not in _BYTE_STATES:
                 yield replace(base, tile=sized, group_bytes=2).drafts_source()
+                yield _ring_variant(replace(base, tile=sized, group_bytes=2)).ring_source()
     yield from prefill_sources()
 
 
@@ -85,6 +92,19 @@ def decode_launch(call: OpCall, device: DeviceTraits, gate: TensorLayout | None 
     A call whose state is int8 or e4m3 (uint8) has scales, float32 [slots, heads, head_dim]: input SCALE and output 2.
     """
     return _Decode(call, gate).launch(device)
+
+
+def ring_launch(call: OpCall, device: DeviceTraits, gate: TensorLayout | None = None) -> KernelLaunch:
+    """As ``decode_launch``, of packed rows whose states have rings (specs/ring.py).
+
+    The tensors of the rings come after the operator's own inputs, then the gate. UnsupportedError for states of 8 bits.
+    """
+    return _Decode(call, gate).ring(device)
+
+
+def _ring_variant(variant: _Variant) -> _Variant:
+    tile = variant.tile.with_passes(_RING_PASSES).with_threads(_RING_THREADS)
+    return replace(variant, tile=tile)
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,11 @@ class _Variant:
     def drafts_source(self) -> KernelSource:
         """The kernel that walks draft tokens; it has no gate and fetches nothing ahead."""
         return KernelSource.of(DRAFTS_FILE, "update_ssm_state_drafts", self._defines())
+
+    def ring_source(self) -> KernelSource:
+        """The kernel over states with rings."""
+        defines = {**self._defines(), "GATED": self.gated, "RING": RING}
+        return KernelSource.of(RING_FILE, "update_ssm_state_ring", defines)
 
     def _defines(self) -> dict[str, object]:
         return {
@@ -148,13 +173,31 @@ class _Decode:
 
     def drafts(self, device: DeviceTraits) -> KernelLaunch:
         """A few tokens a row, walked, with a state after each; UnsupportedError for states of 8 bits."""
-        if self.state.dtype in _BYTE_STATES:
-            raise UnsupportedError(
-                f"{self.call.spec.name}: expected draft tokens with states of 16 or 32 bits, found "
-                f"{self.state.dtype.value}: use another type of state"
-            )
+        self._need_wide_states("draft tokens")
         tile, _ = self._tile(device.multiprocessors)
         return self._launch(tile, self._variant(tile).drafts_source(), self._params(), device)
+
+    def ring(self, device: DeviceTraits) -> KernelLaunch:
+        """One launch over states with rings; UnsupportedError for states of 8 bits."""
+        self._need_wide_states("a ring")
+        width = access_bytes(self.state, self.state_out, axes=1)
+        one = StateTile(self.x.dtype, self.state.dtype, self.head_dim, self.state_size, width, 1, _RING_THREADS)
+        variant = _ring_variant(self._variant(one))
+        params = struct_type(RING_FILE, "SsmRing")()
+        self._fill(params.decode)
+        params.heads, params.groups = self.heads, self.groups
+        launch = self._launch(variant.tile, variant.ring_source(), params, device)
+        pointers = ring_pointers(self.call.spec, launch.pointers)
+        if self.gate is not None:
+            pointers["decode.gate"] = PointerSource(Memory.INPUT, len(self.call.spec.inputs) + len(RINGS[NAME]) + 1)
+        return replace(launch, pointers=pointers)
+
+    def _need_wide_states(self, what: str) -> None:
+        if self.state.dtype in _BYTE_STATES:
+            raise UnsupportedError(
+                f"{self.call.spec.name}: expected {what} with states of 16 or 32 bits, found "
+                f"{self.state.dtype.value}: use another type of state"
+            )
 
     def _variant(self, tile: StateTile) -> _Variant:
         D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
@@ -188,6 +231,10 @@ class _Decode:
 
     def _params(self) -> Any:
         params = struct_type(FILE, "SsmDecode")()
+        self._fill(params)
+        return params
+
+    def _fill(self, params: Any) -> None:
         strided = [("x", self.x, 2), ("B", self.B, 2), ("C", self.C, 2), ("y", self.y, 2), ("dt", self.dt, 1)]
         if self.gate is not None:
             strided.append(("gate", self.gate, 1))
@@ -204,7 +251,6 @@ class _Decode:
         params.heads_per_group = self.heads // self.groups
         attributes = self.call.attributes
         params.dt_min, params.dt_max = attributes["time_step_min"], attributes["time_step_max"]
-        return params
 
     def _pointers(self) -> dict[str, PointerSource]:
         call = self.call

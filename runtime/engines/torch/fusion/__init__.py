@@ -18,6 +18,7 @@ from hybridge.runtime.engines.torch.fusion.quantized import tile_weights
 from hybridge.runtime.engines.torch.fusion.quantized_experts import tile_experts
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
+from hybridge.runtime.engines.torch.fusion.state_rings import use_rings
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
 from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, clean_graph, engine_input
 from hybridge.trt_plugins.rewrites.draft_slots import use_draft_slots
@@ -27,12 +28,13 @@ from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 class Phase(str, Enum):
     """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
 
-    DRAFT: any number too, in steps that leave the states of some rows unchanged.
+    DRAFT: any number too, in steps that leave the states of some rows unchanged. RING: DECODE over states with rings.
     """
 
     PREFILL = "prefill"
     DECODE = "decode"
     DRAFT = "draft"
+    RING = "ring"
 
 
 def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
@@ -52,6 +54,8 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
     if phase is Phase.DECODE:
         # For longer steps the gate is cheaper inside of the norm that follows.
         join_mixers(graph)
+    elif phase is Phase.RING:
+        use_rings(graph)
     fuse_grouped_norms(graph)
     fuse_wide_norms(graph)
     fuse_routers(graph)

@@ -20,6 +20,7 @@ from hybridge.runtime.engines.torch.ops import (
     rounded_experts,
     routing,
     shapes,
+    state_rings,
     tiled_experts,
 )
 from hybridge.trt_plugins import catalog
@@ -43,6 +44,7 @@ _FUSED: dict[str, Builder] = {
     **cached_attention.ROWS,
     **routing.FUSED_ROWS,
     **tiled_experts.FUSED_ROWS,
+    **state_rings.FUSED_ROWS,
 }
 OPERATORS: dict[str, dict[str, Builder]] = {
     "": _STANDARD,

@@ -1,0 +1,69 @@
+"""Recurrent operators whose states have rings: a state is read in every step, and written once in RING steps.
+
+The ring of a slot holds what its last tokens, fewer than RING, have to do with its state. A sequence's state is that of
+its slot after these tokens. A call with one token a row, of packed rows, reads both:
+
+* Where the ring has fewer than RING - 1 tokens, the token is added to it, and the state in memory stays the same.
+* Otherwise the state takes up the ring and the token, and the ring is empty.
+* A row without a token has its ring taken up by the state.
+
+An engine keeps the rings, and how many tokens each has, beside the pools of states. Engines of exported graphs use this
+form of an operator (as they do with slots for draft tokens); it is not in model files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
+from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
+
+RING = 16
+"""Tokens, of which a ring holds one less: with the last one the state is written."""
+
+
+@dataclass(frozen=True)
+class RingTensor:
+    """One tensor of a ring, [slots, outer, RING, inner], without gaps.
+
+    dtype: None for that of the operator's data. outer, inner: dims of the operator's inputs, or sizes.
+    """
+
+    name: str
+    dtype: DType | None
+    outer: str
+    inner: str | int
+    doc: str
+
+    def shape(self, spec: OpSpec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int]:
+        """The shape for one slot, where the operator's inputs have ``shapes`` (the trailing axes of each)."""
+        inner = self.inner if isinstance(self.inner, int) else _size(spec, shapes, self.inner)
+        return _size(spec, shapes, self.outer), RING, inner
+
+
+RINGS: Mapping[str, tuple[RingTensor, ...]] = MappingProxyType(
+    {
+        UPDATE_SSM_STATE.name: (
+            RingTensor("x", None, "heads", "head_dim", "x"),
+            RingTensor("B", None, "groups", "state_size", "B"),
+            RingTensor("steps", DType.FLOAT32, "heads", 2, "log decay A * d, and d, the time step"),
+        ),
+        GATED_DELTA_RULE.name: (
+            RingTensor("k", None, "key_heads", "key_size", "k, not normalised"),
+            RingTensor("written", DType.FLOAT32, "value_heads", "value_size", "u / |k|; it adds outer(k, written)"),
+            RingTensor("decays", DType.FLOAT32, "value_heads", "decay_size", "g"),
+        ),
+    }
+)
+"""The tensors of a ring by operator, in the order in which its kernels take them; the rings' lengths follow."""
+
+
+def _size(spec: OpSpec, shapes: Mapping[str, tuple[int, ...]], dim: str) -> int:
+    for tensor in spec.inputs:
+        if tensor.name in shapes and dim in tensor.dims:
+            return shapes[tensor.name][tensor.dims.index(dim) - len(tensor.dims)]
+    raise AssertionError(f"{spec.name} has no {dim}")
