@@ -91,6 +91,7 @@ def open_model(settings: ModelSettings) -> ServedModel:
         policy=Priority(),
         prefix_cache=PrefixCacheSettings(host_bytes=settings.host_bytes),
         speculation=_speculation(settings),
+        ring_rows=settings.ring_rows,
         hidden_states=settings.embeddings,
     )
     llm = AsyncLLM(

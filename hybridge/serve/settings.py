@@ -93,6 +93,7 @@ class ModelSettings:
     embeddings: bool = setting(False)
     draft: str | None = setting(None)
     draft_tokens: int | None = setting(None, least=1)
+    ring_rows: int | None = setting(None, least=1)
 
     def __post_init__(self) -> None:
         check_settings(self)

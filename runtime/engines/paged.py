@@ -193,6 +193,15 @@ class PagedEngine(ABC):
         """Whether ``launch`` returns while a device still works: the host has time for other things then."""
         return False
 
+    def use_state_rings(self, rows: int) -> None:
+        """Let decode steps of at least ``rows`` rows write recurrent states once in several tokens; pools are made
+        after it.
+
+        The states that other methods read are whole. A slot takes more memory then. EngineError where the engine
+        cannot.
+        """
+        raise EngineError(f"the {self.name} engine writes its states in every step: use torch, or no ring_rows")
+
     @property
     def max_rollback_tokens(self) -> int:
         """The most tokens of a row that a step may defer; 0 for an engine that defers none."""

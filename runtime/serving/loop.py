@@ -49,6 +49,8 @@ class ServingLoop:
         self.shape = serving_shape(engine, settings)
         self.steps = 0
         self.last_plan: StepPlan | None = None
+        if settings.ring_rows is not None:
+            engine.use_state_rings(settings.ring_rows)
         rows, speculation = self.shape.max_rows, settings.speculation
         speculator = None if speculation is None else Speculator(speculation, engine, rows)
         memory = loop_memory(engine, settings, self.shape)

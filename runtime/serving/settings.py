@@ -30,6 +30,8 @@ class ServingSettings:
     prefix_cache: settings, or a kind: "radix", "blocks" or "off". None: "blocks"; for a dense artifact a radix tree of
     the ends of answers, which costs no step.
     speculation: speculative decoding; None (the default) turns it off.
+    ring_rows: decode steps of at least that many rows keep what their tokens change in the recurrent states beside
+    them, and write the states once in 16 tokens, which is faster on a GPU (engine torch); None: every step writes them.
     hidden_states: requests may ask for the hidden state of their prompt (``AsyncLLM.embed``); every step then writes
     those of its tokens. Not together with speculation.
     """
@@ -44,10 +46,11 @@ class ServingSettings:
     policy: Policy = field(default_factory=Fcfs)
     prefix_cache: PrefixCacheSettings | str | None = None
     speculation: SpeculationSettings | None = None
+    ring_rows: int | None = None
     hidden_states: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes"):
+        for name in ("block_size", "max_rows", "max_tokens", "max_seq_len", "memory_bytes", "ring_rows"):
             value = getattr(self, name)
             if value is not None:
                 checked_int(name, value)

@@ -92,14 +92,14 @@ DELTA = [(4, 2, 128, 128), (2, 2, 64, 128), (2, 1, 96, 192), (2, 2, 40, 24), (2,
 
 @pytest.mark.parametrize("shape", SSM, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_ssm_states(shape, dtype):
+def test_ssm_states(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     check(ssm_case(ROWS, TOKENS, *shape, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("shape", DELTA, ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_delta_states(shape, dtype, channels):
+def test_delta_states(shape: tuple[int, int, int, int], dtype: torch.dtype, channels: bool) -> None:
     check(delta_case(ROWS, TOKENS, *shape, dtype, "cuda", channels))
 
 

@@ -22,6 +22,7 @@ from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import MOST_DEFERRED, DeferredStates, RollbackLimits
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion import Phase
+from hybridge.runtime.engines.torch.fusion.state_rings import RingLayer
 from hybridge.runtime.engines.torch.hidden_states import ShowingProgram, TorchRows
 from hybridge.runtime.engines.torch.model import TorchModel
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape
@@ -51,23 +52,15 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
     name: ClassVar[str] = "torch"
     _model_file: ClassVar[str] = MODEL_FILE
 
-    def __init__(
-        self, folder: str | Path, device: str | None = None, chains_steps: bool = False, ring_rows: int | None = None
-    ) -> None:
+    def __init__(self, folder: str | Path, device: str | None = None, chains_steps: bool = False) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``.
 
-        chains_steps: whether ``launch_next`` is offered, on a GPU. ring_rows: decode steps of at least that many rows
-        use rings, which take memory for every slot; None: no step does.
+        chains_steps: whether ``launch_next`` is offered, on a GPU.
         """
-        self._open(folder, TorchDevice(device), chains_steps=chains_steps, ring_rows=ring_rows)
+        self._open(folder, TorchDevice(device), chains_steps=chains_steps)
 
     def _open(
-        self,
-        folder: str | Path,
-        device: TorchDevice,
-        shared: WeightStore | None = None,
-        chains_steps: bool = False,
-        ring_rows: int | None = None,
+        self, folder: str | Path, device: TorchDevice, shared: WeightStore | None = None, chains_steps: bool = False
     ) -> None:
         """Load the graph on ``device``; weights that are in ``shared`` too are loaded once."""
         super().__init__(folder)
@@ -79,9 +72,8 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._rows: TorchRows | None = None
         self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
-        self._ring_layers = () if ring_rows is None else self._model.ring_layers()
-        ring_rows = ring_rows if self._ring_layers else None
-        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size, ring_rows)
+        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size)
+        self._ring_layers: tuple[RingLayer, ...] = ()
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
         self._program(Phase.DECODE)
@@ -149,6 +141,12 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._device.synchronize()
         self._forget_steps()
         self._make_pools(sizes)
+
+    def use_state_rings(self, rows: int) -> None:
+        self._device.synchronize()
+        self._forget_steps()
+        self._ring_layers = self._model.ring_layers()
+        self._steps.ring_rows = rows if self._ring_layers else None
 
     @property
     def max_rollback_tokens(self) -> int:

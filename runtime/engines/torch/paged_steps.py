@@ -43,17 +43,16 @@ class PagedSteps:
     mixed       rows of any length, by shape, the latest last
     """
 
-    def __init__(
-        self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int, ring_rows: int | None = None
-    ) -> None:
-        """``ring_rows``: decode steps of at least that many rows, padding included, use rings; None: no step does."""
+    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int) -> None:
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
         self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
-        self._vocab, self._ring_rows = vocab, ring_rows
+        self._vocab = vocab
+        # Decode steps of at least that many rows, padding included, use rings; None: no step does.
+        self.ring_rows: int | None = None
         # By rows of logits, and whether likely tokens are listed.
         self._choosers: dict[tuple[int, bool], TorchSampling] = {}
         # Steps of a chain take turns, as each is launched while the one before still runs.
@@ -215,7 +214,7 @@ class PagedSteps:
 
     def _decoding(self, rows: int) -> Phase:
         """The phase of decode steps of so many rows, padding included."""
-        return Phase.DECODE if self._ring_rows is None or rows < self._ring_rows else Phase.RING
+        return Phase.DECODE if self.ring_rows is None or rows < self.ring_rows else Phase.RING
 
 
 def _drafts(inputs: PackedInputs) -> int:

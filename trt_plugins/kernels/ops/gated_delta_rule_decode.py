@@ -38,8 +38,9 @@ _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
 # Several tokens a row and decays of key channels keep more floats besides the state, and take at most this many rows.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
 # Where several tokens are walked, a 16-bit state is kept as floats between them.
-# States with rings, where there are many bytes of them.
+# States with rings, where there are many bytes of them. Data of 32 bits takes more registers.
 _RING = {4: (8, 8, 640), 2: (8, 8, 512)}
+_WIDE_RING_AT_ONCE = 512
 _RING_CHANNELS_AT_ONCE = 384
 _WALKED = {4: _MANY_BYTES[4], 2: (8, 4, 448)}
 
@@ -162,7 +163,7 @@ def _fill(params: Any, call: DeltaCall) -> None:
 def _ring_slice(dtype: DType, state: DType, key_size: int, value_size: int, channel_decay: bool) -> Slice:
     lanes, rows, at_once = _RING[state.itemsize]
     cut = Slice(dtype, state, key_size, value_size, lanes, rows, at_once)
-    most = _RING_CHANNELS_AT_ONCE if channel_decay else at_once
+    most = _RING_CHANNELS_AT_ONCE if channel_decay else _WIDE_RING_AT_ONCE if dtype is DType.FLOAT32 else at_once
     return replace(cut, at_once=max(cut.threads, min(at_once, most)))
 
 
