@@ -36,7 +36,7 @@ class StateRingSettings:
     """``steps`` decode steps of ``rows`` rows, a multiple of a ring's tokens.
 
     Logits after ``gate_tokens`` and ``gate_steps`` more tokens are compared with transformers in float32. step_goal:
-    time of a step with plain states divided by that with rings; kernel_goals: the same of the operators' kernels, on a GPU.
+    time of a step with plain states divided by that with rings; kernel_goals: the same of the kernels, on a GPU.
     device: "cuda" or "cpu". work: a folder that keeps checkpoint and artifact.
     """
 

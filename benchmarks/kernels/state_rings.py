@@ -24,7 +24,10 @@ from hybridge.trt_plugins.specs.ring import RING, RINGS
 
 TOLERANCE = 3e-3
 _BF16 = torch.bfloat16
-_EAGER = {"update_ssm_state": update_ssm_state, "gated_delta_rule": gated_delta_rule}
+_EAGER: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    "update_ssm_state": update_ssm_state,
+    "gated_delta_rule": gated_delta_rule,
+}
 
 
 class Runs(NamedTuple):
