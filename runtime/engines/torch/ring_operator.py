@@ -64,7 +64,7 @@ class RingOperator:
         if self._launched(given, ring, lengths, None, torch.empty_like(given[self._data])):
             return
         pool = given[self.state]
-        at, in_ring = _places(slots, pool), _places(slots, lengths)
+        at, in_ring = _slots_in(slots, pool), _slots_in(slots, lengths)
         parts = [part.index_select(0, in_ring) for part in ring]
         found = taken_up(self.name, pool.index_select(0, at), parts, lengths.index_select(0, in_ring))
         pool.index_copy_(0, at, found.to(pool.dtype))
@@ -106,7 +106,7 @@ class RingOperator:
         singles: int,
     ) -> None:
         slots, pool = given[self._slots][:singles], given[self.state]
-        at, in_ring = _places(slots, pool), _places(slots, lengths)
+        at, in_ring = _slots_in(slots, pool), _slots_in(slots, lengths)
         inputs = []
         for index, (tensor, value) in enumerate(zip(self._spec.inputs, given, strict=True)):
             if index == self._bounds:
@@ -127,5 +127,5 @@ class RingOperator:
             part.index_copy_(0, in_ring, new)
 
 
-def _places(slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+def _slots_in(slots: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
     return torch.where(slots < 0, pool.shape[0] - 1, slots.long())

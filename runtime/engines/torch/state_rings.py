@@ -63,8 +63,8 @@ class StateRings:
 
     def count(self, slots: torch.Tensor) -> None:
         """Enqueue the new lengths after a token of each of ``slots`` [rows] int32, -1: padding."""
-        places = torch.where(slots < 0, len(self.lengths) - 1, slots.long())
-        self.lengths.index_copy_(0, places, (self.lengths.index_select(0, places) + 1) % RING)
+        chosen = torch.where(slots < 0, len(self.lengths) - 1, slots.long())
+        self.lengths.index_copy_(0, chosen, (self.lengths.index_select(0, chosen) + 1) % RING)
 
     def empty(self, slots: Collection[int]) -> None:
         """The states of ``slots`` are replaced: forget their rings."""
