@@ -52,12 +52,27 @@ def layer_of(name: str, mixer: BodyConfig, mlp: BodyConfig) -> LayerConfig:
     )
 
 
+def norm_after_layer_of(mixer: BodyConfig, mlp: BodyConfig) -> LayerConfig:
+    """A mixer, then a feed-forward part, each with a norm behind it and none in front, as in OLMo 2."""
+    return LayerConfig(
+        (
+            BlockConfig("post_attention_layernorm", "self_attn", mixer, norm_after=True),
+            BlockConfig("post_feedforward_layernorm", "mlp", mlp, norm_after=True),
+        )
+    )
+
+
 def attention_of(
-    config: HfConfig, head_dim: int, rope: RopeConfig | None, absent_kv_heads: int | None = None, **rest: Any
+    config: HfConfig,
+    head_dim: int,
+    rope: RopeConfig | None,
+    absent_kv_heads: int | None = None,
+    bias_names: tuple[str, ...] = ("attention_bias",),
+    **rest: Any,
 ) -> AttentionConfig:
-    """Attention whose four projections have a bias where ``attention_bias`` says so."""
+    """Attention whose four projections have a bias where the field called one of ``bias_names`` says so."""
     heads, kv_heads = head_counts(config, absent_kv_heads)
-    bias = config.flag("attention_bias", default=False)
+    bias = config.flag(*bias_names, default=False)
     rest.setdefault("scale", head_dim**-0.5)
     return AttentionConfig(heads, kv_heads, head_dim, bias=bias, output_bias=bias, rope=rope, **rest)
 

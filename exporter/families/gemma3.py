@@ -73,7 +73,11 @@ def parse(config: HfConfig) -> DecoderConfig:
 def _windows(config: HfConfig) -> list[int | None]:
     """The sliding window of each layer; without ``layer_types`` every ``sliding_window_pattern``-th has none."""
     window = config.positive("sliding_window")
-    pattern = config.positive("sliding_window_pattern", "_sliding_window_pattern", default=ABSENT_PATTERN)
+    pattern = config.positive("sliding_window_pattern", default=ABSENT_PATTERN)
+    # transformers writes it beside layer_types, and never reads it.
+    if config.raw("layer_types", None) is None:
+        config.same(pattern, "sliding_window_pattern", "_sliding_window_pattern")
+    config.ignore("_sliding_window_pattern")
     count = config.layer_count()
     kinds = [SLIDING if (index + 1) % pattern else FULL for index in range(count)]
     return layer_windows(config, count, kinds, window)

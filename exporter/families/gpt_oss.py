@@ -9,7 +9,7 @@ from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
-from hybridge.exporter.families.rope import rope_from_config
+from hybridge.exporter.families.rope import fill_rope, rope_from_config
 from hybridge.exporter.families.sliding_window import SLIDING, layer_windows
 
 # The kinds of fields that transformers declares, and its defaults.
@@ -50,8 +50,7 @@ ABSENT_ROPE = {
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a gpt_oss config."""
     config.fill(ABSENT)
-    if config.raw("rope_parameters", None) is None and not config.raw("rope_scaling", None):
-        config.replace(rope_parameters=ABSENT_ROPE, rope_scaling=None)
+    fill_rope(config, ABSENT_ROPE)
     head_dim, count = config.positive("head_dim"), config.layer_count()
     rope = rope_from_config(config, head_dim, absent_theta=ABSENT_THETA)
     base = attention_of(config, head_dim, rope, sinks=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig, RopeConfig
-from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of
-from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
+from hybridge.exporter.families.common_fields import attention_of, decoder_of, head_dim_of, norm_after_layer_of
+from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.rope import rope_from_config
@@ -30,13 +30,5 @@ def attention_part(config: HfConfig, head_dim: int, rope: RopeConfig | None) -> 
 def olmo_decoder(config: HfConfig, model_type: str, attentions: Iterable[AttentionConfig]) -> DecoderConfig:
     """The decoder with one layer for each of ``attentions``."""
     mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config))
-    layers = [
-        LayerConfig(
-            (
-                BlockConfig("post_attention_layernorm", "self_attn", attention, norm_after=True),
-                BlockConfig("post_feedforward_layernorm", "mlp", mlp, norm_after=True),
-            )
-        )
-        for attention in attentions
-    ]
+    layers = [norm_after_layer_of(attention, mlp) for attention in attentions]
     return decoder_of(config, model_type, layers, norm_eps=ABSENT_EPSILON, absent_padding=ABSENT_PADDING)

@@ -59,6 +59,12 @@ def rope_from_config(
     return rope_of(fields, head_dim, theta, factor, config.positive("max_position_embeddings", default=None), original)
 
 
+def fill_rope(config: HfConfig, absent: Mapping[str, Any]) -> None:
+    """Let a config that says nothing of the rotary embedding's parameters have those of ``absent``."""
+    if config.raw("rope_parameters", None) is None and not config.raw("rope_scaling", None):
+        config.replace(rope_parameters=absent, rope_scaling=None)
+
+
 def rope_of(
     fields: Fields,
     head_dim: int,

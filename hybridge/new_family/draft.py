@@ -19,6 +19,8 @@ from hybridge.new_family.kinds import declared_kinds
 from hybridge.new_family.model import ModelTensors, model_tensors
 from hybridge.new_family.skeleton import family_text
 
+# Characters of a field's default.
+_LONGEST = 80
 FOLDER = Path("exporter") / "families"
 # Sizes of a tiny model, as in the other families.
 _TINY = {"num_hidden_layers": 2, "intermediate_size": 88, "max_position_embeddings": 512}
@@ -74,7 +76,8 @@ def draft_family(model_type: str) -> FamilyDraft:
     except HybridgeError as failure:
         error = str(failure)
     unread = [name for name in config.unread() if name not in HARMLESS_FIELDS]
-    fields = {name: f"{kinds.get(name, 'not declared')}, default {model.config[name]!r}" for name in unread}
+    fields = {name: f"{kinds.get(name, 'not declared')}, default {_short(model.config[name])}" for name in unread}
+    fields |= {other: f"another name of {usual}" for other, usual in model.spellings.items()}
     return FamilyDraft(
         model_type,
         text,
@@ -106,6 +109,11 @@ def _parsed(text: str, config: HfConfig) -> DecoderConfig:
     exec(compile(text, "<draft>", "exec"), namespace)  # generated text, with checked names
     decoder: DecoderConfig = namespace["parse"](config)
     return decoder
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _differences(decoder: DecoderConfig, model: ModelTensors) -> list[str]:

@@ -13,10 +13,14 @@ LAYERS = "model.layers."
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """tensors: name -> shape of a model of two layers; config: transformers' defaults, as it saves them."""
+    """tensors: name -> shape of a model of two layers; config: transformers' defaults, as it saves them.
+
+    spellings: field of the config -> the other name under which transformers keeps it.
+    """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
+    spellings: Mapping[str, str]
 
     @property
     def layer(self) -> dict[str, tuple[int, ...]]:
@@ -48,6 +52,7 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
     found = ModelTensors(
         json.loads(config_class().to_json_string(use_diff=False)),
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+        dict(config_class.attribute_map),
     )
     if not any(name.startswith("self_attn.") for name in found.layer):
         raise UnsupportedError(

@@ -23,46 +23,108 @@ _FILLED = (
     "pad_token_id",
     "tie_word_embeddings",
 )
+# Of a rotary embedding whose theta no config gives.
+_THETA = 10000.0
 _GATED, _PLAIN, _FUSED = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj"), ("gate_up_proj", "down_proj")
 
 
 def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any], model: ModelTensors) -> str:
     """A file in the layout of Llama with what differs in this family's defaults and tensors."""
-    absent = {name: defaults[name] for name in _FILLED if defaults.get(name) is not None}
-    head_dim = 'config.positive("head_dim")' if absent.get("head_dim") else "head_dim_of(config)"
-    norm = ", qk_norm=True" if "q_norm" in model.sources("self_attn.") else ""
-    helpers = ["attention_of", "decoder_of", "layer_of"]
-    helpers += [] if absent.get("head_dim") else ["head_dim_of"]
-    bias = ', bias=config.flag("mlp_bias", default=False)' if "mlp_bias" in kinds else ""
+    windows = {"sliding_window", "layer_types"} <= set(kinds)
+    filled = (*_FILLED, "sliding_window") if windows else _FILLED
+    absent = {name: defaults[name] for name in filled if defaults.get(name) is not None}
+    head_dim = "head_dim_of(config)" if not absent.get("head_dim") else 'config.positive("head_dim")'
+    layer = "layer_of" if "input_layernorm" in model.sources("") else "norm_after_layer_of"
+    rope, theta = _absent_rope(model.config)
+    constants = [f"ABSENT = {{\n{_table(absent)}\n}}"]
+    constants += [f"ABSENT_ROPE = {{\n{_table(rope)}\n}}"] if rope else []
+    if windows:
+        constants.append(f"# The kinds of layers, repeated.\nPATTERN = [{', '.join(_pattern(model.config))}]")
     return f'''"""{model_type}: Llama's layout."""
 
 from __future__ import annotations
 
-from hybridge.exporter.families.activation_names import activation_of
-from hybridge.exporter.families.common_fields import {", ".join(sorted(helpers))}
-from hybridge.exporter.families.decoder_config import DecoderConfig
-from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mlp_config import MlpConfig
-from hybridge.exporter.families.rope import rope_from_config
+{_imports({head_dim.partition("(")[0], layer}, _pattern(model.config) if windows else [], bool(rope))}
 
 # The kinds of fields that transformers declares, and its defaults.
 KINDS = {{
 {_table(_by_kind(kinds))}
 }}
-ABSENT = {{
-{_table(absent)}
-}}
+{chr(10).join(constants)}
 
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate {_article(model_type)} {model_type} config."""
-    config.fill(ABSENT)
-    head_dim = {head_dim}
-    attention = attention_of(config, head_dim, rope_from_config(config, head_dim){norm})
-    width, activation = config.positive("intermediate_size"), activation_of(config)
-    mlp = MlpConfig(width, activation{_projections(model)}{bias})
-    return decoder_of(config, "{model_type}", (layer_of("self_attn", attention, mlp),) * config.layer_count())
+{_parser(model_type, kinds, model, head_dim, layer, (bool(rope), theta), windows)}
 '''
+
+
+def _parser(
+    model_type: str,
+    kinds: Mapping[str, str],
+    model: ModelTensors,
+    head_dim: str,
+    layer: str,
+    rope: tuple[bool, float],
+    windows: bool,
+) -> str:
+    """The lines of the parser. rope: whether its parameters are filled in, and the theta where none is given."""
+    filled, theta = rope
+    norm = ", qk_norm=True" if "q_norm" in model.sources("self_attn.") else ""
+    bias = ', bias=config.flag("mlp_bias", default=False)' if "mlp_bias" in kinds else ""
+    absent_theta = "" if theta == _THETA else f", absent_theta={theta!r}"
+    lines = ["config.fill(ABSENT)", *(["fill_rope(config, ABSENT_ROPE)"] if filled else [])]
+    lines.append(f"head_dim = {head_dim}")
+    if "attention_bias" not in kinds:
+        lines.append('config.expect("attention_bias", (False,), False)')
+    lines += [
+        f"rope = rope_from_config(config, head_dim{absent_theta})",
+        f"attention = attention_of(config, head_dim, rope{norm})",
+        'width, activation = config.positive("intermediate_size"), activation_of(config)',
+        f"mlp = MlpConfig(width, activation{_projections(model)}{bias})",
+    ]
+    call = f'{layer}("self_attn", ' if layer == "layer_of" else f"{layer}("
+    if not windows:
+        lines.append(f'return decoder_of(config, "{model_type}", ({call}attention, mlp),) * config.layer_count())')
+        return textwrap.indent("\n".join(lines), "    ")
+    lines += [
+        "count = config.layer_count()",
+        "kinds = [PATTERN[index % len(PATTERN)] for index in range(count)]",
+        'windows = layer_windows(config, count, kinds, config.positive("sliding_window", null=None))',
+        f"layers = [{call}replace(attention, sliding_window=window), mlp) for window in windows]",
+        f'return decoder_of(config, "{model_type}", layers)',
+    ]
+    return textwrap.indent("\n".join(lines), "    ")
+
+
+def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
+    """The imports of a file that uses ``helpers`` of common_fields; pattern: its kinds of layers with windows."""
+    helpers = {"attention_of", "decoder_of", *helpers, *({"FULL"} & {*pattern})} - {"config.positive"}
+    names = {
+        "activation_names": "activation_of",
+        "common_fields": ", ".join(sorted(helpers, key=lambda name: (not name.isupper(), name))),
+        "decoder_config": "DecoderConfig",
+        "hf_config": "HfConfig",
+        "mlp_config": "MlpConfig",
+        "rope": "fill_rope, rope_from_config" if rope else "rope_from_config",
+        **({"sliding_window": ", ".join([*({"SLIDING"} & {*pattern}), "layer_windows"])} if pattern else {}),
+    }
+    lines = [f"from hybridge.exporter.families.{module} import {name}" for module, name in names.items()]
+    return "\n".join([*(["from dataclasses import replace", ""] if pattern else []), *lines])
+
+
+def _absent_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """The parameters that a config without any has, {} for those of every family; and their theta."""
+    found = dict(config.get("rope_parameters") or {})
+    theta = found.get("rope_theta", _THETA)
+    return ({} if found.get("rope_type", "default") == "default" else found), theta
+
+
+def _pattern(config: Mapping[str, Any]) -> list[str]:
+    """The names of the shortest pattern whose repetition is ``layer_types``."""
+    kinds = list(config["layer_types"])
+    length = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
+    return ["FULL" if kind == "full_attention" else "SLIDING" for kind in kinds[:length]]
 
 
 def _projections(model: ModelTensors) -> str:

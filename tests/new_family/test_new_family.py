@@ -20,6 +20,7 @@ def draft_of(model_type: str, monkeypatch: pytest.MonkeyPatch) -> FamilyDraft:
 def test_a_family_in_the_layout_of_llama_has_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = draft_of("arcee", monkeypatch)
     assert (draft.open_fields, draft.open_tensors, draft.error) == ({}, (), "")
+    assert draft.text.count("\n") <= 60
 
 
 @pytest.mark.slow
@@ -27,6 +28,10 @@ def test_fields_and_tensors_that_differ_are_listed(monkeypatch: pytest.MonkeyPat
     draft = draft_of("seed_oss", monkeypatch)
     assert draft.open_fields["attention_out_bias"] == "bool, default False"
     assert draft.open_tensors == ("model.layers.0.self_attn.o_proj.bias [4096]: not in the model",)
+    assert draft_of("internlm3", monkeypatch).open_fields["qkv_bias"] == "another name of attention_bias"
+    windows = draft_of("exaone4", monkeypatch)
+    assert "norm_after_layer_of(replace(attention, sliding_window=window), mlp)" in windows.text
+    assert windows.open_fields == {"sliding_window_pattern": "int or str?, default 4"} and not windows.open_tensors
     other = draft_of("starcoder2", monkeypatch)
     assert "model.norm.bias [3072]: not in the draft" in other.open_tensors
 

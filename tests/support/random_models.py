@@ -55,7 +55,7 @@ def random_model(family: str, seed: int) -> RandomModel:
         own |= _granite_mixer(random, common["hidden_size"])
     if family == "phi3":  # its head size is not its own
         common["hidden_size"] = common["num_attention_heads"] * own.pop("head_dim")
-    if family in ("gemma3_text", "olmo3"):  # their heads divide the hidden size
+    if family in DENSE and family not in ("lfm3", "phi3"):  # the heads of some divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 14))
     return RandomModel(family, {**common, **own}, random.choice(("float32", "bfloat16", "float16")))
 

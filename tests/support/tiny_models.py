@@ -49,7 +49,7 @@ LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
         *("gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
-        *("gpt_oss", "qwen3_moe", "smollm3"),
+        *("cwm", "exaone4", "gpt_oss", "internlm3", "qwen3_moe", "smollm3"),
     }
 )
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -211,6 +211,32 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
         "intermediate_size": 28,
+        "max_position_embeddings": 512,
+    },
+    "cwm": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "exaone4": {
+        **COMMON,
+        **ATTENTION,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "sliding_window_pattern": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "internlm3": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
         "max_position_embeddings": 512,
     },
     "olmo3": {

@@ -16,10 +16,10 @@ from tests.support.random_models import DENSE, FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
 
 
-# On push the family with most kinds of layers; test_verify.py has one of the other recurrent operator.
+# On push the family with most kinds of layers, and attention sinks; test_verify.py has the other recurrent operator.
 @pytest.mark.parametrize(
     ("family", "seed"),
-    sample((*product(FAMILIES, range(2)), *product(DENSE, range(12))), on_push=(("nemotron_h", 0),)),
+    sample((*product(FAMILIES, range(2)), *product(DENSE, range(12))), on_push=(("nemotron_h", 0), ("gpt_oss", 0))),
 )
 def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_path: Path) -> None:
     model = random_model(family, seed)

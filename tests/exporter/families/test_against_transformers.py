@@ -313,6 +313,16 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5},
         {"use_sliding_window": False, "sliding_window": 5},
     ],
+    "cwm": [*HEADS, *ROPES[:4], TIED, {"mlp_bias": True}, {"layer_types": ["full_attention"] * 2}],
+    "internlm3": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True, "mlp_bias": True}],
+    "exaone4": [
+        *HEADS,
+        *ROPES[:3],
+        TIED,
+        {"num_hidden_layers": 5, "sliding_window_pattern": 3},
+        {"layer_types": ["full_attention"] * 2, "sliding_window_pattern": "LLLG"},
+        {"layer_types": ["full_attention"] * 2, "sliding_window": None},
+    ],
     "arcee": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}],
     "granite": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}, {"residual_multiplier": 1.0}],
     "seed_oss": [
