@@ -1,4 +1,4 @@
-"""The HTTP server against AsyncLLM in the same process: streams of a chat, all at a time."""
+"""The HTTP server against its own AsyncLLM called in the same process: streams of a chat, all at a time."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ _NAME = "demo"
 
 @dataclass(frozen=True)
 class HttpServingSettings:
-    """``streams`` chats at a time, each of ``new_tokens``; the server's clients are one other process."""
+    """``streams`` chats at a time, each of ``new_tokens``.
+
+    The clients are one other process on the same cores, so their processor time counts against the server.
+    """
 
     streams: int = 32
-    new_tokens: int = 48
+    new_tokens: int = 150
     threads: int = 2
     repeats: int = 5
 
@@ -44,7 +47,7 @@ def run(settings: HttpServingSettings) -> Report:
         options = {"layout": "paged", "max_batch_size": settings.streams, "max_seq_len": settings.new_tokens + 64}
         folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
         with _serving(folder, settings.threads) as (server, clock), _clients(server.url) as ask:
-            own = _Own(folder, settings, prompts)
+            own = _Own(server.service.store.loaded[0].llm, settings, prompts)
             answers = own.answers()
             wrong = sum(one != other for one, other in zip(ask(prompts, settings.new_tokens)[1], answers, strict=True))
             gates = require(Gate("answers that differ from those of AsyncLLM", float(wrong), 0.0))
@@ -57,7 +60,6 @@ def run(settings: HttpServingSettings) -> Report:
                 return seconds
 
             times = take_turns({"AsyncLLM": own.seconds, "HTTP": over_http}, settings.repeats)
-            own.close()
     tokens = settings.streams * settings.new_tokens
     repeats = settings.repeats
     own_loop = Spread.of(own.loop_seconds[-repeats:], 1e6 / tokens)
@@ -79,8 +81,8 @@ def run(settings: HttpServingSettings) -> Report:
 class _Own:
     """AsyncLLM with one task for each chat. ``loop_seconds``: processor time of its event loop in each run."""
 
-    def __init__(self, folder: Path, settings: HttpServingSettings, prompts: Sequence[str]) -> None:
-        self._llm = AsyncLLM(folder, threads=settings.threads)
+    def __init__(self, llm: AsyncLLM, settings: HttpServingSettings, prompts: Sequence[str]) -> None:
+        self._llm = llm
         self._params = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
         self._prompts = prompts
         self.loop_seconds: list[float] = []
@@ -92,9 +94,6 @@ class _Own:
         began = time.perf_counter()
         self.answers()
         return time.perf_counter() - began
-
-    def close(self) -> None:
-        self._llm.close()
 
     async def _all(self) -> list[str]:
         began = time.thread_time()

@@ -19,7 +19,7 @@ EXTRAS = {
     "huggingface_hub": "hub",
     "fastapi": "serve",
     "uvicorn": "serve",
-    "sse_starlette": "serve",
+    "httptools": "serve",
     "prometheus_client": "serve",
     "llguidance": "serve",
 }

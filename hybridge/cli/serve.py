@@ -31,7 +31,7 @@ def _run(
     from hybridge.requirements import require
     from hybridge.serve.config_file import read_config_file
 
-    require("fastapi", "uvicorn", "sse_starlette", "prometheus_client")
+    require("fastapi", "uvicorn", "httptools", "prometheus_client")
     values, models = ({}, []) if config is None else read_config_file(config)
     chosen: dict[str, Any] = {"engine": engine or AUTO, "engine_folder": engine_folder, "threads": threads}
     chosen |= {"embeddings": embeddings, "draft": draft, "draft_tokens": draft_tokens}

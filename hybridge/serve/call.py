@@ -17,7 +17,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.request_stream import RequestStream
 from hybridge.serve.api_keys import Client
 from hybridge.serve.errors import OVERLOADED, TIMEOUT, ApiError
-from hybridge.serve.event_stream import EventStream
+from hybridge.serve.event_stream import EventStream, EventWriter, disconnected
 from hybridge.serve.model_store import Lease
 from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
@@ -160,7 +160,7 @@ class Call:
 
     async def unless_disconnected(self, work: Any) -> Any:
         """The result of the coroutine ``work``; a disconnect cancels it and raises ClientDisconnectedError."""
-        working, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(self.request))
+        working, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(self.request.receive))
         try:
             await asyncio.wait({working, disconnect}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -170,14 +170,14 @@ class Call:
             working.cancel()
             disconnect.cancel()
 
-    async def stream(self, events: Callable[[AsyncIterator[list[Piece]]], AsyncIterator[bytes]]) -> EventStream:
-        """The response with the ``events`` made of batches of pieces.
+    async def stream(self, writer: EventWriter) -> EventStream:
+        """The response with the events of ``writer``.
 
         It begins with the first piece, or after some seconds, so that an error before that has its own HTTP status.
         """
         batches = self.batches()
         first = self._first = asyncio.ensure_future(anext(batches))  # type: ignore[arg-type]
-        disconnect = asyncio.ensure_future(_disconnected(self.request))
+        disconnect = asyncio.ensure_future(disconnected(self.request.receive))
         try:
             await asyncio.wait({first, disconnect}, timeout=_FIRST_PIECE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if disconnect.done() and not first.done():
@@ -195,7 +195,7 @@ class Call:
             async for batch in batches:
                 yield batch
 
-        return _CallStream(self, events(all_batches()))
+        return _CallStream(self, all_batches(), writer)
 
     def count(self, answers: Sequence[Sequence[Generation]]) -> None:
         """Add the answers to each prompt to the metrics, the client's tokens and the log."""
@@ -247,8 +247,8 @@ class Call:
 class _CallStream(EventStream):
     """Ends its call when it ends, also when it never begins."""
 
-    def __init__(self, call: Call, events: AsyncIterator[bytes]) -> None:
-        super().__init__(call.request, events, call.service)
+    def __init__(self, call: Call, batches: AsyncIterator[Sequence[Piece]], writer: EventWriter) -> None:
+        super().__init__(call.request, batches, writer, call.service)
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -261,11 +261,6 @@ class _CallStream(EventStream):
 def new_id(kind: str) -> str:
     """An id of a response or of one of its parts."""
     return f"{kind}-{uuid.uuid4().hex}"
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Piece]]]:

@@ -6,9 +6,15 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
 
 import uvicorn
+
+try:
+    import uvloop
+except ImportError:  # not made for Windows
+    uvloop = None  # type: ignore[assignment]
 
 from hybridge.artifact.errors import OutputError, SettingError
 from hybridge.serve.api_keys import ApiKeys
@@ -54,7 +60,7 @@ class HttpServer:
         The server is ready when the models to preload can compute a token. HybridgeError when one cannot be loaded.
         """
         with self._listener:
-            asyncio.run(self._serve())
+            _run(self._serve())
 
     def stop(self) -> None:
         """End ``run`` as SIGTERM does; from any thread."""
@@ -81,6 +87,14 @@ class HttpServer:
             loading.cancel()
             await store.close()
             log.write("stopped")
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """``asyncio.run``, on uvloop where there is one."""
+    if uvloop is None:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
 
 
 def _config(service: Service) -> uvicorn.Config:

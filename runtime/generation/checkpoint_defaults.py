@@ -37,8 +37,8 @@ def recommended_sampling(config: Fields) -> SamplingParams:
     try:
         return SamplingParams(
             temperature=_number(config, "temperature", 1.0) if sample else 0.0,
-            # transformers' default, which checkpoints without the field were tested with.
-            top_k=50 if top_k is None else top_k,
+            # transformers' generate() would take 50 where the field is missing; serving engines filter nothing then.
+            top_k=0 if top_k is None else top_k,
             top_p=_number(config, "top_p", 1.0),
             min_p=_number(config, "min_p", 0.0),
             repetition_penalty=_number(config, "repetition_penalty", 1.0),

@@ -174,7 +174,7 @@ def test_recommended_sampling_is_read_but_never_applied_by_itself(tmp_path: Path
     assert llm.recommended_sampling.greedy
     (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_p": 0.95}')
     llm = LLM(tmp_path, engine=llm.engine)
-    assert llm.recommended_sampling == SamplingParams(temperature=0.6, top_k=50, top_p=0.95)
+    assert llm.recommended_sampling == SamplingParams(temperature=0.6, top_p=0.95)
     assert llm.generate([1], max_new_tokens=8).token_ids == greedy(llm, [1], 8)
     (tmp_path / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
     with pytest.raises(ArtifactError, match=r"generation_config\.json: top_p"):

@@ -46,23 +46,27 @@ def gate(served: Running, monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(served, monkeypatch)
 
 
-def leave(served: Running, body: dict, reads: int) -> None:
-    """Send a request, read until the response has ``reads`` lines of data, and close the connection."""
+def leave(served: Running, body: dict, reads: int, following: bytes = b"") -> None:
+    """Send a request, read until the response has ``reads`` lines of data, send ``following``, and close."""
     host, port = served.server.url.removeprefix("http://").split(":")
     text = json.dumps({"model": "demo", **body}).encode()
-    head = f"POST {PATH} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+    kind = "content-type: application/json\r\nhost: localhost"
+    head = f"POST {PATH} HTTP/1.1\r\n{kind}\r\ncontent-length: {len(text)}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(head.encode() + text)
         found = b""
         while found.count(b"data: ") < reads:
             found += connection.recv(1 << 16)
+        connection.sendall(following)
         until(lambda: served.model().running == 1)
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_computing_stops_within_a_step_when_the_client_leaves(served: Running, gate: Gate, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "following"), [(True, b""), (False, b""), (True, b"GET /health HTTP/1.1\r\n\r\n")])
+def test_computing_stops_within_a_step_when_the_client_leaves(
+    served: Running, gate: Gate, stream: bool, following: bytes
+) -> None:
     gate.allow(3)
-    leave(served, {"prompt": "The sea", "max_tokens": 400, "stream": stream}, 2 if stream else 0)
+    leave(served, {"prompt": "The sea", "max_tokens": 400, "stream": stream}, 2 if stream else 0, following)
     until(lambda: served.model().running == 0)  # the server has noticed
     steps = gate.steps
     gate.free = True

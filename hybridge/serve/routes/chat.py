@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +17,7 @@ from hybridge.serve.chat import AUTO, NONE, Chat
 from hybridge.serve.chat_job import ChatJob, start_chat
 from hybridge.serve.chat_parts import PartsReader, by_choice
 from hybridge.serve.errors import ApiError
-from hybridge.serve.event_stream import DONE, event
+from hybridge.serve.event_stream import DONE, EventTemplate, event
 from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.messages import template_messages
 from hybridge.serve.sampling import sampling_params
@@ -36,7 +36,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         job = await start_chat(call, _chat(body), _params(body, call), body.priority, namespace)
         answer = _Answer(body, job)
         if body.stream:
-            return await call.stream(answer.events)
+            return await call.stream(answer)
         return JSONResponse(answer.whole(await job.results()))
 
 
@@ -76,37 +76,56 @@ class _Answer:
         self._shows_counts = options is not None and options.continuous_usage_stats
         self._texts = LogprobTexts(job.call.model.llm.tokenizer)
         self._head = {"id": new_id("chatcmpl"), "created": int(time.time()), "model": body.model}
+        # Of a stream.
+        self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
+        self._readers = [job.answer.reader() for _ in range(job.params.n)]
+        self._texts_of: dict[int, EventTemplate] = {}
+        self._plain = not self._shows_counts and job.params.logprobs is None
+        self._new_tokens = 0
 
     def whole(self, answers: Sequence[PartsReader]) -> dict[str, Any]:
         choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": _usage(answers)}
 
-    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
-        head = {**self._head, "object": "chat.completion.chunk"}
-        readers = [self._job.answer.reader() for _ in range(self._job.params.n)]
-        begun: set[int] = set()
-        new_tokens = 0
-        async for batch in batches:
-            for index, pieces in by_choice(batch).items():
-                if index not in begun:
-                    begun.add(index)
-                    yield event({**head, "choices": [_chunk_choice(index, {"role": "assistant", "content": ""})]})
-                new_tokens += sum(len(piece.token_ids) for piece in pieces)
-                for choice in self._chunk_choices(readers[index], pieces):
-                    chunk = {**head, "choices": [choice]}
-                    if self._shows_counts:
-                        chunk["usage"] = counts(len(self._job.prompt.ids), 0, new_tokens)
-                    elif self._shows_usage:
-                        chunk["usage"] = None
-                    yield event(chunk)
-        if self._shows_usage:
-            yield event({**head, "choices": [], "usage": _usage(readers)})
-        yield DONE
+    def begin(self) -> bytes:
+        return b""
 
-    def _chunk_choices(self, reader: PartsReader, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+    def write(self, batch: Sequence[Piece]) -> bytes:
+        found: list[bytes] = []
+        for index, pieces in by_choice(batch).items():
+            reader = self._readers[index]
+            if index not in self._texts_of:
+                found.append(self._event(_chunk_choice(index, {"role": "assistant", "content": ""})))
+                chunk = self._chunk(_chunk_choice(index, {"content": ""}))
+                self._texts_of[index] = EventTemplate(chunk, "choices", 0, "delta", "content")
+            events = reader.read(pieces)
+            self._new_tokens += sum(len(piece.token_ids) for piece in pieces)
+            if self._plain and reader.generation is None and len(events) == 1 and isinstance(events[0], Content):
+                found.append(self._texts_of[index].event(events[0].text))
+            else:
+                found += [self._event(choice) for choice in self._chunk_choices(index, events, pieces)]
+        return b"".join(found)
+
+    def end(self) -> bytes:
+        if not self._shows_usage:
+            return DONE
+        return event({**self._chunk_head, "choices": [], "usage": _usage(self._readers)}) + DONE
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return event(self._chunk(choice))
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        chunk = {**self._chunk_head, "choices": [choice]}
+        if self._shows_counts:
+            chunk["usage"] = counts(len(self._job.prompt.ids), 0, self._new_tokens)
+        elif self._shows_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _chunk_choices(self, index: int, events: Sequence[Event], pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         """The chunks for new pieces of one answer; the first has the log-probabilities."""
-        index = pieces[0].choice
-        choices = [_chunk_choice(index, delta) for delta in _deltas(reader, reader.read(pieces))]
+        reader = self._readers[index]
+        choices = [_chunk_choice(index, delta) for delta in _deltas(reader, events)]
         choices = choices or [_chunk_choice(index, {})]
         if pieces[0].logprobs is not None:
             choices[0]["logprobs"] = self._logprobs([each for piece in pieces for each in piece.logprobs or ()])

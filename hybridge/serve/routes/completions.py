@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_parts import by_choice
 from hybridge.serve.errors import ApiError
-from hybridge.serve.event_stream import DONE, event
+from hybridge.serve.event_stream import DONE, EventTemplate, event
 from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.prompts import prompts_of
 from hybridge.serve.sampling import sampling_params
@@ -47,7 +47,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         await call.start(prompts, [params] * len(prompts), body.priority, namespace)
         answer = _Answer(body, call, params, prompts)
         if body.stream:
-            return await call.stream(answer.events)
+            return await call.stream(answer)
         return JSONResponse(answer.whole(await call.results()))
 
 
@@ -84,6 +84,10 @@ class _Answer:
             "created": int(time.time()),
             "model": body.model,
         }
+        # Of a stream: characters of each answer so far, and the answers to each prompt that have ended.
+        self._begun: dict[int, int] = {}
+        self._ended: dict[int, list[Generation]] = {}
+        self._templates: dict[int, EventTemplate] = {}
 
     def whole(self, answers: Sequence[Sequence[Generation]]) -> dict[str, Any]:
         choices = []
@@ -96,33 +100,42 @@ class _Answer:
             counted |= {"completion_tokens": 0, "total_tokens": counted["total_tokens"] - generated}
         return {**self._head, "choices": choices, "usage": counted}
 
-    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
-        options = self._body.stream_options
-        begun: dict[int, int] = {}  # characters of each answer so far
-        ended: dict[int, list[Generation]] = {}
-        echoed: set[int] = set()
-        async for batch in batches:
-            for pieces in by_choice(batch).values():
-                choice = self._chunk_choice(pieces, begun)
-                if self._body.echo and choice["index"] not in echoed:
-                    echoed.add(choice["index"])
-                    choice["text"] = self._prompt_text(self._prompts[pieces[0].index]) + choice["text"]
-                yield event({**self._head, "choices": [choice]})
-                if pieces[-1].generation is not None:
-                    ended.setdefault(pieces[-1].index, []).append(pieces[-1].generation)
-        if options is not None and options.include_usage:
-            yield event({**self._head, "choices": [], "usage": usage(list(ended.values()))})
-        yield DONE
+    def begin(self) -> bytes:
+        return b""
 
-    def _chunk_choice(self, pieces: Sequence[Piece], begun: dict[int, int]) -> dict[str, Any]:
-        """The chunks for new pieces of one answer. ``begun``: characters of each answer so far."""
-        index = pieces[0].index * self._params.n + pieces[0].choice
-        text, lists = "".join(piece.text for piece in pieces), None
+    def write(self, batch: Sequence[Piece]) -> bytes:
+        return b"".join([self._chunk(pieces) for pieces in by_choice(batch).values()])
+
+    def end(self) -> bytes:
+        options = self._body.stream_options
+        if options is None or not options.include_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": usage(list(self._ended.values()))}) + DONE
+
+    def _chunk(self, pieces: Sequence[Piece]) -> bytes:
+        """The chunk for new pieces of one answer."""
+        first, last = pieces[0], pieces[-1]
+        index = first.index * self._params.n + first.choice
+        text = "".join([piece.text for piece in pieces])
+        begun = self._begun.get(index)
+        self._begun[index] = (begun or 0) + len(text)
+        if self._body.echo and begun is None:
+            text = self._prompt_text(self._prompts[first.index]) + text
+        if last.generation is not None:
+            self._ended.setdefault(last.index, []).append(last.generation)
+        elif self._params.logprobs is None:
+            if index not in self._templates:
+                self._templates[index] = EventTemplate(self._chunk_data(index, "", None, None), "choices", 0, "text")
+            return self._templates[index].event(text)
+        lists = None
         if self._params.logprobs is not None:
             tokens = [pair for piece in pieces for pair in zip(piece.token_ids, piece.logprobs or (), strict=False)]
-            lists = self._texts.completion(tokens, self._params.logprobs, begun.get(index, 0))
-        begun[index] = begun.get(index, 0) + len(text)
-        return {"index": index, "text": text, "logprobs": lists, "finish_reason": pieces[-1].finish_reason}
+            lists = self._texts.completion(tokens, self._params.logprobs, begun or 0)
+        return event(self._chunk_data(index, text, lists, last.finish_reason))
+
+    def _chunk_data(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice]}
 
     def _choice(self, index: int, answer: Generation) -> dict[str, Any]:
         prompt = self._prompt_text(answer.prompt_token_ids) if self._body.echo else ""

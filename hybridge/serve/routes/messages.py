@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
         job = await start_chat(call, chat_of(body), _params(body, call), None, call.client.namespace(None, None))
         answer = _Answer(body, job)
         if body.stream:
-            return await call.stream(answer.events)
+            return await call.stream(answer)
         await call.unless_disconnected(answer.read())
         return JSONResponse(answer.message())
 
@@ -71,17 +71,17 @@ class _Answer:
         content = [_content(block) for block in self._blocks.all]
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
-    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
+    def begin(self) -> bytes:
         stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         start = {**self._head, "content": [], **stop, "usage": self._usage()}
-        yield event({"type": "message_start", "message": start}, "message_start")
-        async for batch in batches:
-            for step in self._steps(batch):
-                name, data = _block_event(step)
-                yield event({"type": name, "index": step.block.index, **data}, name)
+        return event({"type": "message_start", "message": start}, "message_start")
+
+    def write(self, batch: Sequence[Piece]) -> bytes:
+        return b"".join([_block_event(step) for step in self._steps(batch)])
+
+    def end(self) -> bytes:
         last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
-        yield event(last, "message_delta")
-        yield event({"type": "message_stop"}, "message_stop")
+        return event(last, "message_delta") + event({"type": "message_stop"}, "message_stop")
 
     def _steps(self, batch: Sequence[Piece]) -> Sequence[BlockStep]:
         steps = self._blocks.push(self._reader.read(batch))
@@ -121,7 +121,12 @@ def _content(block: Block) -> dict[str, Any]:
     return {"type": "text", "text": block.text}
 
 
-def _block_event(step: BlockStep) -> tuple[str, dict[str, Any]]:
+def _block_event(step: BlockStep) -> bytes:
+    name, data = _block_data(step)
+    return event({"type": name, "index": step.block.index, **data}, name)
+
+
+def _block_data(step: BlockStep) -> tuple[str, dict[str, Any]]:
     block = step.block
     if step.kind == START:
         return "content_block_start", {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         job = await start_chat(call, chat_of(body), _params(body, call), None, namespace)
         answer = _Answer(body, job)
         if body.stream:
-            return await call.stream(answer.events)
+            return await call.stream(answer)
         await call.unless_disconnected(answer.read())
         return JSONResponse(answer.response(answer.status))
 
@@ -55,6 +55,7 @@ class _Answer:
         self._body, self._job = body, job
         self._id, self._created = new_id("resp"), int(time.time())
         self._reader, self._blocks = job.answer.reader(), Blocks()
+        self._events = 0
 
     @property
     def status(self) -> str:
@@ -67,22 +68,21 @@ class _Answer:
         async for batch in self._job.call.batches():
             self._steps(batch)
 
-    async def events(self, batches: AsyncIterator[list[Piece]]) -> AsyncIterator[bytes]:
-        number = 0
+    def begin(self) -> bytes:
+        names = ("created", "in_progress")
+        return b"".join(
+            [self._event({"type": f"response.{name}", "response": self.response("in_progress")}) for name in names]
+        )
 
-        def numbered(data: dict[str, Any]) -> bytes:
-            nonlocal number
-            number += 1
-            return event({**data, "sequence_number": number - 1}, data["type"])
+    def write(self, batch: Sequence[Piece]) -> bytes:
+        return b"".join([self._event(data) for step in self._steps(batch) for data in item_events(step, self.status)])
 
-        for name in ("created", "in_progress"):
-            yield numbered({"type": f"response.{name}", "response": self.response("in_progress")})
-        async for batch in batches:
-            for step in self._steps(batch):
-                for data in item_events(step, self.status):
-                    yield numbered(data)
-        yield numbered({"type": f"response.{self.status}", "response": self.response(self.status)})
-        yield DONE
+    def end(self) -> bytes:
+        return self._event({"type": f"response.{self.status}", "response": self.response(self.status)}) + DONE
+
+    def _event(self, data: dict[str, Any]) -> bytes:
+        self._events += 1
+        return event({**data, "sequence_number": self._events - 1}, data["type"])
 
     def response(self, status: str) -> dict[str, Any]:
         """The response object."""
