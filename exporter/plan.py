@@ -82,7 +82,8 @@ class ExportPlan:
 
     def scan_targets(self, tensors: Mapping[str, TensorSlot]) -> list[tuple[TensorSlot, DType]]:
         """Every tensor that the decoder uses, with its compute type; of quantised ones, nothing is scanned there."""
-        return [(tensors[source], p.dtype or self.config.dtype) for p in self.all_parameters for source in p.sources]
+        types = {source: p.dtype or self.config.dtype for p in self.all_parameters for source in p.sources}
+        return [(tensors[source], dtype) for source, dtype in types.items()]
 
     def state_bytes_per_row(self) -> int:
         """Bytes of one row's fixed-size states."""
@@ -102,7 +103,7 @@ class ExportPlan:
             "checkpoint_dtype": self.checkpoint_dtype.value,
             "layout": self.config.layout,
             "layer_types": list(self.config.layer_types),
-            "parameters": sum(prod(p.shape) for p in self.parameters),
+            "parameters": sum(prod(p.shape) for p in {p.initializer: p for p in self.parameters}.values()),
             "weight_bytes": self.weight_bytes,
             "derived_bytes": derived,
             "state_bytes_per_row": self.state_bytes_per_row(),

@@ -6,12 +6,13 @@ are the checkpoint's tensor name parts, so that graph initializers carry the che
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridge.artifact.config import ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.exporter.families.attention_config import AttentionConfig, CachedConfig, RopeConfig
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.recurrent_config import RecurrentConfig
+from hybridge.exporter.families.shared_block import SharedBlockConfig
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ class BlockConfig:
     parts of the body, ours and the checkpoint's, where they differ. With ``norm_after`` the block is
     ``x + residual_multiplier * norm(body(x))``; with ``output_norm_source``, the name of a second norm,
     ``x + residual_multiplier * output_norm(body(norm(x)))``. With ``residual_factors`` (a, b) it is
-    ``a * norm(x) + b * body(norm(x))``.
+    ``a * norm(x) + b * body(norm(x))``. With a ``shared`` block it is ``x + body(norm(x + linear(shared(x))))``, where
+    ``linear`` is a matrix of the layer.
     """
 
     norm_source: str
@@ -61,13 +63,19 @@ class BlockConfig:
     residual_factors: tuple[float, float] | None = None
     names: tuple[tuple[str, str], ...] = ()
     source_alias: str | None = None
+    shared: SharedBlockConfig | None = None
+
+    @property
+    def layer_type(self) -> str:
+        """That of the body, and of attention where a shared block comes before it."""
+        return self.body.layer_type if self.shared is None else ATTENTION_AND_MAMBA
 
     @property
     def bodies(self) -> tuple[BodyConfig, ...]:
-        """The body, or those of its branches."""
+        """The body, or those of its branches; before it the attention of a shared block."""
         if isinstance(self.body, ParallelConfig):
             return tuple(branch.body for branch in self.body.branches)
-        return (self.body,)
+        return (self.body,) if self.shared is None else (self.shared.attention, self.body)
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,14 @@ class LayerConfig:
     blocks: tuple[BlockConfig, ...]
 
     @property
+    def kind(self) -> LayerConfig:
+        """The layer without the place of shared weights: layers of one kind have the same graph."""
+        return LayerConfig(tuple(b if b.shared is None else replace(b, shared=b.shared.kind) for b in self.blocks))
+
+    @property
     def layer_type(self) -> str:
         """The stateful mixer of the layer; where it holds no state, "moe" if it has experts, else "mlp"."""
-        kinds = [block.body.layer_type for block in self.blocks]
+        kinds = [block.layer_type for block in self.blocks]
         stateless = "moe" if "moe" in kinds else "mlp"
         return next((kind for kind in kinds if kind not in STATELESS_LAYER_TYPES), stateless)
 

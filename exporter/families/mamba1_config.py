@@ -45,6 +45,32 @@ class Mamba1Config:
         return RecurrentLayerConfig(1, self.intermediate_size, self.state_size, self.conv_dim, self.conv_kernel)
 
 
+@dataclass(frozen=True)
+class HeadedMamba1Config(Mamba1Config):
+    """Mamba1 in ``num_heads`` heads of equal size, each with matrices of its own for dt, B and C (Zamba)."""
+
+    num_heads: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.intermediate_size // self.num_heads
+
+
+def headed_mamba1_shapes(m: HeadedMamba1Config, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every parameter."""
+    heads, size = m.num_heads, m.head_dim
+    own = {
+        "x_proj.weight": ("x_proj_weight", (heads, sum(m.inner_sizes), size)),
+        "dt_proj.weight": ("dt_proj_weight", (heads, size, m.rank)),
+        "dt_bias": ("dt_bias", (heads, size)),
+        "A": ("A", (heads, size, m.state_size)),
+        "D": ("D", (heads, size)),
+    }
+    for name, shape in mamba1_shapes(m, hidden):
+        yield own.get(name, (name, shape))
+
+
 def mamba1_shapes(m: Mamba1Config, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every parameter."""
     channels = m.intermediate_size

@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 from hybridge.exporter.families.attention_config import AttentionConfig, LatentAttentionConfig
 from hybridge.exporter.families.decoder_config import BodyConfig
-from hybridge.exporter.families.mamba1_config import Mamba1Config, mamba1_shapes
+from hybridge.exporter.families.mamba1_config import (
+    HeadedMamba1Config,
+    Mamba1Config,
+    headed_mamba1_shapes,
+    mamba1_shapes,
+)
 from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.recurrent_config import (
     GatedDeltaConfig,
@@ -27,6 +32,8 @@ def body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield from _latent_attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
+    elif isinstance(body, HeadedMamba1Config):
+        yield from headed_mamba1_shapes(body, hidden)
     elif isinstance(body, Mamba1Config):
         yield from mamba1_shapes(body, hidden)
     elif isinstance(body, GatedDeltaConfig):

@@ -21,6 +21,7 @@ from hybridge.exporter.families.recurrent_config import (
     LightningAttentionConfig,
     MambaConfig,
 )
+from hybridge.exporter.families.shared_block import SharedBlockConfig, shared_block_sources
 from hybridge.exporter.families.stored_rows import QUANTIZED_TYPES, stored_shape
 
 # A whole language model inside of a model of text and images.
@@ -134,6 +135,8 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
             if block.output_norm_source is not None:
                 norm = f"{theirs}.{block.output_norm_source}.weight"
                 yield Parameter(f"{ours}.output_norm.weight", norm, (hidden,), norm)
+            if block.shared is not None:
+                yield from _shared_parameters(block.shared, f"{ours}.shared.", root, theirs, hidden)
             source = f"{theirs}.{block.source}." if block.source else f"{theirs}."
             yield from _body_parameters(block.body, f"{ours}.body.", source, hidden, tensors, dict(block.names))
     final_norm = f"{root}{config.final_norm_source}.weight"
@@ -148,6 +151,15 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
 def head_source(root: str) -> str:
     """The name of the head in a checkpoint whose tensors' names begin with ``root``."""
     return f"{INNER}{LM_HEAD}" if root.startswith(INNER) else LM_HEAD
+
+
+def _shared_parameters(shared: SharedBlockConfig, ours: str, root: str, layer: str, hidden: int) -> Iterator[Parameter]:
+    """The parameters of a shared block, under the names of the layer that stores them, and the layer's own matrix."""
+    for name, stored, shape in shared_block_sources(shared, hidden):
+        source = f"{root}{shared.source}.{stored}"
+        yield Parameter(ours + name, source, shape, source)
+    own = f"{layer}.linear.weight"
+    yield Parameter(f"{ours}linear.weight", own, (hidden, hidden), own)
 
 
 def _norm_names(block: BlockConfig) -> Iterator[str]:

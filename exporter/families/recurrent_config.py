@@ -13,8 +13,8 @@ from hybridge.exporter.families.mamba1_config import Mamba1Config
 class MambaConfig:
     """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds).
 
-    Without ``has_norm`` the gate alone follows the scan. ``out_bias`` None is ``proj_bias``. ``multipliers`` of what
-    in_proj gives: gate, x, B, C and dt.
+    Without ``has_norm`` the gate alone follows the scan. ``norm_eps`` None is the model's epsilon, ``out_bias`` None is
+    ``proj_bias``. ``multipliers`` of what in_proj gives: gate, x, B, C and dt.
     """
 
     num_heads: int
@@ -30,6 +30,7 @@ class MambaConfig:
     time_step_limit: tuple[float, float] = (0.0, float("inf"))
     norm_before_gate: bool = False
     has_norm: bool = True
+    norm_eps: float | None = None
     out_bias: bool | None = None
     multipliers: tuple[float, ...] | None = None
 

@@ -41,6 +41,8 @@ from hybridge.exporter.families import (
     qwen3_next,
     seed_oss,
     smollm3,
+    zamba,
+    zamba2,
 )
 from hybridge.exporter.families.declared_fields import DECLARED_KINDS, undeclared_kinds
 from hybridge.exporter.families.decoder_config import DecoderConfig
@@ -84,6 +86,8 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "qwen3_next": qwen3_next.parse_qwen3_next,
     "seed_oss": seed_oss.parse,
     "smollm3": smollm3.parse,
+    "zamba": zamba.parse,
+    "zamba2": zamba2.parse,
 }
 
 
@@ -102,8 +106,6 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "recurrent_gemma": "real-gated linear recurrent units",
     "rwkv": "RWKV time mixing",
     "xlstm": "mLSTM layers",
-    "zamba": "Mamba1 layers of several heads, and attention blocks that layers share",
-    "zamba2": "attention blocks that layers share",
     "zaya": "attention with convolutions over compressed queries and keys",
 }
 

@@ -15,19 +15,21 @@ from hybridge.exporter.ops.rotary_embedding import rotary_embedding
 class Attention(nn.Module):
     """q, k, v projections, optional head norms and rotary embedding, cache update, attention, output projection."""
 
-    def __init__(self, config: AttentionConfig, hidden_size: int, eps: float) -> None:
+    def __init__(self, config: AttentionConfig, hidden_size: int, eps: float, input_size: int | None = None) -> None:
+        """``input_size`` None is ``hidden_size``, to which the output projection leads."""
         super().__init__()
         self.config = config
+        columns = input_size or hidden_size
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         if config.fused:
-            self.qkv_proj = nn.Linear(hidden_size, width + 2 * kv_width, bias=config.bias)
+            self.qkv_proj = nn.Linear(columns, width + 2 * kv_width, bias=config.bias)
         else:
-            self.q_proj = nn.Linear(hidden_size, width * (2 if config.output_gate else 1), bias=config.bias)
-            self.k_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
-            self.v_proj = nn.Linear(hidden_size, kv_width, bias=config.bias)
+            self.q_proj = nn.Linear(columns, width * (2 if config.output_gate else 1), bias=config.bias)
+            self.k_proj = nn.Linear(columns, kv_width, bias=config.bias)
+            self.v_proj = nn.Linear(columns, kv_width, bias=config.bias)
         self.o_proj = nn.Linear(width, hidden_size, bias=config.output_bias)
         self.sinks = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32)) if config.sinks else None
-        self.g_proj = nn.Linear(hidden_size, config.num_heads, bias=False) if config.head_gate else None
+        self.g_proj = nn.Linear(columns, config.num_heads, bias=False) if config.head_gate else None
         if config.qk_norm:
             joint = config.qk_norm_joint
             self.q_norm = RmsNorm(width if joint else config.head_dim, eps, config.norm_offset)

@@ -15,7 +15,7 @@ from hybridge.exporter.families.decoder_config import (
     LayerConfig,
     ParallelConfig,
 )
-from hybridge.exporter.families.mamba1_config import Mamba1Config
+from hybridge.exporter.families.mamba1_config import HeadedMamba1Config, Mamba1Config
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.recurrent_config import (
     GatedDeltaConfig,
@@ -28,17 +28,21 @@ from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
 from hybridge.exporter.layers.lightning_attention import LightningAttention
-from hybridge.exporter.layers.mamba1 import Mamba1Mixer
+from hybridge.exporter.layers.mamba1 import HeadedMamba1Mixer, Mamba1Mixer
 from hybridge.exporter.layers.mamba2 import Mamba2Mixer
 from hybridge.exporter.layers.mlp import MLPS
 from hybridge.exporter.layers.moe import SparseMoe
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.parallel import Parallel
+from hybridge.exporter.layers.shared_block import SharedBlock
 from hybridge.exporter.layers.short_conv import ShortConv
 from hybridge.exporter.layers.step import Step
 from hybridge.exporter.ops.last_token import last_token
 from hybridge.exporter.ops.mark import mark
+
+# A Mamba layer's: of the convolution and of the recurrence.
+RECURRENT_STATES = 2
 
 
 class Block(nn.Module):
@@ -54,6 +58,7 @@ class Block(nn.Module):
         two = block.output_norm_source is not None
         self.output_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset) if two else None
         self.body = _body(block.body, config)
+        self.shared = None if block.shared is None else SharedBlock(block.shared, config.hidden_size, config.norm_eps)
         self.config = block.body
         self.norm_after, self.factors = block.norm_after, block.residual_factors
         self.multiplier = config.residual_multiplier
@@ -63,6 +68,11 @@ class Block(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """x [..., hidden], the block's states -> the same after the block."""
         narrow = x.to(step.dtype)
+        new_caches: list[torch.Tensor] = []
+        if self.shared is not None:
+            caches, states = states[:-RECURRENT_STATES], states[-RECURRENT_STATES:]
+            shared, *new_caches = self.shared(narrow, step, *caches)
+            narrow = narrow + shared
         normed = narrow if self.norm_after else self.norm(narrow)
         new_states: list[torch.Tensor] = []
         if isinstance(self.config, CachedConfig | RecurrentConfig | ParallelConfig):
@@ -77,7 +87,7 @@ class Block(nn.Module):
             y = y * self.multiplier
         if self.factors is not None:
             x, y = normed.to(x.dtype) * self.factors[0], y * self.factors[1]
-        return x + y.to(x.dtype), new_states
+        return x + y.to(x.dtype), new_caches + new_states
 
 
 class Layer(nn.Module):
@@ -94,7 +104,7 @@ class Layer(nn.Module):
         """x [..., hidden], the layer's states (possibly none) -> the same after the layer."""
         new_states: list[torch.Tensor] = []
         for block, config in zip(self.blocks, self.config.blocks, strict=True):
-            own = [] if config.body.layer_type in STATELESS_LAYER_TYPES else states
+            own = [] if config.layer_type in STATELESS_LAYER_TYPES else states
             x, produced = block(x, step, own)
             new_states += produced
         return x, new_states
@@ -164,6 +174,7 @@ class Decoder(nn.Module):
         attention_count = self.attention_states * len(self.config.attention_bodies)
         if self.config.residual_in_fp32:
             x = x.float()
+        step.embeddings = x
         x = mark(x, EMBEDDINGS_OUTPUT)
         attention, recurrent = list(states[:attention_count]), list(states[attention_count:])
         new_attention: list[torch.Tensor] = []
@@ -199,6 +210,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Parallel(body, _body(body.attention.body, config), _body(body.mamba.body, config))
     if isinstance(body, MambaConfig):
         return Mamba2Mixer(body, config.hidden_size, config.norm_eps)
+    if isinstance(body, HeadedMamba1Config):
+        return HeadedMamba1Mixer(body, config.hidden_size)
     if isinstance(body, Mamba1Config):
         return Mamba1Mixer(body, config.hidden_size)
     if isinstance(body, GatedDeltaConfig):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hybridge.exporter.families.attention_config import LatentAttentionConfig
+from hybridge.exporter.layers.head_products import by_head
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step
@@ -46,11 +47,11 @@ class LatentAttention(nn.Module):
         own, shared = self._queries(x).split([c.key_size, c.shared_size], dim=-1)
         latent, shared_key = self.kv_a_proj_with_mqa(x).split([c.rank, c.shared_size], dim=-1)
         shared, shared_key = (self._rotated(step.by_head(part), step) for part in (shared, shared_key.unsqueeze(-2)))
-        q = torch.cat([step.by_head(_by_head(own, to_key)), shared], -1)
+        q = torch.cat([step.by_head(by_head(own, to_key)), shared], -1)
         k = torch.cat([step.by_head(self.kv_a_layernorm(latent).unsqueeze(-2)), shared_key], -1)
         y, *new_caches = step.attend(c, q, k, k, caches)
         attended, _ = y.unflatten(-1, (c.num_heads, c.head_dim)).split([c.rank, c.shared_size], dim=-1)
-        heads = _by_head(attended, to_value.transpose(1, 2))
+        heads = by_head(attended, to_value.transpose(1, 2))
         if c.head_gate:
             heads = heads * torch.sigmoid(self.g_proj(x).float()).to(heads.dtype).unsqueeze(-1)
         return self.o_proj(heads.flatten(-2)), *new_caches
@@ -67,8 +68,3 @@ class LatentAttention(nn.Module):
             return x
         halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return rotary_embedding(halves, *step.rotary(self.config.rope))
-
-
-def _by_head(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
-    """x [..., heads, n] times ``matrices`` [heads, n, m]: [..., heads, m]."""
-    return torch.matmul(x.transpose(-3, -2), matrices).transpose(-3, -2)

@@ -38,7 +38,9 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32))
         self.norm = self.multipliers = None
         if config.has_norm:
-            self.norm = GatedRmsNorm(config.intermediate_size, config.norm_groups, eps, config.norm_before_gate)
+            self.norm = GatedRmsNorm(
+                config.intermediate_size, config.norm_groups, config.norm_eps or eps, config.norm_before_gate
+            )
         if config.multipliers is not None:
             self.multipliers = nn.Parameter(torch.empty(width, dtype=torch.float32))
         out_bias = config.proj_bias if config.out_bias is None else config.out_bias

@@ -26,6 +26,8 @@ class PackedStep:
     state_indices: torch.Tensor
     dtype: torch.dtype
     frequencies: Mapping[RopeConfig, torch.Tensor]
+    # Of the tokens, [tokens, hidden], as the first layer gets them.
+    embeddings: torch.Tensor = field(init=False)
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def recurrent(

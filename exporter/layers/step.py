@@ -23,6 +23,8 @@ class Step:
     past_lengths: torch.Tensor
     dtype: torch.dtype
     frequencies: Mapping[RopeConfig, torch.Tensor]
+    # Of the tokens, [batch, seq, hidden], as the first layer gets them.
+    embeddings: torch.Tensor = field(init=False)
     # What attention_step says, by sliding window and shape of the cache.
     _in_caches: dict[tuple[int | None, int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)

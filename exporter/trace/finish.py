@@ -79,9 +79,16 @@ def _reference_weights(
 
 
 def _reference_weight(graph: ir.Graph, value: ir.Value, name: str, slot: TensorSlot, out: Path) -> None:
-    """Read ``value`` from ``slot``, with a Cast where the stored type is not the compute type."""
+    """Read ``value`` from ``slot``, with a Cast where the stored type is not the compute type.
+
+    Parameters that layers share have one initializer.
+    """
     del graph.initializers[value.name or ""]
     tensor = external_tensor(name, slot, out)
+    shared = graph.initializers.get(name)
+    if shared is not None and shared.dtype == value.dtype:
+        value.replace_all_uses_with(shared)
+        return
     if tensor.dtype == value.dtype:
         value.name, value.const_value = name, tensor
         graph.register_initializer(value)

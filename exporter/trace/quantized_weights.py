@@ -92,7 +92,9 @@ class WeightNodes:
 
 
 def initializer(graph: ir.Graph, tensor: ir.ExternalTensor) -> ir.Value:
-    """``tensor`` as an initializer of ``graph``."""
+    """``tensor`` as an initializer of ``graph``, which layers may share."""
+    if tensor.name in graph.initializers:
+        return graph.initializers[tensor.name]
     value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.register_initializer(value)
     return value

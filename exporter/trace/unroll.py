@@ -29,8 +29,8 @@ SHAPE_READERS = frozenset({"Shape", ATTENTION_STEP.name})
 
 
 def distinct_layers(config: DecoderConfig) -> DecoderConfig:
-    """``config`` with one layer of each configuration, in the order of their first appearance."""
-    return replace(config, layers=tuple(dict.fromkeys(config.layers)))
+    """``config`` with one layer of each kind, in the order of their first appearance."""
+    return replace(config, layers=tuple(dict.fromkeys(layer.kind for layer in config.layers)))
 
 
 def unroll(traced: ir.Model, config: DecoderConfig, reduced: GraphBindings, bindings: GraphBindings) -> ir.Model:
@@ -48,7 +48,7 @@ def unroll(traced: ir.Model, config: DecoderConfig, reduced: GraphBindings, bind
     own = [_layer_nodes(nodes, f"layers.{k}.", boundaries[k], inputs) for k, nodes in enumerate(sections)]
     seen: set[int] = set()
     for index, (layer, states) in enumerate(zip(config.layers, _states_by_layer(config.layers, bindings), strict=True)):
-        kind = kinds.index(layer)
+        kind = kinds.index(layer.kind)
         layout.values[boundaries[kind]] = x
         layout.rename = dict(zip(traced_states[kind], states, strict=True))
         layout.layer = (f"layers.{kind}.", f"layers.{index}.")

@@ -60,8 +60,11 @@ def joined_latents(keys: Any, values: Any, head_dim: int) -> tuple[Any, Any]:
 
 
 def with_heads(state: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """``state`` of one row in an artifact's ``shape``: for a shape with one head, the axis of heads may be absent."""
-    return state[None] if shape[:1] == (1,) and state.ndim == len(shape) - 1 else state
+    """``state`` of one row in an artifact's ``shape``.
+
+    For a shape with one head, the axis of heads may be absent, or there are several heads (zamba's).
+    """
+    return state.reshape(shape) if shape[:1] == (1,) else state
 
 
 def update_rounded(update: Any, head_dim: int, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:

@@ -42,6 +42,8 @@ SMALL = {
     "gpt_oss": {"num_hidden_layers": 2, "head_dim": 16},
     "qwen3_moe": {"num_hidden_layers": 1, "mlp_only_layers": None},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "zamba": {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"]},
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
     "qwen3_5_moe_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
@@ -66,6 +68,7 @@ ATTENTION_LAYERS = {
     "lfm3": 2,
     "olmo3": 2,
     "gpt_oss": 2,
+    "zamba": 2,
 }
 EXPERT_LAYERS = {
     "bailing_hybrid": 1,

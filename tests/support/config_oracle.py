@@ -107,7 +107,7 @@ class Judge:
         model = _random_model(theirs)
         if isinstance(model, str):
             return model
-        expected = _logits(model, config["vocab_size"])
+        expected = _logits(model, theirs.vocab_size)
         if isinstance(expected, str):
             return expected
         if ours == decoder_config(self.base):
@@ -129,7 +129,7 @@ class Judge:
         (self.folder / "generation_config.json").unlink(missing_ok=True)
         try:
             ours = EagerDecoder(self.folder)
-            tokens = TOKENS % config["vocab_size"]
+            tokens = TOKENS % model.config.vocab_size
             found = ours.step([tokens], [0], ours.zero_states(1, len(tokens))).logits[0].numpy()
         except HybridgeError as error:
             return f"accepted, but its tensors are not: {error}"
@@ -154,9 +154,10 @@ def _random_model(config: Any) -> Any:
     randomise(model)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
+    limit = getattr(config, "time_step_limit", None)
     for module in model.modules():
-        if hasattr(module, "time_step_limit"):  # where transformers clamps at time_step_min
-            module.time_step_limit = tuple(config.time_step_limit)
+        if limit is not None and hasattr(module, "time_step_limit"):  # where transformers clamps at time_step_min
+            module.time_step_limit = tuple(limit)
     return model
 
 

@@ -22,6 +22,8 @@ FAMILIES = (
     "falcon_mamba",
     "jamba",
     "minimax",
+    "zamba",
+    "zamba2",
 )
 # Sizes that the CUDA kernels run, so that a plain export takes them.
 STATE_SIZES = (8, 16, 24, 40, 64)
@@ -235,7 +237,57 @@ def _minimax(random: Random, _family: str) -> dict[str, Any]:
     }
 
 
+def _zamba(random: Random, _family: str) -> dict[str, Any]:
+    kinds = [*random.choices(("linear_attention", "hybrid"), k=random.randint(0, 3)), "hybrid", "hybrid"]
+    random.shuffle(kinds)
+    return {
+        "hidden_size": random.choice((30, 48, 66)),
+        "num_hidden_layers": len(kinds),
+        "layers_block_type": kinds,
+        "attention_head_dim": random.choice((None, 6, 8, 24)),
+        "intermediate_size": random.choice((20, 52)),
+        "hidden_act": random.choice(("gelu", "silu")),
+        "n_mamba_heads": random.choice((1, 2, 3, 6)),
+        "mamba_d_state": random.choice(STATE_SIZES),
+        "mamba_d_conv": random.randint(2, 8),
+        "mamba_expand": random.choice((1, 2, 3)),
+        "mamba_dt_rank": random.choice(("auto", 1, 3, 24)),
+        "mamba_conv_bias": random.random() < 0.5,
+        "mamba_proj_bias": random.random() < 0.5,
+    }
+
+
+def _zamba2(random: Random, _family: str) -> dict[str, Any]:
+    kinds = [*random.choices(("linear_attention", "hybrid"), k=random.randint(0, 4)), "hybrid"]
+    random.shuffle(kinds)
+    groups, heads, adapted = random.choice((1, 2, 3)), random.choice((1, 2, 3, 6)), random.random() < 0.5
+    # Heads of attention and of Mamba2 divide it.
+    size = 6 * random.choice((8, 16))
+    return {
+        "hidden_size": size,
+        "num_hidden_layers": len(kinds),
+        "layers_block_type": kinds,
+        "num_mem_blocks": random.randint(1, 3),
+        "num_attention_heads": heads,
+        "num_key_value_heads": None if adapted else random.choice([n for n in (1, 2, 3, 6) if heads % n == 0]),
+        "use_shared_attention_adapter": adapted,
+        "adapter_rank": random.choice((1, 3, 24)),
+        "use_mem_rope": random.random() < 0.5,
+        "add_bias_linear": random.random() < 0.5,
+        "intermediate_size": random.choice((None, 20, 52)),
+        "hidden_act": random.choice(("gelu", "silu")),
+        "mamba_ngroups": groups,
+        "n_mamba_heads": groups * size // 24,
+        "mamba_expand": groups,
+        "mamba_d_state": random.choice(STATE_SIZES),
+        "mamba_d_conv": random.randint(2, 4),
+        "chunk_size": random.choice((8, 256)),
+    }
+
+
 _OWN_FIELDS = {
+    "zamba": _zamba,
+    "zamba2": _zamba2,
     "granitemoehybrid": _granite,
     "nemotron_h": _nemotron,
     "kimi_linear": _kimi,

@@ -30,6 +30,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "jamba": {**TWO, **HEADS, "attn_layer_period": 2},
     "minimax": {**BOTH, **HEADS},
     "olmo_hybrid": {**BOTH, **HEADS},
+    "zamba": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "n_mamba_heads": 2},
+    "zamba2": {"hidden_size": 64, "num_attention_heads": 2, "n_mamba_heads": 8},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},
     "qwen3_5_text": {**BOTH, **HEADS},
     "qwen3_5_moe_text": {**BOTH, **HEADS},

@@ -18,7 +18,10 @@ OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, s
 # On push each recurrent operator with one engine; runtime/engines/test_rollback.py has both operators with both.
 @pytest.mark.parametrize(
     "model_type",
-    sample(("jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_next"), ("nemotron_h",)),
+    sample(
+        ("jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_next", "zamba", "zamba2"),
+        ("nemotron_h",),
+    ),
 )
 def test_accepted_draft_tokens_agree_with_transformers(model_type: str, artifacts: ArtifactCache) -> None:
     exported = artifacts.get(model_type, "float32", layout="paged")
@@ -28,7 +31,7 @@ def test_accepted_draft_tokens_agree_with_transformers(model_type: str, artifact
 
 
 @pytest.mark.parametrize(
-    "model_type", sample(("bamba", "jamba", "kimi_linear", "lfm2", "mamba", "qwen3_next"), ("qwen3_next",))
+    "model_type", sample(("bamba", "jamba", "kimi_linear", "lfm2", "mamba", "qwen3_next", "zamba2"), ("qwen3_next",))
 )
 def test_the_torch_engine_agrees_too(model_type: str, artifacts: ArtifactCache) -> None:
     exported = artifacts.get(model_type, "float32", layout="paged")

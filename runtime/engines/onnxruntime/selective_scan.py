@@ -24,8 +24,8 @@ _TOKEN = "token."
 
 @dataclass(frozen=True)
 class ScanInputs:
-    """step, scaled [b, t, channels]: the time step, and x times it; B, C [b, t, 1, state_size]; log_decay [state_size,
-    channels]; state [b, 1, state_size, channels].
+    """step, scaled [b, t, channels]: the time step, and x times it; B, C [b, t, groups, state_size]; log_decay
+    [state_size, channels]; state [b, 1, state_size, channels].
     """
 
     step: ir.Value
@@ -35,6 +35,7 @@ class ScanInputs:
     log_decay: ir.Value
     state: ir.Value
     channels: int
+    groups: int
 
     def tokens(self, insert: Inserter, count: int) -> Iterator[ScanInputs]:
         """The inputs of each of the ``count`` tokens, all with this state."""
@@ -64,7 +65,7 @@ def scan_inputs(node: ir.Node, insert: Inserter, padded: bool) -> ScanInputs | N
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 3 or x_shape[2] is None or not is_engine_state(node):
         return None
-    if b_shape[2] != 1:  # groups have their own B and C, which is not one product along all channels
+    if b_shape[2] is None:
         return None
     assert B is not None and C is not None and state is not None
     step = time_step(node, insert, dt, dt_bias)
@@ -74,7 +75,7 @@ def scan_inputs(node: ir.Node, insert: Inserter, padded: bool) -> ScanInputs | N
         step = without_padding(insert, step, lengths)
     log_decay = insert.op("Transpose", A, perm=[1, 0])
     transpose_state(node)
-    return ScanInputs(step, insert.op("Mul", x, step), B, C, log_decay, state, x_shape[2])
+    return ScanInputs(step, insert.op("Mul", x, step), B, C, log_decay, state, x_shape[2], b_shape[2])
 
 
 def with_skip(node: ir.Node, insert: Inserter, y: ir.Value) -> ir.Value:
@@ -86,8 +87,8 @@ def with_skip(node: ir.Node, insert: Inserter, y: ir.Value) -> ir.Value:
 def scan_one_token(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
     """y [b, 1, channels], without the skip connection, and the new state."""
     step, scaled = (insert.reshape(value, 0, 1, 1, i.channels) for value in (i.step, i.scaled))
-    B, C = insert.reshape(i.B, 0, 1, -1, 1), insert.reshape(i.C, 0, 1, 1, -1)
-    y, new_state = _token(insert, i.log_decay, i.state, step, scaled, B, C)
+    B, C = (insert.reshape(value, 0, i.groups, -1) for value in (i.B, i.C))
+    y, new_state = _token(insert, insert, i, i.state, step, scaled, B, C)
     return insert.reshape(y, 0, 1, i.channels), new_state
 
 
@@ -98,10 +99,9 @@ def _scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
     end = ir.node("Identity", inputs[:1])
     graph = ir.Graph(inputs, [], nodes=[end], name="token")
     body = _TokenInserter(graph, end)
-    state, step, scaled, B, C = inputs  # of one token: step, scaled [b, channels]; B, C [b, 1, state_size]
+    state, step, scaled, B, C = inputs  # of one token: step, scaled [b, channels]; B, C [b, groups, state_size]
     step, scaled = (body.op("Unsqueeze", value, insert.ints(1, 2)) for value in (step, scaled))
-    B, C = body.op("Unsqueeze", B, insert.ints(3)), body.op("Unsqueeze", C, insert.ints(2))
-    y, after = _token(body, i.log_decay, state, step, scaled, B, C)
+    y, after = _token(body, insert, i, state, step, scaled, B, C)
     graph.outputs.extend([after, y])
     graph.remove(end, safe=True)
     tokens = (i.step, i.scaled, i.B, i.C)
@@ -112,17 +112,36 @@ def _scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
 
 def _token(
     insert: Inserter,
-    log_decay: ir.Value,
+    outer: Inserter,
+    i: ScanInputs,
     state: ir.Value,
     step: ir.Value,
     scaled: ir.Value,
     B: ir.Value,
     C: ir.Value,
 ) -> tuple[ir.Value, ir.Value]:
-    """y [b, 1, 1, channels] and the next state: step, scaled [b, 1, 1, channels]; B [b, 1, n, 1]; C [b, 1, 1, n]."""
-    decay = insert.op("Exp", insert.op("Mul", log_decay, step))
-    new_state = insert.op("Add", insert.op("Mul", state, decay), insert.op("Mul", B, scaled))
-    return insert.op("MatMul", C, new_state), new_state
+    """y [b, 1, 1, channels] and the next state: step, scaled [b, 1, 1, channels]; B, C [b, groups, n].
+
+    ``outer`` makes the constants of the graph that the nodes are in, or inside of.
+    """
+    decay = insert.op("Exp", insert.op("Mul", i.log_decay, step))
+    written = insert.op("Mul", _by_channel(insert, outer, i, B), scaled)
+    new_state = insert.op("Add", insert.op("Mul", state, decay), written)
+    if i.groups == 1:
+        return insert.op("MatMul", insert.op("Unsqueeze", C, outer.ints(1)), new_state), new_state
+    read = insert.op("Mul", _by_channel(insert, outer, i, C), new_state)
+    return insert.op("ReduceSum", read, outer.ints(2), keepdims=1), new_state
+
+
+def _by_channel(insert: Inserter, outer: Inserter, i: ScanInputs, value: ir.Value) -> ir.Value:
+    """[b, groups, n] -> [b, 1, n, channels], for one group [b, 1, n, 1]."""
+    if i.groups == 1:
+        return insert.op("Unsqueeze", value, outer.ints(3))
+    columns = insert.op("Transpose", value, perm=[0, 2, 1])
+    repeated = insert.op(
+        "Tile", insert.op("Unsqueeze", columns, outer.ints(3)), outer.ints(1, 1, 1, i.channels // i.groups)
+    )
+    return insert.op("Unsqueeze", insert.op("Reshape", repeated, outer.ints(0, 0, i.channels)), outer.ints(1))
 
 
 class _TokenInserter(Inserter):

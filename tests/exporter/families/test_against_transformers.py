@@ -465,6 +465,53 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ],
         [TIED, EPSILON],
     ),
+    "zamba": together(
+        [
+            {"mamba_d_state": 7},
+            {"mamba_d_conv": 2},
+            {"mamba_conv_bias": False},
+            {"mamba_proj_bias": True},
+            {"mamba_expand": 3},
+            {"mamba_dt_rank": 1},
+            {"mamba_dt_rank": "auto"},
+            {"n_mamba_heads": 1},
+            {"n_mamba_heads": 2},
+        ],
+        [*HEADS, {"attention_head_dim": 18}, {"hidden_act": "silu"}],
+        [{"tie_word_embeddings": False}, EPSILON, {"num_hidden_layers": 8, "layers_block_type": None}],
+    ),
+    "zamba2": [
+        *together(
+            [
+                {"mamba_ngroups": 1},
+                {"mamba_ngroups": 6},
+                {"mamba_d_state": 7},
+                {"mamba_d_conv": 2},
+                {"mamba_expand": 3},
+                {"n_mamba_heads": 12},
+                {"chunk_size": 64},
+                {"time_step_min": 0.1},
+                {"add_bias_linear": True},
+            ],
+            [
+                {"use_shared_attention_adapter": False},
+                {"use_shared_attention_adapter": False, "num_key_value_heads": 2},
+                {"num_attention_heads": 3},
+                {"use_mem_rope": False},
+                *({"rope_parameters": row["rope_parameters"]} for row in ROPES[:4]),
+            ],
+            [
+                {"tie_word_embeddings": False},
+                EPSILON,
+                {"num_mem_blocks": 2},
+                {"intermediate_size": None},
+                {"adapter_rank": 1},
+                {"hidden_act": "silu"},
+            ],
+        ),
+        {"num_hidden_layers": 4, "num_mem_blocks": 2, "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"]},
+        {"num_hidden_layers": 1, "layers_block_type": ["hybrid"]},
+    ],
     "mamba2": together(
         [
             {"n_groups": 1},

@@ -167,7 +167,10 @@ WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
         ("qwen3_next", "exact", "exact", TOLERANCE),
         pytest.param("kimi_linear", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
         pytest.param("jamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
-        pytest.param("mamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
+        *(
+            pytest.param(family, "exact", "exact", TOLERANCE, marks=pytest.mark.slow)
+            for family in ("mamba", "lfm3", "bailing_hybrid", "minimax", "zamba2")
+        ),
         ("nemotron_h", "exact", "int8", 2e-2),
         pytest.param("qwen3_next", "exact", "fp8", 8e-2, marks=pytest.mark.slow),
         pytest.param("nemotron_h", "int8", "exact", 2e-2, marks=pytest.mark.slow),

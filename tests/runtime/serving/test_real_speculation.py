@@ -36,7 +36,17 @@ ON_TORCH = (("nemotron_h", "torch"), ("qwen3_next", "torch"), ("lfm2", "torch"))
         [
             *(
                 (family, "onnxruntime")
-                for family in ("nemotron_h", "qwen3_next", "kimi_linear", "jamba", "mamba2", "lfm2", "llama")
+                for family in (
+                    "nemotron_h",
+                    "qwen3_next",
+                    "kimi_linear",
+                    "jamba",
+                    "mamba2",
+                    "lfm2",
+                    "zamba",
+                    "zamba2",
+                    "llama",
+                )
             ),
             *ON_TORCH,
         ],
