@@ -1,4 +1,4 @@
-// Products in float32 with a weight of any type, which is widened in registers or row by row.
+// Products in float32 with a weight of any type, which is widened in registers or panel by panel.
 #pragma once
 
 #include "widen.h"
@@ -9,39 +9,65 @@ namespace {
 // Columns of a panel per pass: its rows as float32 stay in the L1 cache.
 constexpr int64_t panel_columns = 256;
 
+// The next 2 * lanes numbers; bfloat16 as those at even, then those at odd places, which takes one instruction each.
 template <class Isa, int type>
-typename Isa::F number_part(const uint8_t* p, int64_t i, int64_t left) {
+void load_two(const uint8_t* p, typename Isa::F (&out)[2]) {
     if constexpr (type == float32) {
-        const float* at = reinterpret_cast<const float*>(p) + i;
-        return left >= Isa::lanes ? Isa::load(at) : Isa::load_part(at, left);
+        out[0] = Isa::load(reinterpret_cast<const float*>(p));
+        out[1] = Isa::load(reinterpret_cast<const float*>(p) + Isa::lanes);
+    } else if constexpr (type == bfloat16) {
+        auto raw = Isa::bytes(p);
+        out[0] = Isa::even_bfloats(raw), out[1] = Isa::odd_bfloats(raw);
     } else {
-        return left >= Isa::lanes ? Isa::load16(p + 2 * i, type == bfloat16)
-                                  : Isa::load16_part(p + 2 * i, type == bfloat16, left);
+        out[0] = Isa::load16(p, false), out[1] = Isa::load16(p + 2 * Isa::lanes, false);
     }
 }
 
-// y[input] of one row at p.
+template <class Isa>
+void arrange(const Weight& w, const float* x, float* out) {
+    const int64_t two = 2 * Isa::lanes, end = pad(w.columns, dot_columns);
+    for (int64_t k = 0; k < end; k += two) {
+        for (int64_t i = 0; i < two; ++i) {
+            int64_t from = k + (w.type == bfloat16 ? 2 * (i % Isa::lanes) + i / Isa::lanes : i);
+            out[k + i] = from < w.columns ? x[from] : 0.0f;
+        }
+    }
+}
+
+// y[input] of one row at p; inputs are `stride` apart.
 template <class Isa, int type, int inputs>
-void float_row(const uint8_t* p, int64_t columns, const float* x, float* y, int64_t y_stride) {
+void float_row(const uint8_t* p, int64_t columns, const float* x, int64_t stride, float* y, int64_t y_stride) {
     using F = typename Isa::F;
+    constexpr int64_t two = 2 * Isa::lanes, two_bytes = two * bits_of(type) / 8;
     // Independent partial sums, which hide the latency of additions.
     constexpr int chains = inputs == 1 ? 4 : 2;
     F sums[chains][inputs];
     for (auto& chain : sums) {
         for (auto& sum : chain) sum = Isa::zero();
     }
-    auto add = [&](F(&chain)[inputs], int64_t k, int64_t left) __attribute__((always_inline)) {
-        F number = number_part<Isa, type>(p, k, left);
+    auto add = [&](int chain, const uint8_t* at, int64_t k) __attribute__((always_inline)) {
+        F numbers[2];
+        load_two<Isa, type>(at, numbers);
         for (int m = 0; m < inputs; ++m) {
-            const float* at = x + m * columns + k;
-            chain[m] = Isa::fma(number, left >= Isa::lanes ? Isa::load(at) : Isa::load_part(at, left), chain[m]);
+            for (int half = 0; half < 2; ++half) {
+                F& sum = sums[chain + half][m];
+                sum = Isa::fma(numbers[half], Isa::load(x + m * stride + k + half * Isa::lanes), sum);
+            }
         }
     };
     int64_t k = 0;
     for (; k + chains * Isa::lanes <= columns; k += chains * Isa::lanes) {
-        for (int c = 0; c < chains; ++c) add(sums[c], k + c * Isa::lanes, Isa::lanes);
+        for (int c = 0; c < chains; c += 2) add(c, p + (k + c * Isa::lanes) * bits_of(type) / 8, k + c * Isa::lanes);
     }
-    for (; k < columns; k += Isa::lanes) add(sums[0], k, columns - k);
+    for (; k < columns; k += two) {
+        const uint8_t* at = p + k * bits_of(type) / 8;
+        uint8_t last[two_bytes] = {};
+        if (k + two > columns) {
+            __builtin_memcpy(last, at, static_cast<size_t>((columns - k) * bits_of(type) / 8));
+            at = last;
+        }
+        add(0, at, k);
+    }
     for (int m = 0; m < inputs; ++m) {
         F sum = sums[0][m];
         for (int c = 1; c < chains; ++c) sum = Isa::fma(sums[c][m], Isa::all(1), sum);
@@ -50,29 +76,24 @@ void float_row(const uint8_t* p, int64_t columns, const float* x, float* y, int6
 }
 
 template <class Isa, int type>
-void float_inputs(const uint8_t* p, const Weight& w, const float* x, int64_t count, float* y) {
-    int64_t m = 0, k = w.columns;
-    for (; m + 4 <= count; m += 4) float_row<Isa, type, 4>(p, k, x + m * k, y + m * w.rows, w.rows);
-    for (; m < count; ++m) float_row<Isa, type, 1>(p, k, x + m * k, y + m * w.rows, w.rows);
-}
-
-template <class Isa, int type>
 void float_rows(const Weight& w, const float* x, int64_t count, float* y, int64_t first, int64_t last) {
-    for (int64_t n = first; n < last; ++n) float_inputs<Isa, type>(w.numbers + n * w.row_bytes(), w, x, count, y + n);
+    const int64_t stride = pad(w.columns, dot_columns);
+    for (int64_t n = first; n < last; ++n) {
+        const uint8_t* p = w.data + n * w.row_bytes();
+        int64_t m = 0;
+        for (; m + 4 <= count; m += 4) {
+            float_row<Isa, type, 4>(p, w.columns, x + m * stride, stride, y + m * w.rows + n, w.rows);
+        }
+        for (; m < count; ++m) float_row<Isa, type, 1>(p, w.columns, x + m * stride, stride, y + m * w.rows + n, w.rows);
+    }
 }
 
 template <class Isa>
-void dots(const Weight& w, const float* x, int64_t count, float* y, int64_t first, int64_t last, uint8_t* scratch) {
+void dots(const Weight& w, const float* x, int64_t count, float* y, int64_t first, int64_t last) {
     switch (w.type) {
-        case float32: return float_rows<Isa, float32>(w, x, count, y, first, last);
         case float16: return float_rows<Isa, float16>(w, x, count, y, first, last);
         case bfloat16: return float_rows<Isa, bfloat16>(w, x, count, y, first, last);
-        default: break;
-    }
-    float* row = reinterpret_cast<float*>(scratch);
-    for (int64_t n = first; n < last; ++n) {
-        widen_row<Isa>(w, n, row, row + pad(w.columns, 16));
-        float_inputs<Isa, float32>(reinterpret_cast<const uint8_t*>(row), w, x, count, y + n);
+        default: return float_rows<Isa, float32>(w, x, count, y, first, last);
     }
 }
 
@@ -91,12 +112,25 @@ void float_panel_tile(const float* panel, int64_t count, const float* x, int64_t
         float* out = y + m * y_stride;
         // Partial sums are accumulated separately: one sum over all columns would have a larger rounding error.
         if (adds) sums[m] = Isa::fma(sums[m], Isa::all(1), left >= Isa::lanes ? Isa::load(out) : Isa::load_part(out, left));
-        if (left >= Isa::lanes) {
-            Isa::store(out, sums[m]);
-        } else {
-            Isa::store_part(out, sums[m], left);
-        }
+        store_lanes<Isa>(out, sums[m], left);
     }
+}
+
+// Columns start to start + count of Isa::lanes rows of floats [.., stride], of which column 0 is at `rows`.
+template <class Isa>
+void transpose_rows(const float* rows, int64_t stride, int64_t start, int64_t count, float* panel) {
+    int32_t starts[Isa::lanes];
+    for (int r = 0; r < Isa::lanes; ++r) starts[r] = static_cast<int32_t>(4 * r * stride);
+    auto where = Isa::load_integers(starts);
+    for (int64_t k = 0; k < count; ++k) {
+        auto column = Isa::gather(reinterpret_cast<const uint8_t*>(rows + start + k), where);
+        __builtin_memcpy(panel + k * Isa::lanes, &column, sizeof column);
+    }
+}
+
+template <class Isa>
+int64_t scratch_bytes(const Weight& w) {
+    return pad(4 * Isa::lanes * (pad(w.columns, 16) + panel_columns), 64);
 }
 
 template <class Isa>
@@ -104,17 +138,18 @@ void panels(const Weight& w, const float* x, int64_t count, float* y, int64_t fi
     const int64_t columns = w.columns, stride = pad(columns, 16);
     float* rows = reinterpret_cast<float*>(scratch);
     float* panel = rows + Isa::lanes * stride;
-    int32_t starts[Isa::lanes];
-    for (int r = 0; r < Isa::lanes; ++r) starts[r] = static_cast<int32_t>(4 * r * stride);
-    auto where = Isa::load_integers(starts);
     for (int64_t n = first; n < last; n += Isa::lanes) {
-        int64_t left = w.rows - n;
-        for (int64_t r = 0; r < Isa::lanes; ++r) widen_row<Isa>(w, n + (r < left ? r : left - 1), rows + r * stride, panel);
+        const int64_t left = w.rows - n;
+        for (int64_t r = 0; !w.is_integer() && r < Isa::lanes; ++r) {
+            widen_row<Isa>(w, n + (r < left ? r : left - 1), rows + r * stride);
+        }
         for (int64_t start = 0; start < columns; start += panel_columns) {
-            int64_t part = columns - start < panel_columns ? columns - start : panel_columns;
-            for (int64_t k = 0; k < part; ++k) {
-                auto column = Isa::gather(reinterpret_cast<const uint8_t*>(rows + start + k), where);
-                __builtin_memcpy(panel + k * Isa::lanes, &column, sizeof column);
+            const int64_t part = columns - start < panel_columns ? columns - start : panel_columns;
+            if (w.is_integer()) {
+                const uint8_t* tile = w.data + n / tile_rows * w.tile_bytes();
+                widen_tile<Isa>(w, tile, n % tile_rows, start, part, panel);
+            } else {
+                transpose_rows<Isa>(rows, stride, start, part, panel);
             }
             constexpr int most = Isa::tile;
             int64_t m = 0;

@@ -48,35 +48,33 @@ struct Avx2 {
     }
 
     static I bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-    static I bytes_part(const void* p, int64_t count) {
-        uint8_t whole[32] = {};
-        std::memcpy(whole, p, static_cast<size_t>(count < 32 ? count : 32));
-        return bytes(whole);
-    }
     static I integers(int32_t value) { return _mm256_set1_epi32(value); }
+    static I all_bytes(const int8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return _mm256_set1_epi32(four);
+    }
     static I load_integers(const int32_t* p) { return bytes(p); }
     static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
-    static I low_halves(I a) {
-        return _mm256_and_si256(_mm256_xor_si256(a, _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
-    }
-    static I high_halves(I a) {
-        return _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16(a, 4), _mm256_set1_epi8(8)), _mm256_set1_epi8(15));
-    }
+    static I low_halves(I a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
+    static I high_halves(I a) { return low_halves(_mm256_srli_epi16(a, 4)); }
     static I weights8(I a) { return a; }
-    // Sums of two products of 4-bit values (0 to 15) and inputs fit into 16 bits. So do those of absolute 8-bit weights
-    // (0 to 128) and inputs (-127 to 127) with the weights' signs.
-    static I dot4(I sum, I halves, I x) { return with_pairs(sum, _mm256_maddubs_epi16(halves, x)); }
+    // Sums of two products of absolute weights (0 to 128) and inputs (-127 to 127) with the weights' signs fit into 16
+    // bits, and so do those of 16 products of halves (0 to 15) and inputs.
     static I dot8(I sum, I weights, I x) {
-        return with_pairs(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)));
+        return end4(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)));
+    }
+    static I begin4(I) { return _mm256_setzero_si256(); }
+    static I add4(I narrow, I halves, I x) { return _mm256_add_epi16(narrow, _mm256_maddubs_epi16(halves, x)); }
+    static I end4(I sum, I narrow) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+    }
+    static F even_bfloats(I a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
+    static F odd_bfloats(I a) {
+        return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
     }
     static I gather(const uint8_t* p, I starts) {
         return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p), starts, 1);
-    }
-
-    template <int count>
-    static F spread(F a, int start) {
-        const I from = _mm256_add_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(start));
-        return _mm256_permutevar8x32_ps(a, _mm256_srli_epi32(from, __builtin_ctz(count)));
     }
 
     static void store_rounded(int8_t* p, F a) {
@@ -88,9 +86,6 @@ struct Avx2 {
   private:
     static __m256i mask(int64_t count) {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0));
-    }
-    static I with_pairs(I sum, I pairs) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
 };
 

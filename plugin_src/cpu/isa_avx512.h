@@ -42,34 +42,33 @@ struct Avx512 {
     }
 
     static I bytes(const void* p) { return _mm512_loadu_si512(p); }
-    static I bytes_part(const void* p, int64_t count) {
-        return _mm512_maskz_loadu_epi8(count >= 64 ? ~0ull : (1ull << count) - 1, p);
-    }
     static I integers(int32_t value) { return _mm512_set1_epi32(value); }
+    // Four bytes, in all lanes.
+    static I all_bytes(const int8_t* p) {
+        int32_t four;
+        __builtin_memcpy(&four, p, sizeof four);
+        return _mm512_set1_epi32(four);
+    }
     static I load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
     static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
-    // Of each byte, the low or high half as a number from 0 to 15: the signed number plus 8.
-    static I low_halves(I a) {
-        return _mm512_and_si512(_mm512_xor_si512(a, _mm512_set1_epi8(8)), _mm512_set1_epi8(15));
-    }
-    static I high_halves(I a) {
-        return _mm512_and_si512(_mm512_xor_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(8)), _mm512_set1_epi8(15));
-    }
+    // The low or the high half of each byte, as a number from 0 to 15.
+    static I low_halves(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+    static I high_halves(I a) { return low_halves(_mm512_srli_epi16(a, 4)); }
     // The 8-bit weights as `dot8` reads them.
     static I weights8(I a) { return _mm512_xor_si512(a, _mm512_set1_epi8(static_cast<char>(0x80))); }
-    // sum plus the products of each four neighbouring bytes: of halves and signed inputs, of `weights8` and signed inputs.
-    static I dot4(I sum, I halves, I x) { return _mm512_dpbusd_epi32(sum, halves, x); }
+    // sum plus the products of each four neighbouring bytes of `weights8` and of signed inputs.
     static I dot8(I sum, I weights, I x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+    // The same of halves, for at most 8 additions between begin4 and end4.
+    static I begin4(I sum) { return sum; }
+    static I add4(I narrow, I halves, I x) { return _mm512_dpbusd_epi32(narrow, halves, x); }
+    static I end4(I, I narrow) { return narrow; }
+    // Lane i is the bfloat16 number 2 i, or 2 i + 1, of 32.
+    static F even_bfloats(I a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+    static F odd_bfloats(I a) {
+        return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    }
     // One dword from each of 16 rows.
     static I gather(const uint8_t* p, I starts) { return _mm512_i32gather_epi32(starts, p, 1); }
-
-    // Lane i is a's number (start + i) / count.
-    template <int count>
-    static F spread(F a, int start) {
-        const I lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        const I from = _mm512_add_epi32(lane, _mm512_set1_epi32(start));
-        return _mm512_permutexvar_ps(_mm512_srli_epi32(from, __builtin_ctz(count)), a);
-    }
 
     // The nearest integers of a as 8-bit numbers.
     static void store_rounded(int8_t* p, F a) {

@@ -47,38 +47,32 @@ struct Neon {
     }
 
     static I bytes(const void* p) { return vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(p))); }
-    static I bytes_part(const void* p, int64_t count) {
-        uint8_t whole[16] = {};
-        std::memcpy(whole, p, static_cast<size_t>(count < 16 ? count : 16));
-        return bytes(whole);
-    }
     static I integers(int32_t value) { return vdupq_n_s32(value); }
+    static I all_bytes(const int8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return vdupq_n_s32(four);
+    }
     static I load_integers(const int32_t* p) { return vld1q_s32(p); }
     static F to_float(I a) { return vcvtq_f32_s32(a); }
-    static I low_halves(I a) {
-        return vreinterpretq_s32_u8(vandq_u8(veorq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(8)), vdupq_n_u8(15)));
-    }
-    static I high_halves(I a) {
-        return vreinterpretq_s32_u8(veorq_u8(vshrq_n_u8(vreinterpretq_u8_s32(a), 4), vdupq_n_u8(8)));
-    }
+    static I low_halves(I a) { return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(15))); }
+    static I high_halves(I a) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(a), 4)); }
     static I weights8(I a) { return a; }
-    static I dot4(I sum, I halves, I x) { return dot8(sum, halves, x); }
     static I dot8(I sum, I weights, I x) {
         return vdotq_s32(sum, vreinterpretq_s8_s32(weights), vreinterpretq_s8_s32(x));
+    }
+    static I begin4(I sum) { return sum; }
+    static I add4(I narrow, I halves, I x) { return dot8(narrow, halves, x); }
+    static I end4(I, I narrow) { return narrow; }
+    static F even_bfloats(I a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
+    static F odd_bfloats(I a) {
+        return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int32_t>(0xffff0000))));
     }
     static I gather(const uint8_t* p, I starts) {
         int32_t where[4], found[4];
         vst1q_s32(where, starts);
         for (int i = 0; i < 4; ++i) std::memcpy(found + i, p + where[i], 4);
         return vld1q_s32(found);
-    }
-
-    template <int count>
-    static F spread(F a, int start) {
-        float whole[4];
-        store(whole, a);
-        if constexpr (count >= 4) return all(whole[start / count]);
-        return vcombine_f32(vdup_n_f32(whole[start / count]), vdup_n_f32(whole[start / count + 1]));
     }
 
     static void store_rounded(int8_t* p, F a) {

@@ -55,15 +55,19 @@ struct Portable {
         });
     }
 
-    static I bytes(const void* p) { return bytes_part(p, 16); }
-    static I bytes_part(const void* p, int64_t count) {
-        I a = {};
-        std::memcpy(a.at, p, static_cast<size_t>(count < 16 ? count : 16));
+    static I bytes(const void* p) {
+        I a;
+        std::memcpy(a.at, p, sizeof a.at);
         return a;
     }
     static I integers(int32_t value) {
         int32_t whole[4] = {value, value, value, value};
         return bytes(whole);
+    }
+    static I all_bytes(const int8_t* p) {
+        int32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return integers(four);
     }
     static I load_integers(const int32_t* p) { return bytes(p); }
     static F to_float(I a) {
@@ -72,20 +76,32 @@ struct Portable {
         return each([&](int i) { return static_cast<float>(words[i]); });
     }
     static I low_halves(I a) {
-        for (auto& byte : a.at) byte = (byte ^ 8) & 15;
+        for (auto& byte : a.at) byte &= 15;
         return a;
     }
     static I high_halves(I a) {
-        for (auto& byte : a.at) byte = (byte >> 4) ^ 8;
+        for (auto& byte : a.at) byte >>= 4;
         return a;
     }
     static I weights8(I a) { return a; }
-    static I dot4(I sum, I halves, I x) { return dot8(sum, halves, x); }
     static I dot8(I sum, I weights, I x) {
         int32_t words[4];
         std::memcpy(words, sum.at, sizeof words);
         for (int i = 0; i < 16; ++i) words[i / 4] += static_cast<int8_t>(weights.at[i]) * static_cast<int8_t>(x.at[i]);
         return bytes(words);
+    }
+    static I begin4(I sum) { return sum; }
+    static I add4(I narrow, I halves, I x) { return dot8(narrow, halves, x); }
+    static I end4(I, I narrow) { return narrow; }
+    static F even_bfloats(I a) {
+        uint32_t words[4];
+        std::memcpy(words, a.at, sizeof words);
+        return each([&](int i) { return float_of_bits(words[i] << 16); });
+    }
+    static F odd_bfloats(I a) {
+        uint32_t words[4];
+        std::memcpy(words, a.at, sizeof words);
+        return each([&](int i) { return float_of_bits(words[i] & 0xffff0000); });
     }
     static I gather(const uint8_t* p, I starts) {
         int32_t where[4];
@@ -94,9 +110,6 @@ struct Portable {
         for (int i = 0; i < 4; ++i) std::memcpy(a.at + 4 * i, p + where[i], 4);
         return a;
     }
-
-    template <int count>
-    static F spread(F a, int start) { return each([&](int i) { return a.at[(start + i) / count]; }); }
 
     static void store_rounded(int8_t* p, F a) {
         for (int i = 0; i < 4; ++i) p[i] = a.at[i] == a.at[i] ? static_cast<int8_t>(std::lrint(a.at[i])) : 0;

@@ -1,4 +1,4 @@
-// y = x W^T for a weight W [rows, columns] that is read as the artifact's file stores it.
+// y = x W^T for a weight W [rows, columns] of floats as stored, or of integers in tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,49 +10,62 @@ enum Type : int64_t { int4 = 0, int8 = 1, float16 = 2, bfloat16 = 3, float32 = 4
 // Bits of one number of a type.
 constexpr int bits_of(int64_t type) { return type == int4 ? 4 : type == int8 ? 8 : type == float32 ? 32 : 16; }
 
-// numbers: row after row without gaps; 4-bit numbers are two to a byte, the low half first.
-// scales [rows, columns / group] of integers, of type scale_type; group 0: one scale for all.
-// block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides columns and group.
+constexpr int64_t pad(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+
+// Rows of a tile of integers.
+constexpr int64_t tile_rows = 16;
+
+// data: floats row after row without gaps, or tiles of integers.
+// A tile begins with the scales [columns / group, 16] of type scale_type, padded to 64 bytes. Its numbers follow as
+// 32-bit words [columns * bits / 32, 16]: one word has 8 or 4 neighbouring numbers of one row, as they are stored, but
+// 4-bit numbers are unsigned, with an offset of 8. The rows after the last one are zeros.
+// block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
-    const uint8_t* numbers;
-    const uint8_t* scales;
+    const uint8_t* data;
     Type type, scale_type;
     int64_t rows, columns, group, block;
 
+    bool is_integer() const { return type == int4 || type == int8; }
     int64_t row_bytes() const { return columns * bits_of(type) / 8; }
+    int64_t scale_bytes() const { return pad(columns / group * tile_rows * bits_of(scale_type) / 8, 64); }
+    int64_t tile_bytes() const { return scale_bytes() + tile_rows * row_bytes(); }
     int64_t blocks() const { return columns / block; }
 };
 
-// Inputs rounded to 8 bits. numbers [rows, stride]: for 4-bit weights the numbers at even columns, then, from
-// stride / 2 on, those at odd ones, then zeros. scales and offsets [rows, padded_blocks]: the scale of each block,
-// and the initial value of its integer product, because kernels read weights as unsigned numbers.
+// `count` inputs rounded to 8 bits, in groups that a kernel reads together: first as many of the largest size as there
+// are, then smaller ones. Of a group of `size` inputs that begins with input m, numbers + m * columns are [words, size]
+// of 8 numbers for 4-bit weights or of 4 for 8-bit ones: the inputs of one word of the weight. Of 8 numbers, those at even
+// columns come first, because a byte of the weight has an even column in its low half. scales and offsets + m * blocks
+// are [blocks, size]: the scale of each block, and the initial value of its integer product, because kernels read
+// weights as unsigned numbers.
 struct Rounded {
     int8_t* numbers;
     float* scales;
     int32_t* offsets;
-    int64_t stride, padded_blocks;
+    int64_t count;
 };
-
-constexpr int64_t pad(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
 // The kernels of one instruction set. Rows of x and y follow each other without gaps.
 struct Kernels {
-    // Outputs that one panel computes, and inputs with which panels are faster than dots.
-    int64_t panel, panel_inputs;
-    // Bytes of scratch memory for dots and panels of either kind, 64-byte aligned.
+    // Number of inputs from which `panels` are faster than `dots`.
+    int64_t panel_inputs;
+    // Bytes of scratch memory for `panels`, 64-byte aligned.
     int64_t (*scratch_bytes)(const Weight&);
-    // Round x [columns] into row `row` of `out`.
-    void (*round)(const Weight&, const float* x, int64_t row, const Rounded& out);
-    // y[:, first:last] with rounded inputs: for a few, and for many of them.
-    void (*rounded_dots)(const Weight&, const Rounded& x, int64_t count, float* y, int64_t first, int64_t last,
-                         uint8_t* scratch);
-    void (*rounded_panels)(const Weight&, const Rounded& x, int64_t count, float* y, int64_t first, int64_t last,
-                           uint8_t* scratch);
-    // The same in float32.
-    void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last, uint8_t* scratch);
+    // Round x [columns], which is input m of `out`.
+    void (*round)(const Weight&, const float* x, int64_t m, const Rounded& out);
+    // y[:, first:last] of a weight of integers with rounded inputs; first is the beginning of a tile.
+    void (*rounded)(const Weight&, const Rounded& x, float* y, int64_t first, int64_t last);
+    // Floats x [columns] in the order in which `dots` reads them: [pad(columns, dot_columns)].
+    void (*arrange)(const Weight&, const float* x, float* out);
+    // y[:, first:last] of a weight of floats with a few arranged inputs.
+    void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
+    // The same of any weight with any number of inputs as they are.
     void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last,
                    uint8_t* scratch);
 };
+
+// Columns of a row that `dots` reads at once, at most.
+constexpr int64_t dot_columns = 64;
 
 // By instruction set; null where this processor, or this build, lacks it.
 const Kernels* portable_kernels();

@@ -1,8 +1,8 @@
 // The custom operator `Linear` of the domain hybridge.cpu, and the function that registers it.
 //
-// Inputs: x float32 [..., columns], numbers uint8 [rows, bytes], and for integers scales uint8 [bytes]: both as stored.
-// Output: float32 [..., rows]. Attributes: type and scale_type (linear::Type), block and exact: inputs are rounded to 8
-// bits by blocks unless exact or the numbers are floats; instructions (linear::Choice).
+// Inputs: x float32 [..., columns], weight uint8: [rows, bytes] of floats, [tiles, bytes] of integers (linear::Weight).
+// Output: float32 [..., rows]. Attributes: rows, type, scale_type (linear::Type), group, block, exact: inputs are rounded
+// to 8 bits by blocks unless exact or the numbers are floats; instructions (linear::Choice).
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -57,13 +57,13 @@ struct Product {
     void run(size_t task) {
         int64_t first = static_cast<int64_t>(task) * task_rows;
         int64_t last = first + task_rows < weight.rows ? first + task_rows : weight.rows;
+        if (rounds) return kernels.rounded(weight, rounded, y, first, last);
+        if (!uses_panels) return kernels.dots(weight, x, count, y, first, last);
         uint8_t* scratch = scratch_memory.bytes(kernels.scratch_bytes(weight));
         if (!scratch) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
-        } else if (rounds) {
-            (uses_panels ? kernels.rounded_panels : kernels.rounded_dots)(weight, rounded, count, y, first, last, scratch);
         } else {
-            (uses_panels ? kernels.panels : kernels.dots)(weight, x, count, y, first, last, scratch);
+            kernels.panels(weight, x, count, y, first, last, scratch);
         }
     }
 };
@@ -77,8 +77,9 @@ class Linear {
         struct {
             const char* name;
             int64_t* value;
-        } const attributes[] = {{"type", &made->type_},       {"scale_type", &made->scale_type_}, {"block", &made->block_},
-                                {"exact", &made->exact_},     {"instructions", &choice}};
+        } const attributes[] = {{"rows", &made->rows_},   {"type", &made->type_},   {"scale_type", &made->scale_type_},
+                                {"group", &made->group_}, {"block", &made->block_}, {"exact", &made->exact_},
+                                {"instructions", &choice}};
         for (auto [name, value] : attributes) {
             if (auto* status = api->attribute(info, name, value)) return status;
         }
@@ -89,20 +90,15 @@ class Linear {
     }
 
     ort::Status* compute(ort::Context* context) {
-        std::vector<int64_t> x_sizes, sizes, scale_sizes{0};
-        void *x = nullptr, *numbers = nullptr, *scales = nullptr, *y = nullptr;
+        std::vector<int64_t> x_sizes, sizes;
+        void *x = nullptr, *data = nullptr, *y = nullptr;
         if (auto* status = read(context, 0, x_sizes, &x)) return status;
-        if (auto* status = read(context, 1, sizes, &numbers)) return status;
-        const bool has_scales = is_integer();
-        if (has_scales) {
-            if (auto* status = read(context, 2, scale_sizes, &scales)) return status;
-        }
+        if (auto* status = read(context, 1, sizes, &data)) return status;
         Weight weight{};
-        if (x_sizes.empty() || sizes.size() != 2 || !describe(weight, x_sizes.back(), sizes, scale_sizes.back())) {
-            return api_->status(ort::invalid_argument, "Linear: expected x, numbers and scales of one matrix");
+        if (x_sizes.empty() || sizes.size() != 2 || !describe(weight, x_sizes.back(), sizes)) {
+            return api_->status(ort::invalid_argument, "Linear: expected x and a weight of one matrix");
         }
-        weight.numbers = static_cast<const uint8_t*>(numbers);
-        weight.scales = static_cast<const uint8_t*>(scales);
+        weight.data = static_cast<const uint8_t*>(data);
         int64_t count = 1;
         for (size_t i = 0; i + 1 < x_sizes.size(); ++i) count *= x_sizes[i];
         x_sizes.back() = weight.rows;
@@ -114,8 +110,6 @@ class Linear {
     }
 
   private:
-    bool is_integer() const { return type_ == linear::int4 || type_ == linear::int8; }
-
     ort::Status* read(const ort::Context* context, size_t index, std::vector<int64_t>& sizes, void** data) const {
         const ort::Value* value = nullptr;
         ort::Shape* shape = nullptr;
@@ -131,50 +125,55 @@ class Linear {
         return status ? status : api_->data(const_cast<ort::Value*>(value), data);
     }
 
-    // Fills all but the addresses; false where the sizes or attributes do not fit each other.
-    bool describe(Weight& w, int64_t columns, const std::vector<int64_t>& sizes, int64_t scale_bytes) const {
-        if (type_ < linear::int4 || type_ > linear::float32 || columns <= 0) return false;
+    // Fills all but the address; false where the sizes or attributes do not fit each other.
+    bool describe(Weight& w, int64_t columns, const std::vector<int64_t>& sizes) const {
+        if (type_ < linear::int4 || type_ > linear::float32 || columns <= 0 || rows_ < 0) return false;
         w.type = static_cast<linear::Type>(type_);
-        w.rows = sizes[0], w.columns = columns, w.block = columns;
-        if (columns * linear::bits_of(type_) != 8 * sizes[1]) return false;
-        if (!is_integer()) return true;
+        w.rows = rows_, w.columns = columns, w.group = w.block = columns;
+        if (!w.is_integer()) return sizes[0] == rows_ && sizes[1] == w.row_bytes();
         if (scale_type_ < linear::float16 || scale_type_ > linear::float32) return false;
-        w.scale_type = static_cast<linear::Type>(scale_type_);
-        w.block = block_;
-        int64_t one = linear::bits_of(scale_type_) / 8, scales = scale_bytes / one;
         if (block_ != 16 && block_ != 32 && block_ != 64 && block_ != 128) return false;
-        if (columns % block_ || scale_bytes % one || scales == 0) return false;
-        if (scales == 1 && w.rows != 1) return true;  // group 0: one for all
-        if (scales % (w.rows ? w.rows : 1)) return false;
-        int64_t groups = w.rows ? scales / w.rows : 1;
-        if (groups == 0 || columns % groups) return false;
-        w.group = columns / groups;
-        return w.group % block_ == 0;
+        if (group_ <= 0 || columns % group_ || group_ % block_) return false;
+        w.scale_type = static_cast<linear::Type>(scale_type_);
+        w.group = group_, w.block = block_;
+        return sizes[0] * linear::tile_rows == linear::pad(rows_, linear::tile_rows) && sizes[1] == w.tile_bytes();
     }
 
     ort::Status* multiply(ort::Context* context, const Weight& w, const float* x, float* y, int64_t count) const {
-        Product product{*kernels_, w, x, y, count, 0, is_integer() && !exact_, count >= kernels_->panel_inputs, {}};
-        if (product.rounds) {
-            auto& rounded = product.rounded;
-            rounded.stride = linear::pad(w.columns, 128), rounded.padded_blocks = linear::pad(w.blocks(), 16) + 16;
-            int64_t scales = 4 * count * rounded.padded_blocks;
-            uint8_t* memory = input_memory.bytes(count * rounded.stride + 2 * scales + 64);
-            if (!memory) return api_->status(ort::fail, "Linear: expected memory for rounded inputs, found none");
-            rounded.scales = reinterpret_cast<float*>(memory);
-            rounded.offsets = reinterpret_cast<int32_t*>(memory + scales);
-            rounded.numbers = reinterpret_cast<int8_t*>(memory + 2 * scales);
-            auto round = [](void* data, size_t task) { static_cast<Product*>(data)->round_inputs(task); };
-            if (auto* status = spread(context, round, (count + 15) / 16, &product)) return status;
-        }
-        // Whole panels, and rows by fours, in tasks of about equal size.
-        int64_t unit = product.uses_panels ? kernels_->panel : 16, units = (w.rows + unit - 1) / unit;
-        int64_t wanted = product.uses_panels ? most_tasks : w.rows * w.row_bytes() / task_bytes + 1;
+        const bool rounds = w.is_integer() && !exact_;
+        const bool uses_panels = !rounds && (w.is_integer() || count >= kernels_->panel_inputs);
+        Product product{*kernels_, w, x, y, count, 0, rounds, uses_panels, {}};
+        if (auto* status = prepare(context, product)) return status;
+        // Whole tiles, in tasks of about equal size.
+        int64_t units = linear::pad(w.rows, linear::tile_rows) / linear::tile_rows;
+        int64_t wanted = uses_panels || count > 1 ? most_tasks : w.rows * w.row_bytes() / task_bytes + 1;
         int64_t tasks = wanted < most_tasks ? wanted : most_tasks;
-        product.task_rows = (units + tasks - 1) / tasks * unit;
+        product.task_rows = (units + tasks - 1) / tasks * linear::tile_rows;
         auto run = [](void* data, size_t task) { static_cast<Product*>(data)->run(task); };
         int64_t used = (w.rows + product.task_rows - 1) / product.task_rows;
         if (auto* status = spread(context, run, used, &product)) return status;
         return product.failed ? api_->status(ort::fail, "Linear: expected scratch memory, found none") : nullptr;
+    }
+
+    // Rounds or arranges the inputs of `product`.
+    ort::Status* prepare(ort::Context* context, Product& product) const {
+        const Weight& w = product.weight;
+        const int64_t count = product.count, stride = linear::pad(w.columns, linear::dot_columns);
+        if (product.uses_panels) return nullptr;
+        uint8_t* memory = input_memory.bytes(count * (product.rounds ? stride + 8 * w.blocks() : 4 * stride));
+        if (!memory) return api_->status(ort::fail, "Linear: expected memory for inputs, found none");
+        if (product.rounds) {
+            product.rounded.numbers = reinterpret_cast<int8_t*>(memory);
+            product.rounded.scales = reinterpret_cast<float*>(memory + count * stride);
+            product.rounded.offsets = reinterpret_cast<int32_t*>(product.rounded.scales + count * w.blocks());
+            product.rounded.count = count;
+            auto round = [](void* data, size_t task) { static_cast<Product*>(data)->round_inputs(task); };
+            return spread(context, round, (count + 15) / 16, &product);
+        }
+        float* arranged = reinterpret_cast<float*>(memory);
+        for (int64_t m = 0; m < count; ++m) kernels_->arrange(w, product.x + m * w.columns, arranged + m * stride);
+        product.x = arranged;
+        return nullptr;
     }
 
     ort::Status* spread(ort::Context* context, void (*run)(void*, size_t), int64_t tasks, void* data) const {
@@ -187,7 +186,7 @@ class Linear {
 
     const ort::Api* api_ = nullptr;
     const linear::Kernels* kernels_ = nullptr;
-    int64_t type_ = 0, scale_type_ = 0, block_ = 0, exact_ = 0;
+    int64_t rows_ = 0, type_ = 0, scale_type_ = 0, group_ = 0, block_ = 0, exact_ = 0;
 };
 
 const ort::CustomOp& linear_op() {
@@ -196,9 +195,9 @@ const ort::CustomOp& linear_op() {
         made.op_version = ort::version;
         made.name = [](const ort::CustomOp*) { return "Linear"; };
         made.provider = [](const ort::CustomOp*) -> const char* { return nullptr; };
-        made.input_count = [](const ort::CustomOp*) { return size_t{3}; };
+        made.input_count = [](const ort::CustomOp*) { return size_t{2}; };
         made.input_type = [](const ort::CustomOp*, size_t index) { return index ? ort::uint8_type : ort::float32_type; };
-        made.input_kind = [](const ort::CustomOp*, size_t index) { return index == 2 ? 1 : 0; };  // scales are optional
+        made.input_kind = [](const ort::CustomOp*, size_t) { return 0; };
         made.input_memory = [](const ort::CustomOp*, size_t) { return 0; };
         made.output_count = [](const ort::CustomOp*) { return size_t{1}; };
         made.output_type = [](const ort::CustomOp*, size_t) { return ort::float32_type; };

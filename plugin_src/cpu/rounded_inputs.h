@@ -26,34 +26,59 @@ float round_block(const float* x, int64_t block, int8_t* out) {
     return largest * (1.0f / 127.0f) + Isa::sum(invalid);
 }
 
+// Of eight bytes, those at even places first.
+inline void split_eight(int8_t* p) {
+    uint64_t a, swapped;
+    __builtin_memcpy(&a, p, 8);
+    swapped = (a ^ (a >> 8)) & 0x0000ff000000ff00u, a ^= swapped ^ (swapped << 8);
+    swapped = (a ^ (a >> 16)) & 0x00000000ffff0000u, a ^= swapped ^ (swapped << 16);
+    __builtin_memcpy(p, &a, 8);
+}
+
+// Sizes of groups of inputs.
 template <class Isa>
-void round_row(const Weight& w, const float* x, int64_t row, const Rounded& out) {
-    int8_t* numbers = out.numbers + row * out.stride;
-    float* scales = out.scales + row * out.padded_blocks;
-    int32_t* offsets = out.offsets + row * out.padded_blocks;
-    int64_t half = out.stride / 2, blocks = w.blocks();
+constexpr int group_sizes[] = {Isa::rounded_tile, 4, 2, 1};
+
+// First input and size of the group of input m.
+struct Group {
+    int64_t first, size;
+};
+
+template <class Isa>
+Group group_of(int64_t m, int64_t count) {
+    int64_t first = 0;
+    for (int64_t size : group_sizes<Isa>) {
+        int64_t end = first + (count - first) / size * size;
+        if (m < end) return {first + (m - first) / size * size, size};
+        first = end;
+    }
+    return {m, 1};
+}
+
+template <class Isa, int bits>
+void round_blocks(const Weight& w, const float* x, int64_t m, const Rounded& out) {
+    constexpr int64_t word = 32 / bits;
+    const int offset = bits == 4 ? 8 : Isa::offset8;
+    const Group group = group_of<Isa>(m, out.count);
+    const int64_t blocks = w.blocks(), place = m - group.first;
+    int8_t* numbers = out.numbers + group.first * w.columns + place * word;
     for (int64_t b = 0; b < blocks; ++b) {
         int8_t part[128];
-        scales[b] = round_block<Isa>(x + b * w.block, w.block, part);
+        const int64_t at = group.first * blocks + b * group.size + place;
+        out.scales[at] = round_block<Isa>(x + b * w.block, w.block, part);
         int32_t total = 0;
         for (int64_t i = 0; i < w.block; ++i) total += part[i];
-        if (w.type == int4) {
-            offsets[b] = -8 * total;
-            for (int64_t i = 0; i < w.block / 2; ++i) {
-                numbers[b * w.block / 2 + i] = part[2 * i];
-                numbers[half + b * w.block / 2 + i] = part[2 * i + 1];
-            }
-        } else {
-            offsets[b] = -Isa::offset8 * total;
-            for (int64_t i = 0; i < w.block; ++i) numbers[b * w.block + i] = part[i];
+        out.offsets[at] = -offset * total;
+        for (int64_t i = 0; i < w.block; i += word, numbers += group.size * word) {
+            if (bits == 4) split_eight(part + i);
+            __builtin_memcpy(numbers, part + i, word);
         }
     }
-    for (int64_t b = blocks; b < out.padded_blocks; ++b) scales[b] = 0, offsets[b] = 0;
-    if (w.type == int4) {
-        for (int64_t i = w.columns / 2; i < half; ++i) numbers[i] = numbers[half + i] = 0;
-    } else {
-        for (int64_t i = w.columns; i < out.stride; ++i) numbers[i] = 0;
-    }
+}
+
+template <class Isa>
+void round_row(const Weight& w, const float* x, int64_t m, const Rounded& out) {
+    w.type == int4 ? round_blocks<Isa, 4>(w, x, m, out) : round_blocks<Isa, 8>(w, x, m, out);
 }
 
 }  // namespace

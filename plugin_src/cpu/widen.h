@@ -1,4 +1,4 @@
-// Rows of a weight, and their scales, as float32.
+// Numbers and scales of a weight as float32.
 #pragma once
 
 #include "linear.h"
@@ -6,52 +6,58 @@
 namespace linear {
 namespace {
 
-// count numbers of 16 bits.
+// Stores the first `count` lanes of a, or all of them if there are fewer; none if count is not positive.
 template <class Isa>
-void widen16(const uint8_t* p, int64_t count, bool is_bfloat, float* out) {
-    int64_t i = 0;
-    for (; i + Isa::lanes <= count; i += Isa::lanes) Isa::store(out + i, Isa::load16(p + 2 * i, is_bfloat));
-    if (i < count) Isa::store_part(out + i, Isa::load16_part(p + 2 * i, is_bfloat, count - i), count - i);
-}
-
-template <class Isa>
-void widen_floats(const uint8_t* p, int64_t count, Type type, float* out) {
-    if (type == float32) {
-        __builtin_memcpy(out, p, static_cast<size_t>(4 * count));
-    } else {
-        widen16<Isa>(p, count, type == bfloat16, out);
+void store_lanes(float* p, typename Isa::F a, int64_t count) {
+    if (count >= Isa::lanes) {
+        Isa::store(p, a);
+    } else if (count > 0) {
+        Isa::store_part(p, a, count);
     }
 }
 
-// The scales of blocks of one row: [w.blocks()].
+// The scales of a tile from number `at` on.
 template <class Isa>
-void block_scales(const Weight& w, int64_t row, float* out) {
-    int64_t blocks = w.blocks(), scale_bytes = bits_of(w.scale_type) / 8;
-    if (w.group == 0) {
-        float whole;
-        widen_floats<Isa>(w.scales, 1, w.scale_type, &whole);
-        for (int64_t b = 0; b < blocks; ++b) out[b] = whole;
+typename Isa::F tile_scales(const uint8_t* tile, Type type, int64_t at) {
+    if (type == float32) return Isa::load(reinterpret_cast<const float*>(tile) + at);
+    return Isa::load16(tile + 2 * at, type == bfloat16);
+}
+
+// A row of floats: [w.columns].
+template <class Isa>
+void widen_row(const Weight& w, int64_t row, float* out) {
+    const uint8_t* p = w.data + row * w.row_bytes();
+    if (w.type == float32) {
+        __builtin_memcpy(out, p, static_cast<size_t>(4 * w.columns));
         return;
     }
-    int64_t groups = w.columns / w.group, repeats = w.group / w.block;
-    widen_floats<Isa>(w.scales + row * groups * scale_bytes, groups, w.scale_type, out);
-    if (repeats > 1) {
-        for (int64_t b = blocks - 1; b >= 0; --b) out[b] = out[b / repeats];
-    }
+    bool is_bfloat = w.type == bfloat16;
+    int64_t i = 0;
+    for (; i + Isa::lanes <= w.columns; i += Isa::lanes) Isa::store(out + i, Isa::load16(p + 2 * i, is_bfloat));
+    if (i < w.columns) Isa::store_part(out + i, Isa::load16_part(p + 2 * i, is_bfloat, w.columns - i), w.columns - i);
 }
 
-// The numbers of one row, scaled: [w.columns]. scales: memory for [w.blocks()].
+// Columns start to start + count of a tile's rows from `lane` on, scaled: [count, Isa::lanes].
 template <class Isa>
-void widen_row(const Weight& w, int64_t row, float* out, float* scales) {
-    const uint8_t* p = w.numbers + row * w.row_bytes();
-    if (w.type != int4 && w.type != int8) return widen_floats<Isa>(p, w.columns, w.type, out);
-    block_scales<Isa>(w, row, scales);
-    for (int64_t b = 0; b < w.blocks(); ++b) {
-        float scale = scales[b];
-        for (int64_t k = b * w.block; k < (b + 1) * w.block; ++k) {
-            int number = w.type == int8 ? static_cast<int8_t>(p[k])
-                                        : (((k % 2 ? p[k / 2] >> 4 : p[k / 2] & 15) ^ 8) - 8);
-            out[k] = static_cast<float>(number) * scale;
+void widen_tile(const Weight& w, const uint8_t* tile, int64_t lane, int64_t start, int64_t count, float* out) {
+    const uint8_t* words = tile + w.scale_bytes();
+    const int64_t per_word = 32 / bits_of(w.type);
+    float scales[Isa::lanes];
+    for (int64_t i = 0; i < count; ++i) {
+        int64_t k = start + i, place = k % per_word;
+        if (i == 0 || k % w.group == 0) {
+            Isa::store(scales, tile_scales<Isa>(tile, w.scale_type, k / w.group * tile_rows + lane));
+        }
+        const uint8_t* word = words + 4 * (k / per_word * tile_rows + lane);
+        for (int r = 0; r < Isa::lanes; ++r) {
+            int number;
+            if (w.type == int4) {
+                int pair = word[4 * r + place / 2];
+                number = (place % 2 ? pair >> 4 : pair & 15) - 8;
+            } else {
+                number = static_cast<int8_t>(word[4 * r + place]);
+            }
+            out[i * Isa::lanes + r] = static_cast<float>(number) * scales[r];
         }
     }
 }

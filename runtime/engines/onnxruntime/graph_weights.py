@@ -10,7 +10,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeigh
 
 # By number of axes: operators, and which input, that read a weight where it is.
 _READERS = {
-    1: {("MatMulNBits", 2), ("MatMulNBits", 3), ("Linear", 2)},
+    1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {("Linear", 1), ("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
     3: {
         ("MatMulNBits", 1),

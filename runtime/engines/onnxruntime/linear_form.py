@@ -15,6 +15,8 @@ TYPES: Mapping[DType, int] = MappingProxyType(
     {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
 )
 _SCALES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+# Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.
+FEWEST_FLOATS = 1 << 19
 # Fewest inputs of a block, and most by type: their rounding error has to stay small compared with that of the weights.
 _SMALLEST_BLOCK = 16
 _LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32})

@@ -68,7 +68,7 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
-# As STORED, for the operator Linear: bytes of integers [rows, n] or of their scales [n], and of floats [rows, n].
+# For the operator Linear: a QuantizedMatrix in tiles, and the bytes [rows, n] of a matrix of floats as they are.
 LINEAR, LINEAR_FLOATS = "linear", "linear_floats"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
@@ -117,12 +117,12 @@ class SessionGraph:
     def read_bytes(self) -> int:
         """About the bytes of weights that a step reads."""
         linear = (weight for weight in self.weights if weight.form in (LINEAR, LINEAR_FLOATS))
-        stored = sum(math.prod(part.shape) for weight in linear for part in weight.parts)
+        stored = sum(_stored_bytes(part) for weight in linear for part in weight.parts)
         return self.float32_bytes + self.block_bytes + stored
 
     def rounding_notes(self, exact: bool) -> tuple[str, ...]:
         """Notes for the user on rounded inputs of quantised weights; none if ``exact``, when inputs are not rounded."""
-        count = sum(weight.form == BLOCKS for weight in self.weights) + len(self._linear_numbers)
+        count = sum(weight.form in (BLOCKS, LINEAR) for weight in self.weights)
         if exact or not count:
             return ()
         return (
@@ -136,16 +136,18 @@ class SessionGraph:
         return any(weight.form in (LINEAR, LINEAR_FLOATS) for weight in self.weights)
 
     @property
-    def _linear_numbers(self) -> list[GraphWeight]:
-        return [weight for weight in self.weights if weight.form == LINEAR and len(weight.parts[0].shape) == 2]
-
-    @property
     def block_bytes(self) -> int:
         """Bytes of the numbers that MatMulNBits reads, without scales."""
         parts = (part for weight in self.weights if weight.form == BLOCKS for part in weight.parts)
         return sum(
             kernel_bits(part) * math.prod(part.shape) // 8 for part in parts if isinstance(part, QuantizedMatrix)
         )
+
+
+def _stored_bytes(part: Part) -> int:
+    """Bytes of the numbers of ``part`` in its file, without scales."""
+    stored = part.values if isinstance(part, QuantizedMatrix) else part
+    return stored.dtype.nbytes(math.prod(stored.shape))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Products by the operator Linear, which reads 4-bit, 8-bit and 16-bit matrices from the mapped file."""
+"""Products by the operator Linear, which reads 4-bit, 8-bit and 16-bit matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
-from hybridge.runtime.engines.onnxruntime.linear_form import TYPES, input_block
+from hybridge.runtime.engines.onnxruntime.linear_form import FEWEST_FLOATS, TYPES, input_block
+from hybridge.runtime.engines.onnxruntime.linear_tiles import columns_per_scale, tiles_shape
 from hybridge.runtime.engines.onnxruntime.quantized_weights import (
     WeightForm,
     formed_initializer,
@@ -22,8 +23,6 @@ from hybridge.runtime.engines.onnxruntime.quantized_weights import (
 from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, LINEAR_FLOATS, StoredTensor, stored_tensor
 
 CPU_DOMAIN, OPERATOR = "hybridge.cpu", "Linear"
-# Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.
-_FEWEST_FLOATS = 1 << 19
 
 
 def use_stored_products(model: ir.Model, exact: bool) -> None:
@@ -34,35 +33,32 @@ def use_stored_products(model: ir.Model, exact: bool) -> None:
     nodes = [node for node in model.graph if node.op_type == "FusedMatMul" and node.attributes.get_int("transB", False)]
     for node in nodes:
         weight = node.inputs[1]
-        found = None if weight is None else _inputs_and_attributes(model.graph, weight, exact)
+        found = None if weight is None else _input_and_attributes(model.graph, weight, exact)
         if weight is None or found is None:
             continue
-        inputs, attributes = found
+        read, attributes = found
         product = Inserter(model.graph, node).op(
-            OPERATOR, node.inputs[0], *inputs, domain=CPU_DOMAIN, instructions=0, **attributes
+            OPERATOR, node.inputs[0], read, domain=CPU_DOMAIN, instructions=0, **attributes
         )
         replace_node(node, [product])
         remove_unused(model.graph, weight)
 
 
-def _inputs_and_attributes(
-    graph: ir.Graph, weight: ir.Value, exact: bool
-) -> tuple[list[ir.Value], Mapping[str, int]] | None:
-    """Linear's inputs and attributes for ``weight``; None where it does not support it, or has no library."""
+def _input_and_attributes(graph: ir.Graph, weight: ir.Value, exact: bool) -> tuple[ir.Value, Mapping[str, int]] | None:
+    """Linear's second input and its attributes for ``weight``; None where it does not support it, or has no library."""
     matrix, floats = quantized_matrix(weight), _stored_floats(weight)
     block = None if matrix is None else input_block(matrix)
     if (block is None and floats is None) or cpu_library().path is None:
         return None
     if floats is not None:
-        attributes = {"type": TYPES[floats.dtype], "scale_type": TYPES[DType.FLOAT32], "block": 0, "exact": 1}
-        return [_stored_bytes(graph, f"{weight.name}.{LINEAR_FLOATS}", floats, LINEAR_FLOATS, 2)], attributes
+        attributes = {"type": TYPES[floats.dtype], "scale_type": TYPES[DType.FLOAT32], "group": 0, "block": 0}
+        return _floats(graph, str(weight.name), floats), {"rows": floats.shape[0], **attributes, "exact": 1}
     assert matrix is not None and block is not None
     types = {"type": TYPES[matrix.values.dtype], "scale_type": TYPES[matrix.scales.dtype]}
-    inputs = [
-        _stored_bytes(graph, f"{weight.name}.numbers", matrix.values, LINEAR, 2),
-        _stored_bytes(graph, f"{weight.name}.scales", matrix.scales, LINEAR, 1),
-    ]
-    return inputs, {**types, "block": block, "exact": int(exact)}
+    sizes = {"rows": matrix.shape[0], "group": columns_per_scale(matrix), "block": block}
+    name = f"{weight.name}.{LINEAR}"
+    tiles = formed_initializer(graph, name, WeightForm(matrix, LINEAR), tiles_shape(matrix), ir.DataType.UINT8)
+    return tiles, {**sizes, **types, "exact": int(exact)}
 
 
 def _stored_floats(weight: ir.Value) -> StoredTensor | None:
@@ -72,14 +68,11 @@ def _stored_floats(weight: ir.Value) -> StoredTensor | None:
         return None
     stored = stored_tensor(tensor)
     is_narrow = stored.dtype in (DType.FLOAT16, DType.BFLOAT16)
-    return stored if is_narrow and len(stored.shape) == 2 and prod(stored.shape) >= _FEWEST_FLOATS else None
+    return stored if is_narrow and len(stored.shape) == 2 and prod(stored.shape) >= FEWEST_FLOATS else None
 
 
-def _stored_bytes(graph: ir.Graph, name: str, tensor: StoredTensor, form: str, rank: int) -> ir.Value:
-    """The bytes of ``tensor``: [rows, n] with ``rank`` 2, else [n]."""
-    if rank == 2:
-        shape: tuple[int, ...] = (tensor.shape[0], tensor.dtype.nbytes(tensor.shape[1]))
-    else:
-        shape = (tensor.dtype.nbytes(prod(tensor.shape)),)
-    stored = WeightForm(replace(tensor, dtype=DType.UINT8, shape=shape), form)
-    return formed_initializer(graph, name, stored, shape, ir.DataType.UINT8)
+def _floats(graph: ir.Graph, name: str, floats: StoredTensor) -> ir.Value:
+    """The bytes of a matrix: [rows, n]."""
+    shape = (floats.shape[0], floats.dtype.nbytes(floats.shape[1]))
+    stored = WeightForm(replace(floats, dtype=DType.UINT8, shape=shape), LINEAR_FLOATS)
+    return formed_initializer(graph, f"{name}.{LINEAR_FLOATS}", stored, shape, ir.DataType.UINT8)

@@ -26,6 +26,8 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
     row_scales,
     row_zero_points,
 )
+from hybridge.runtime.engines.onnxruntime.huge_pages import HugePages
+from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
@@ -51,7 +53,7 @@ _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = Mappi
         ROW_ZEROS: row_zero_points,
     }
 )
-_STORED = (LINEAR, LINEAR_FLOATS, STORED)
+_LINEAR = (LINEAR, LINEAR_FLOATS)
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -64,8 +66,9 @@ class WeightStore:
     """Weights by initializer name.
 
     A float32 weight (or an integer one, or a table of any type) stays mapped from its safetensors file: no copy, and
-    the operating system may drop and reload its pages. A float16 or bfloat16 weight is widened once into memory of the
-    store; a quantised one is dequantised or laid out there. Packed numbers that every session copies are not stored.
+    the operating system may drop and reload its pages. Weights of the operator Linear are copied to huge pages. Other
+    float16 or bfloat16 weights are widened once into memory of the store; quantised ones are dequantised or laid out
+    there. Packed numbers that every session copies are not stored.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,6 +76,7 @@ class WeightStore:
         self._folder = folder
         self._arrays: dict[str, np.ndarray] = {}
         self._values: dict[str, ort.OrtValue] = {}
+        self._pages = HugePages()
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
 
     def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
@@ -117,9 +121,21 @@ class WeightStore:
     def _array(self, weight: GraphWeight, read: Read) -> np.ndarray:
         key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
-            self._loaded[key] = _filled(weight, read)
+            self._loaded[key] = self._linear(weight, read) if weight.form in _LINEAR else _filled(weight, read)
         self._arrays[weight.name] = self._loaded[key]
         return self._loaded[key]
+
+    def _linear(self, weight: GraphWeight, read: Read) -> np.ndarray:
+        """The matrix of a product by the operator Linear."""
+        (part,) = weight.parts
+        if isinstance(part, QuantizedMatrix):
+            shape = tiles_shape(part)
+            found = self._pages.array(math.prod(shape)).reshape(shape)
+            write_tiles(part, read, found)
+            return found
+        found = self._pages.array(math.prod(part.shape)).reshape(part.shape)
+        found[...] = read(part).reshape(part.shape)
+        return found
 
     def _unique(self) -> list[np.ndarray]:
         return list({id(array): array for array in self._arrays.values()}.values())
@@ -144,14 +160,14 @@ class _OpenFiles(ExitStack):
 
 def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
     (part, *_) = weight.parts
-    if weight.form in _STORED and isinstance(part, StoredTensor):
+    if weight.form == STORED and isinstance(part, StoredTensor):
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, part.dtype.onnx)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    if weight.form in _STORED:
+    if weight.form == STORED:
         return _aligned(_numbers(weight.parts[0], read))
     if weight.joined is None:
         return _aligned(widened(_formed(weight, weight.parts[0], read)))

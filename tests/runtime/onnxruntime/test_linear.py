@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.linear_form import TYPES
+from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
+from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
 from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph
 
 pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
@@ -25,11 +27,11 @@ BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight as stored, and what it means in float64 [rows, columns]."""
+    """A weight in the form that Linear reads, and what it means in float64 [rows, columns]."""
 
     dtype: DType
-    numbers: np.ndarray
-    scales: np.ndarray | None
+    data: np.ndarray
+    group: int
     scale_dtype: DType
     meant: np.ndarray
 
@@ -39,7 +41,7 @@ def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype
     random = np.random.default_rng(rows + columns)
     if dtype not in (DType.INT4, DType.INT8):
         values = random.standard_normal((rows, columns)).astype(dtype.numpy)
-        return Matrix(dtype, values.view(np.uint8).reshape(rows, -1), None, DType.FLOAT32, values.astype(np.float64))
+        return Matrix(dtype, values.view(np.uint8).reshape(rows, -1), 0, DType.FLOAT32, values.astype(np.float64))
     half = 8 if dtype is DType.INT4 else 128
     values = random.integers(-half, half, (rows, columns)).astype(np.int8)
     values[0, :2] = -half, half - 1
@@ -48,34 +50,42 @@ def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype
     pairs = values.view(np.uint8) & 15
     stored = pairs[:, ::2] | pairs[:, 1::2] << 4 if dtype is DType.INT4 else values.view(np.uint8)
     meant = values.astype(np.float64) * np.repeat(scales.astype(np.float64), columns // groups, axis=1)
-    return Matrix(dtype, stored, scales.reshape(-1).view(np.uint8), scale_dtype, meant)
+    shape = () if group == 0 else (rows, groups) if group else (rows,)
+    given = {"numbers": stored, "scales": scales}
+    stored_matrix = QuantizedMatrix(
+        StoredTensor("numbers", 0, dtype, (rows, columns)), StoredTensor("scales", 0, scale_dtype, shape)
+    )
+    tiles = np.full(tiles_shape(stored_matrix), 0xFF, np.uint8)
+    write_tiles(stored_matrix, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8), tiles)
+    return Matrix(dtype, tiles, columns // groups, scale_dtype, meant)
 
 
 def product(
     weight: Matrix, x: np.ndarray, block: int = 0, exact: bool = False, instructions: int = 0, threads: int = 1
 ) -> np.ndarray:
     """Linear's output, written over NaN; skips where the processor lacks the ``instructions``."""
-    given = {"w": weight.numbers} if weight.scales is None else {"w": weight.numbers, "s": weight.scales}
-    attributes = {"type": TYPES[weight.dtype], "scale_type": TYPES[weight.scale_dtype], "block": block}
-    node = helper.make_node(
-        "Linear", ["x", *given], ["y"], domain="hybridge.cpu", exact=int(exact), instructions=instructions, **attributes
-    )
-    shapes = {"x": [None] * (x.ndim - 1) + [x.shape[-1]], "y": [None] * (x.ndim - 1) + [len(weight.numbers)]}
+    rows = len(weight.meant)
+    types = {"type": TYPES[weight.dtype], "scale_type": TYPES[weight.scale_dtype]}
+    sizes = {"rows": rows, "group": weight.group, "block": block}
+    options = {"exact": int(exact), "instructions": instructions}
+    node = helper.make_node("Linear", ["x", "w"], ["y"], domain="hybridge.cpu", **types, **sizes, **options)
+    shapes = {"x": [None] * (x.ndim - 1) + [x.shape[-1]], "y": [None] * (x.ndim - 1) + [rows]}
     values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
-    weights = [numpy_helper.from_array(array, name) for name, array in given.items()]
-    graph = helper.make_graph([node], "linear", [values["x"]], [values["y"]], weights)
+    graph = helper.make_graph(
+        [node], "linear", [values["x"]], [values["y"]], [numpy_helper.from_array(weight.data, "w")]
+    )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("hybridge.cpu", 1)]
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(cpu_library().path))
+    session_options = ort.SessionOptions()
+    session_options.intra_op_num_threads, session_options.log_severity_level = threads, 4
+    session_options.register_custom_ops_library(str(cpu_library().path))
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(model.SerializeToString(), session_options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if "instructions that this processor has" in str(error):
             pytest.skip("this processor lacks the instructions")
         raise
-    y = np.full((*x.shape[:-1], len(weight.numbers)), np.nan, np.float32)
+    y = np.full((*x.shape[:-1], rows), np.nan, np.float32)
     binding = session.io_binding()
     binding.bind_cpu_input("x", x)
     binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(y))
@@ -144,7 +154,7 @@ def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -
 
 def test_a_float16_weight_keeps_its_smallest_and_largest_numbers() -> None:
     values = np.array([[6e-8, -6.1e-5, 65504.0, -1.0, 0.0, 3.05e-5, 1e-7]], np.float16)
-    weight = Matrix(DType.FLOAT16, values.view(np.uint8), None, DType.FLOAT32, values.astype(np.float64))
+    weight = Matrix(DType.FLOAT16, values.view(np.uint8), 0, DType.FLOAT32, values.astype(np.float64))
     for instructions in (PORTABLE, 0):
         found = product(weight, np.eye(7, dtype=np.float32), instructions=instructions)
         np.testing.assert_array_equal(found[:, 0], values[0].astype(np.float32))
@@ -162,17 +172,18 @@ def test_an_input_that_is_not_finite_gives_nan(value: float) -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     weight, x = matrix(DType.INT4, 5, 96, 32), inputs(2, 96)
     for wrong, block in ((x[:, :64], 32), (x, 64), (x, 24), (x, 0)):
-        with pytest.raises(Exception, match="expected x, numbers and scales of one matrix"):
+        with pytest.raises(Exception, match="expected x and a weight of one matrix"):
             product(weight, np.ascontiguousarray(wrong), block)
 
 
 @pytest.mark.parametrize("dtype", [DType.INT4, DType.INT8])
-def test_weights_are_read_where_the_file_is_mapped(dtype: DType, tmp_path: Path) -> None:
+def test_weights_are_laid_out_once(dtype: DType, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     weight, meant = made.matrix("w", Form(dtype, 32), 64, 128)
     made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)
     session, store, types = made.session(exact=True, linear=True)
-    assert types == ["Linear"] and store.copied_bytes == 0 and store.mapped_bytes > 0
+    # Numbers and float32 scales, and no other copy.
+    assert types == ["Linear"] and store.copied_bytes == 64 * (dtype.nbytes(128) + 4 * 4) and store.mapped_bytes == 0
     x = inputs(7, 128)
     size = np.abs(x.astype(np.float64)) @ np.abs(meant.T)
     assert (np.abs(session.run(None, {"x": x})[0] - x.astype(np.float64) @ meant.T) <= 1e-6 * size).all()
@@ -188,7 +199,7 @@ def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
-def test_large_weights_of_16_bits_stay_mapped(dtype: DType, tmp_path: Path) -> None:
+def test_large_weights_of_16_bits_keep_their_type(dtype: DType, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     x = made.input("x", ir.DataType.FLOAT, "rows", 520)
     large = np.random.default_rng(0).standard_normal((1024, 520)).astype(dtype.numpy)
@@ -198,7 +209,7 @@ def test_large_weights_of_16_bits_stay_mapped(dtype: DType, tmp_path: Path) -> N
         made.product(name, x, weight)
     session, store, types = made.session(linear=True)
     assert types == ["Linear", "FusedMatMul"]
-    assert (store.mapped_bytes, store.copied_bytes) == (2 * large.size, 4 * 7 * 520)
+    assert (store.mapped_bytes, store.copied_bytes) == (0, 2 * large.size + 4 * 7 * 520)
     given = inputs(5, 520)
     found, _ = session.run(None, {"x": given})
     size = np.abs(given.astype(np.float64)) @ np.abs(large.astype(np.float64).T)

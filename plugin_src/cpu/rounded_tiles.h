@@ -1,0 +1,137 @@
+// Products of a weight of 4 or 8 bits with rounded inputs. Each lane computes one row of a tile, so that no sums over
+// lanes are needed, and the weight is read once, in the order of its memory.
+#pragma once
+
+#include "rounded_inputs.h"
+#include "widen.h"
+
+namespace linear {
+namespace {
+
+// What all tiles of a weight share.
+struct Tiles {
+    int64_t bytes, scale_bytes, rows, columns, blocks, block_words, group_blocks;
+
+    Tiles(const Weight& w)
+        : bytes(w.tile_bytes()), scale_bytes(w.scale_bytes()), rows(w.rows), columns(w.columns),
+          blocks(w.blocks()), block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block) {}
+};
+
+// words: words of a row whose products with 8-bit inputs are added before they are widened.
+// y[input + m][0:parts * lanes] of `inputs` inputs and of the rows of a tile from `lane` on; `left` rows exist.
+template <class Isa, int bits, Type scale_type, int words, int inputs, int parts>
+void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Rounded& x, int64_t input, float* y,
+                  int64_t left) {
+    using F = typename Isa::F;
+    using I = typename Isa::I;
+    const int64_t blocks = t.blocks;
+    const uint8_t* numbers = tile + t.scale_bytes + 4 * lane;
+    const int8_t* given = x.numbers + input * t.columns;
+    const float* x_scales = x.scales + input * blocks;
+    const int32_t* offsets = x.offsets + input * blocks;
+    F sums[inputs][parts], scales[parts];
+    for (auto& row : sums) {
+        for (auto& sum : row) sum = Isa::zero();
+    }
+    for (int64_t b = 0, end = 0, at = lane; b < blocks; ++b) {
+        if (b == end) {
+            for (int p = 0; p < parts; ++p) scales[p] = tile_scales<Isa>(tile, scale_type, at + p * Isa::lanes);
+            end += t.group_blocks, at += tile_rows;
+        }
+        I products[inputs][parts];
+        for (int m = 0; m < inputs; ++m) {
+            for (auto& product : products[m]) product = Isa::integers(offsets[b * inputs + m]);
+        }
+        for (int64_t i = 0; i < t.block_words; i += words) {
+            I narrow[inputs][parts];
+            for (int m = 0; m < inputs; ++m) {
+                for (int p = 0; p < parts; ++p) narrow[m][p] = Isa::begin4(products[m][p]);
+            }
+#pragma GCC unroll 4
+            for (int j = 0; j < words; ++j, numbers += 4 * tile_rows) {
+                I low[parts], high[parts];
+                for (int p = 0; p < parts; ++p) {
+                    I raw = Isa::bytes(numbers + 4 * Isa::lanes * p);
+                    low[p] = bits == 4 ? Isa::low_halves(raw) : Isa::weights8(raw);
+                    high[p] = bits == 4 ? Isa::high_halves(raw) : low[p];
+                }
+                for (int m = 0; m < inputs; ++m, given += 32 / bits) {
+                    // Two loads of 4 bytes: one of 8 would be spread to all lanes from a general register.
+                    I even = Isa::all_bytes(given), odd = bits == 4 ? Isa::all_bytes(given + 4) : even;
+                    for (int p = 0; p < parts; ++p) {
+                        if constexpr (bits == 4) {
+                            narrow[m][p] = Isa::add4(Isa::add4(narrow[m][p], low[p], even), high[p], odd);
+                        } else {
+                            products[m][p] = Isa::dot8(products[m][p], low[p], even);
+                        }
+                    }
+                }
+            }
+            if constexpr (bits == 4) {
+                for (int m = 0; m < inputs; ++m) {
+                    for (int p = 0; p < parts; ++p) products[m][p] = Isa::end4(products[m][p], narrow[m][p]);
+                }
+            }
+        }
+        for (int m = 0; m < inputs; ++m) {
+            F x_scale = Isa::all(x_scales[b * inputs + m]);
+            for (int p = 0; p < parts; ++p) {
+                sums[m][p] = Isa::fma(Isa::mul(Isa::to_float(products[m][p]), scales[p]), x_scale, sums[m][p]);
+            }
+        }
+    }
+    for (int m = 0; m < inputs; ++m) {
+        for (int p = 0; p < parts; ++p) {
+            store_lanes<Isa>(y + (input + m) * t.rows + p * Isa::lanes, sums[m][p], left - p * Isa::lanes);
+        }
+    }
+}
+
+template <class Isa, int bits, Type scale_type, int words, int inputs, int parts>
+int64_t tile_inputs(const Tiles& t, const uint8_t* tile, const Rounded& x, int64_t m, int64_t last, float* y,
+                    int64_t left) {
+    for (; m + inputs <= last; m += inputs) {
+        for (int64_t lane = 0; lane < tile_rows; lane += parts * Isa::lanes) {
+            tile_outputs<Isa, bits, scale_type, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane);
+        }
+    }
+    return m;
+}
+
+template <class Isa, int bits, Type scale_type, int words>
+void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
+    // Inputs of one pass: they stay in the L2 cache.
+    constexpr int64_t cache_bytes = 1 << 18, most = Isa::rounded_tile;
+    const Tiles t(w);
+    const int64_t pass = cache_bytes / w.columns / most * most + most;
+    for (int64_t start = 0; start < x.count; start += pass) {
+        const int64_t end = start + pass < x.count ? start + pass : x.count;
+        for (int64_t row = first; row < last; row += tile_rows) {
+            const uint8_t* tile = w.data + row / tile_rows * t.bytes;
+            float* out = y + row;
+            int64_t m = tile_inputs<Isa, bits, scale_type, words, most, 1>(t, tile, x, start, end, out, w.rows - row);
+            m = tile_inputs<Isa, bits, scale_type, words, 4, 1>(t, tile, x, m, end, out, w.rows - row);
+            m = tile_inputs<Isa, bits, scale_type, words, 2, 1>(t, tile, x, m, end, out, w.rows - row);
+            tile_inputs<Isa, bits, scale_type, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, w.rows - row);
+        }
+    }
+}
+
+template <class Isa, Type scale_type>
+void rounded_of(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
+    if (w.type == int8) return rounded_rows<Isa, 8, scale_type, 4>(w, x, y, first, last);
+    if (w.block == 16) return rounded_rows<Isa, 4, scale_type, 2>(w, x, y, first, last);
+    rounded_rows<Isa, 4, scale_type, 4>(w, x, y, first, last);
+}
+
+template <class Isa>
+void rounded(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
+    switch (w.scale_type) {
+        case float16: return rounded_of<Isa, float16>(w, x, y, first, last);
+        case bfloat16: return rounded_of<Isa, bfloat16>(w, x, y, first, last);
+        default: return rounded_of<Isa, float32>(w, x, y, first, last);
+    }
+}
+
+}  // namespace
+}  // namespace linear
