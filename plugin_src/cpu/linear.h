@@ -12,13 +12,14 @@ constexpr int bits_of(int64_t type) { return type == int4 ? 4 : type == int8 ? 8
 
 constexpr int64_t pad(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
-// Rows of a tile of integers.
-constexpr int64_t tile_rows = 16;
+// Rows of a tile of integers, and bytes of the scales of a span.
+constexpr int64_t tile_rows = 16, span_scales = 64;
 
 // data: floats row after row without gaps, or tiles of integers.
-// A tile begins with the scales [columns / group, 16] of type scale_type, padded to 64 bytes. Its numbers follow as
-// 32-bit words [columns * bits / 32, 16]: one word has 8 or 4 neighbouring numbers of one row, as they are stored, but
-// 4-bit numbers are unsigned, with an offset of 8. The rows after the last one are zeros.
+// A tile is a sequence of spans, so that memory is read in its order. A span has 64 bytes of scales [groups, 16] of type
+// scale_type: of two groups, or of one with float32 scales. The numbers of these groups follow as 32-bit words [n, 16]:
+// one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
+// of 8. The last span may have one group instead of two. The rows after the last one are zeros.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
     const uint8_t* data;
@@ -27,8 +28,9 @@ struct Weight {
 
     bool is_integer() const { return type == int4 || type == int8; }
     int64_t row_bytes() const { return columns * bits_of(type) / 8; }
-    int64_t scale_bytes() const { return pad(columns / group * tile_rows * bits_of(scale_type) / 8, 64); }
-    int64_t tile_bytes() const { return scale_bytes() + tile_rows * row_bytes(); }
+    int64_t groups_at_once() const { return 32 / bits_of(scale_type); }
+    int64_t spans() const { return pad(columns / group, groups_at_once()) / groups_at_once(); }
+    int64_t tile_bytes() const { return spans() * span_scales + tile_rows * row_bytes(); }
     int64_t blocks() const { return columns / block; }
 };
 

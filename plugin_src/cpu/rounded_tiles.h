@@ -1,5 +1,6 @@
 // Products of a weight of 4 or 8 bits with rounded inputs. Each lane computes one row of a tile, so that no sums over
-// lanes are needed, and the weight is read once, in the order of its memory.
+// lanes are needed. The weight is read in the order of its memory, at the speed of a plain read: with the scales in a
+// place of their own it took 2.7 times as long.
 #pragma once
 
 #include "rounded_inputs.h"
@@ -10,11 +11,11 @@ namespace {
 
 // What all tiles of a weight share.
 struct Tiles {
-    int64_t bytes, scale_bytes, rows, columns, blocks, block_words, group_blocks;
+    int64_t bytes, rows, columns, blocks, block_words, group_blocks;
 
     Tiles(const Weight& w)
-        : bytes(w.tile_bytes()), scale_bytes(w.scale_bytes()), rows(w.rows), columns(w.columns),
-          blocks(w.blocks()), block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block) {}
+        : bytes(w.tile_bytes()), rows(w.rows), columns(w.columns), blocks(w.blocks()),
+          block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block) {}
 };
 
 // words: words of a row whose products with 8-bit inputs are added before they are widened.
@@ -25,7 +26,9 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     using F = typename Isa::F;
     using I = typename Isa::I;
     const int64_t blocks = t.blocks;
-    const uint8_t* numbers = tile + t.scale_bytes + 4 * lane;
+    const uint8_t* numbers = tile + 4 * lane;
+    const uint8_t* span = tile;
+    int64_t group = 0;
     const int8_t* given = x.numbers + input * t.columns;
     const float* x_scales = x.scales + input * blocks;
     const int32_t* offsets = x.offsets + input * blocks;
@@ -33,10 +36,14 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     for (auto& row : sums) {
         for (auto& sum : row) sum = Isa::zero();
     }
-    for (int64_t b = 0, end = 0, at = lane; b < blocks; ++b) {
+    for (int64_t b = 0, end = 0; b < blocks; ++b) {
         if (b == end) {
-            for (int p = 0; p < parts; ++p) scales[p] = tile_scales<Isa>(tile, scale_type, at + p * Isa::lanes);
-            end += t.group_blocks, at += tile_rows;
+            constexpr int at_once = 32 / bits_of(scale_type);
+            if (group % at_once == 0) span = numbers - 4 * lane, numbers += span_scales;
+            for (int p = 0; p < parts; ++p) {
+                scales[p] = span_scales_at<Isa>(span, scale_type, group % at_once * tile_rows + lane + p * Isa::lanes);
+            }
+            end += t.group_blocks, ++group;
         }
         I products[inputs][parts];
         for (int m = 0; m < inputs; ++m) {

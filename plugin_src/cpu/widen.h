@@ -16,11 +16,11 @@ void store_lanes(float* p, typename Isa::F a, int64_t count) {
     }
 }
 
-// The scales of a tile from number `at` on.
+// Scales of a span from number `at` on.
 template <class Isa>
-typename Isa::F tile_scales(const uint8_t* tile, Type type, int64_t at) {
-    if (type == float32) return Isa::load(reinterpret_cast<const float*>(tile) + at);
-    return Isa::load16(tile + 2 * at, type == bfloat16);
+typename Isa::F span_scales_at(const uint8_t* span, Type type, int64_t at) {
+    if (type == float32) return Isa::load(reinterpret_cast<const float*>(span) + at);
+    return Isa::load16(span + 2 * at, type == bfloat16);
 }
 
 // A row of floats: [w.columns].
@@ -40,15 +40,17 @@ void widen_row(const Weight& w, int64_t row, float* out) {
 // Columns start to start + count of a tile's rows from `lane` on, scaled: [count, Isa::lanes].
 template <class Isa>
 void widen_tile(const Weight& w, const uint8_t* tile, int64_t lane, int64_t start, int64_t count, float* out) {
-    const uint8_t* words = tile + w.scale_bytes();
-    const int64_t per_word = 32 / bits_of(w.type);
+    const int64_t per_word = 32 / bits_of(w.type), at_once = w.groups_at_once();
+    const int64_t span_bytes = span_scales + at_once * w.group / per_word * 4 * tile_rows;
     float scales[Isa::lanes];
     for (int64_t i = 0; i < count; ++i) {
-        int64_t k = start + i, place = k % per_word;
+        const int64_t k = start + i, place = k % per_word, group = k / w.group, span = group / at_once;
+        const uint8_t* at = tile + span * span_bytes;
         if (i == 0 || k % w.group == 0) {
-            Isa::store(scales, tile_scales<Isa>(tile, w.scale_type, k / w.group * tile_rows + lane));
+            Isa::store(scales, span_scales_at<Isa>(at, w.scale_type, group % at_once * tile_rows + lane));
         }
-        const uint8_t* word = words + 4 * (k / per_word * tile_rows + lane);
+        const int64_t word_index = (k - span * at_once * w.group) / per_word;
+        const uint8_t* word = at + span_scales + 4 * (word_index * tile_rows + lane);
         for (int r = 0; r < Isa::lanes; ++r) {
             int number;
             if (w.type == int4) {

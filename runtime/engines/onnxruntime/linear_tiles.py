@@ -9,7 +9,7 @@ from hybridge.runtime.engines.onnxruntime.dequantize import Read
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix
 
 TILE_ROWS = 16
-_ALIGNMENT = 64
+_SPAN_SCALES = 64
 # Tiles that are laid out at once: they stay in the caches.
 _TILES_AT_ONCE = 32
 
@@ -17,7 +17,8 @@ _TILES_AT_ONCE = 32
 def tiles_shape(matrix: QuantizedMatrix) -> tuple[int, int]:
     """Number of tiles, and bytes of each."""
     rows, columns = matrix.shape
-    return -(-rows // TILE_ROWS), _scale_bytes(matrix) + TILE_ROWS * matrix.values.dtype.nbytes(columns)
+    spans = -(-columns // columns_per_scale(matrix) // _groups_at_once(matrix))
+    return -(-rows // TILE_ROWS), spans * _SPAN_SCALES + TILE_ROWS * matrix.values.dtype.nbytes(columns)
 
 
 def columns_per_scale(matrix: QuantizedMatrix) -> int:
@@ -29,35 +30,44 @@ def columns_per_scale(matrix: QuantizedMatrix) -> int:
 def write_tiles(matrix: QuantizedMatrix, read: Read, out: np.ndarray) -> None:
     """Lay ``matrix`` out in ``out`` uint8 [tiles, bytes] of ``tiles_shape``."""
     rows, columns = matrix.shape
-    groups, start = columns // columns_per_scale(matrix), _scale_bytes(matrix)
+    groups, at_once = columns // columns_per_scale(matrix), _groups_at_once(matrix)
     scale_type = np.dtype(f"u{matrix.scales.dtype.numpy.itemsize}")
     scales = read(matrix.scales).view(scale_type)
     scales = np.broadcast_to(scales if scales.size == 1 else scales.reshape(rows, groups), (rows, groups))
     words = read(matrix.values).view(np.uint32).reshape(rows, -1)
+    group_words = words.shape[1] // groups
+    offset = np.uint32(0x88888888 if matrix.values.dtype is DType.INT4 else 0)
     for first in range(0, len(out), _TILES_AT_ONCE):
         tiles = out[first : first + _TILES_AT_ONCE]
         part = slice(first * TILE_ROWS, (first + len(tiles)) * TILE_ROWS)
-        head = tiles[:, : groups * TILE_ROWS * scale_type.itemsize].view(scale_type)
-        _interleave(scales[part], head)
-        tiles[:, groups * TILE_ROWS * scale_type.itemsize : start] = 0
-        numbers = tiles[:, start:].view(np.uint32)
-        _interleave(words[part], numbers)
-        if matrix.values.dtype is DType.INT4:
-            np.bitwise_xor(numbers, np.uint32(0x88888888), out=numbers)
+        start = done = 0
+        for spans, size in ((groups // at_once, at_once), (groups % at_once, 1)):
+            if not spans:
+                continue
+            nbytes = _SPAN_SCALES + 4 * TILE_ROWS * size * group_words
+            target = tiles[:, start : start + spans * nbytes].reshape(len(tiles), spans, nbytes)
+            stop = done + spans * size
+            heads = target[:, :, :_SPAN_SCALES].view(scale_type)
+            _interleave(scales[part, done:stop], heads[:, :, : size * TILE_ROWS])
+            heads[:, :, size * TILE_ROWS :] = 0
+            numbers = target[:, :, _SPAN_SCALES:].view(np.uint32)
+            _interleave(words[part, done * group_words : stop * group_words], numbers)
+            np.bitwise_xor(numbers, offset, out=numbers)
+            start, done = start + spans * nbytes, stop
 
 
 def _interleave(rows: np.ndarray, out: np.ndarray) -> None:
-    """Write [rows, n] to ``out`` [tiles, n * 16] as [tiles, n, 16]; zeros for missing rows."""
-    columns = rows.shape[1]
-    target = out.reshape(len(out), columns, TILE_ROWS)
+    """Write [rows, spans * n] to ``out`` [tiles, spans, n * 16] as [tiles, spans, n, 16]; zeros for missing rows."""
+    spans, count = out.shape[1], out.shape[2] // TILE_ROWS
+    target = out.reshape(len(out), spans, count, TILE_ROWS)
     whole, rest = divmod(len(rows), TILE_ROWS)
-    target[:whole] = rows[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, columns).swapaxes(1, 2)
+    split = rows[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, spans, count)
+    target[:whole] = split.transpose(0, 2, 3, 1)
     if rest:
-        target[whole, :, :rest] = rows[whole * TILE_ROWS :].T
-        target[whole, :, rest:] = 0
+        target[whole, :, :, :rest] = rows[whole * TILE_ROWS :].reshape(rest, spans, count).transpose(1, 2, 0)
+        target[whole, :, :, rest:] = 0
 
 
-def _scale_bytes(matrix: QuantizedMatrix) -> int:
-    groups = matrix.shape[1] // columns_per_scale(matrix)
-    nbytes = groups * TILE_ROWS * matrix.scales.dtype.numpy.itemsize
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+def _groups_at_once(matrix: QuantizedMatrix) -> int:
+    """Groups of a span."""
+    return 4 // matrix.scales.dtype.numpy.itemsize
