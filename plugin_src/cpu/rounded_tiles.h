@@ -11,16 +11,18 @@ namespace {
 
 // What all tiles of a weight share.
 struct Tiles {
-    int64_t bytes, rows, columns, blocks, block_words, group_blocks;
+    int64_t bytes, rows, columns, blocks, block_words, group_blocks, at_once;
+    Type scale_type;
 
     Tiles(const Weight& w)
         : bytes(w.tile_bytes()), rows(w.rows), columns(w.columns), blocks(w.blocks()),
-          block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block) {}
+          block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block),
+          at_once(w.groups_at_once()), scale_type(w.scale_type) {}
 };
 
 // words: words of a row whose products with 8-bit inputs are added before they are widened.
 // y[input + m][0:parts * lanes] of `inputs` inputs and of the rows of a tile from `lane` on; `left` rows exist.
-template <class Isa, int bits, Type scale_type, int words, int inputs, int parts>
+template <class Isa, int bits, int words, int inputs, int parts>
 void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Rounded& x, int64_t input, float* y,
                   int64_t left) {
     using F = typename Isa::F;
@@ -38,10 +40,9 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     }
     for (int64_t b = 0, end = 0; b < blocks; ++b) {
         if (b == end) {
-            constexpr int at_once = 32 / bits_of(scale_type);
-            if (group % at_once == 0) span = numbers - 4 * lane, numbers += span_scales;
+            if (group % t.at_once == 0) span = numbers - 4 * lane, numbers += span_scales;
             for (int p = 0; p < parts; ++p) {
-                scales[p] = span_scales_at<Isa>(span, scale_type, group % at_once * tile_rows + lane + p * Isa::lanes);
+                scales[p] = span_scales_at<Isa>(span, t.scale_type, group % t.at_once * tile_rows + lane + p * Isa::lanes);
             }
             end += t.group_blocks, ++group;
         }
@@ -94,18 +95,18 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     }
 }
 
-template <class Isa, int bits, Type scale_type, int words, int inputs, int parts>
+template <class Isa, int bits, int words, int inputs, int parts>
 int64_t tile_inputs(const Tiles& t, const uint8_t* tile, const Rounded& x, int64_t m, int64_t last, float* y,
                     int64_t left) {
     for (; m + inputs <= last; m += inputs) {
         for (int64_t lane = 0; lane < tile_rows; lane += parts * Isa::lanes) {
-            tile_outputs<Isa, bits, scale_type, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane);
+            tile_outputs<Isa, bits, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane);
         }
     }
     return m;
 }
 
-template <class Isa, int bits, Type scale_type, int words>
+template <class Isa, int bits, int words>
 void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
     // Inputs of one pass: they stay in the L2 cache.
     constexpr int64_t cache_bytes = 1 << 18, most = Isa::rounded_tile;
@@ -116,28 +117,19 @@ void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, in
         for (int64_t row = first; row < last; row += tile_rows) {
             const uint8_t* tile = w.data + row / tile_rows * t.bytes;
             float* out = y + row;
-            int64_t m = tile_inputs<Isa, bits, scale_type, words, most, 1>(t, tile, x, start, end, out, w.rows - row);
-            m = tile_inputs<Isa, bits, scale_type, words, 4, 1>(t, tile, x, m, end, out, w.rows - row);
-            m = tile_inputs<Isa, bits, scale_type, words, 2, 1>(t, tile, x, m, end, out, w.rows - row);
-            tile_inputs<Isa, bits, scale_type, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, w.rows - row);
+            int64_t m = tile_inputs<Isa, bits, words, most, 1>(t, tile, x, start, end, out, w.rows - row);
+            m = tile_inputs<Isa, bits, words, 4, 1>(t, tile, x, m, end, out, w.rows - row);
+            m = tile_inputs<Isa, bits, words, 2, 1>(t, tile, x, m, end, out, w.rows - row);
+            tile_inputs<Isa, bits, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, w.rows - row);
         }
     }
 }
 
-template <class Isa, Type scale_type>
-void rounded_of(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
-    if (w.type == int8) return rounded_rows<Isa, 8, scale_type, 4>(w, x, y, first, last);
-    if (w.block == 16) return rounded_rows<Isa, 4, scale_type, 2>(w, x, y, first, last);
-    rounded_rows<Isa, 4, scale_type, 4>(w, x, y, first, last);
-}
-
 template <class Isa>
 void rounded(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
-    switch (w.scale_type) {
-        case float16: return rounded_of<Isa, float16>(w, x, y, first, last);
-        case bfloat16: return rounded_of<Isa, bfloat16>(w, x, y, first, last);
-        default: return rounded_of<Isa, float32>(w, x, y, first, last);
-    }
+    if (w.type == int8) return rounded_rows<Isa, 8, 4>(w, x, y, first, last);
+    if (w.block == 16) return rounded_rows<Isa, 4, 2>(w, x, y, first, last);
+    rounded_rows<Isa, 4, 4>(w, x, y, first, last);
 }
 
 }  // namespace
