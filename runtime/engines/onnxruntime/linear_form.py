@@ -8,13 +8,21 @@ from types import MappingProxyType
 
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
-from hybridge.runtime.engines.onnxruntime.session_graph import BLOCKS, QuantizedMatrix, SessionGraph
+from hybridge.runtime.engines.onnxruntime.session_graph import (
+    BLOCKS,
+    WHOLE,
+    GraphWeight,
+    QuantizedMatrix,
+    SessionGraph,
+    StoredTensor,
+)
 
 # Numbers of types in plugin_src/cpu/linear.h.
 TYPES: Mapping[DType, int] = MappingProxyType(
     {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
 )
-_SCALES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+NARROW = (DType.FLOAT16, DType.BFLOAT16)
+_SCALES = (*NARROW, DType.FLOAT32)
 # Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.
 FEWEST_FLOATS = 1 << 19
 # Fewest inputs of a block, and most by type: their rounding error has to stay small compared with that of the weights.
@@ -38,10 +46,19 @@ def input_block(matrix: QuantizedMatrix) -> int | None:
 
 def library_notes(graph: SessionGraph) -> tuple[str, ...]:
     """A note for the user where Linear would be used, but its library is missing."""
-    parts = (part for weight in graph.weights if weight.form == BLOCKS for part in weight.parts)
-    if not any(isinstance(part, QuantizedMatrix) and input_block(part) for part in parts):
-        return ()
-    library = cpu_library()
-    if library.path is not None:
-        return ()
-    return (f"quantised weights use ONNX Runtime's kernels, which are slower than Hybridge's: {library.reason}",)
+    quantised = (part for weight in graph.weights if weight.form == BLOCKS for part in weight.parts)
+    losses = []
+    if any(isinstance(part, QuantizedMatrix) and input_block(part) for part in quantised):
+        losses.append("quantised weights use ONNX Runtime's kernels, which are slower than Hybridge's")
+    if any(_is_widened(weight) for weight in graph.weights):
+        losses.append("weights of 16 bits are widened to float32, which takes twice the memory")
+    library = cpu_library() if losses else None
+    return () if library is None or library.path is not None else (f"{'; '.join(losses)}: {library.reason}",)
+
+
+def _is_widened(weight: GraphWeight) -> bool:
+    """Whether ``weight`` is a large 16-bit matrix in memory as float32."""
+    part = weight.parts[0]
+    if not weight.shared or weight.form != WHOLE or not isinstance(part, StoredTensor):
+        return False
+    return part.dtype in NARROW and len(part.shape) == 2 and prod(part.shape) >= FEWEST_FLOATS

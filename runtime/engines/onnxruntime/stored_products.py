@@ -12,7 +12,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
-from hybridge.runtime.engines.onnxruntime.linear_form import FEWEST_FLOATS, TYPES, input_block
+from hybridge.runtime.engines.onnxruntime.linear_form import FEWEST_FLOATS, NARROW, TYPES, input_block
 from hybridge.runtime.engines.onnxruntime.linear_tiles import columns_per_scale, tiles_shape
 from hybridge.runtime.engines.onnxruntime.quantized_weights import (
     WeightForm,
@@ -67,7 +67,7 @@ def _stored_floats(weight: ir.Value) -> StoredTensor | None:
     if not isinstance(tensor, ir.ExternalTensor) or quantized_matrix(weight) or joined_weight(weight):
         return None
     stored = stored_tensor(tensor)
-    is_narrow = stored.dtype in (DType.FLOAT16, DType.BFLOAT16)
+    is_narrow = stored.dtype in NARROW
     return stored if is_narrow and len(stored.shape) == 2 and prod(stored.shape) >= FEWEST_FLOATS else None
 
 

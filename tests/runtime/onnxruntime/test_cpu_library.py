@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime import cpu_library as module
-from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library, library_key
+from hybridge.runtime.engines.onnxruntime import linear_form
+from hybridge.runtime.engines.onnxruntime.cpu_library import CpuLibrary, cpu_library, library_key
+from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +67,13 @@ def test_a_folder_that_others_can_write_is_not_used(monkeypatch: pytest.MonkeyPa
     folder.mkdir(parents=True)
     folder.chmod(0o777)
     assert cpu_library().path is None and not (tmp_path / "compiler.calls").exists()
+
+
+def test_widened_weights_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def notes(*shape: int) -> tuple[str, ...]:
+        weight = GraphWeight("w", (StoredTensor("file", 0, DType.BFLOAT16, shape),), None, False, shared=True)
+        return linear_form.library_notes(SessionGraph(b"", (weight,), frozenset(), frozenset()))
+
+    monkeypatch.setattr(linear_form, "cpu_library", lambda: CpuLibrary(None, "no compiler"))
+    expected = "weights of 16 bits are widened to float32, which takes twice the memory: no compiler"
+    assert notes(1024, 512) == (expected,) and notes(1023, 512) == notes(1 << 20) == ()
