@@ -110,7 +110,8 @@ def memory_facts(plan: MemoryPlan | DenseMemoryPlan, record: EngineRecord) -> di
     rows = f"{record.max_batch_size} full rows"
     if isinstance(plan, DenseMemoryPlan):
         states = {"the states of a row": bytes_text(plan.row), f"states of {rows}": bytes_text(plan.rows)}
-        return first | states | last | {"graphs": f"{plan.graphs} for each batch size in use"}
+        sampling = {"sampling": f"{bytes_text(plan.sampling)}, and as much pinned host memory"}
+        return first | sampling | states | last | {"graphs": f"{plan.graphs} for each batch size in use"}
     pools = {
         "sampling": f"{bytes_text(plan.sampling)}, and {bytes_text(plan.sampling + plan.sampled)} pinned host memory",
         "draft tokens": bytes_text(plan.drafts),

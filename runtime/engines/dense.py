@@ -13,6 +13,8 @@ import numpy as np
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import DENSE, RuntimeConfig, read_config
 from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.engines.step_result import RowsResult, StepResult
+from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,15 @@ class Decoder(ABC):
 
         The lists go with the rows one by one; all else is as in ``DenseEngine.step``.
         """
+
+    def launch(
+        self,
+        tokens: Sequence[int],
+        past_lengths: Sequence[int],
+        samplings: Mapping[int, TokenSampling] = NO_SAMPLING,
+    ) -> StepResult:
+        """Like ``step``, with the result as of ``PagedEngine.launch``. samplings: by index of the rows."""
+        return RowsResult(self.step(tokens, past_lengths))
 
 
 def read_dense_config(folder: Path) -> RuntimeConfig:
@@ -200,7 +211,11 @@ class StepDecoder(Decoder):
         self._inputs = StepInputs(np.zeros((states.batch, 1), np.int64), lengths[0], lengths[1])
 
     def step(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> Sequence[np.ndarray]:
+        logits = self._engine.step(self._filled(tokens, past_lengths), self._states)
+        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in self._rows]
+
+    def _filled(self, tokens: Sequence[int], past_lengths: Sequence[int]) -> StepInputs:
+        """The step that gives each row its token."""
         self._inputs.input_ids[self._rows, 0] = tokens
         self._inputs.past_lengths[self._rows] = past_lengths
-        logits = self._engine.step(self._inputs, self._states)
-        return [logits[row] if logits.ndim == 2 else logits[row, 0] for row in self._rows]
+        return self._inputs

@@ -86,6 +86,29 @@ class RowsResult(StepResult):
         return np.stack([self._rows[index] for index in indices])
 
 
+class OrderedResult(StepResult):
+    """``result`` in another order: index i is index ``order``[i] there."""
+
+    def __init__(self, result: StepResult, order: Sequence[int]) -> None:
+        self._result, self._order = result, order
+
+    @property
+    def is_ready(self) -> bool:
+        return self._result.is_ready
+
+    def best_tokens(self) -> list[int | None]:
+        found = self._result.best_tokens()
+        return [found[index] for index in self._order]
+
+    def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        own = {self._order[index]: how for index, how in samplings.items()}
+        found = self._result.sampled({index: own[index] for index in sorted(own)})
+        return {index: found[self._order[index]] for index in samplings}
+
+    def logits(self, index: int) -> np.ndarray:
+        return self._result.logits(self._order[index])
+
+
 def lost_logits() -> EngineError:
     """The error of a row without a token, whose logits a step launched ahead has overwritten."""
     return EngineError("expected finite logits, found others: verify the artifact, or use a wider type")

@@ -22,7 +22,7 @@ from hybridge.runtime.engines.dense_as_paged.prompts import STEP_TOKENS, Prompt,
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
-from hybridge.runtime.engines.step_result import RowsResult, StepResult
+from hybridge.runtime.engines.step_result import OrderedResult, RowsResult, StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 # Steps of the same rows after which it pays to move them together.
@@ -132,7 +132,7 @@ class DenseAsPaged(PagedEngine):
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         decoding = self._decoding
         if decoding is not None and decoding.inputs is inputs:
-            return self._decode(decoding, decoding.ids.tolist(), decoding.lengths.tolist())
+            return self._decode(decoding, decoding.ids.tolist(), decoding.lengths.tolist(), samplings)
         blocks, slots = inputs.block_table[:, 0].tolist(), inputs.state_indices.tolist()
         lengths = inputs.seq_lens.tolist()
         if (
@@ -142,10 +142,10 @@ class DenseAsPaged(PagedEngine):
             and len(inputs.input_ids) == len(lengths) == len(inputs.logits_indices)
         ):
             decoding.follow(inputs)
-            return self._decode(decoding, inputs.input_ids.tolist(), lengths)
+            return self._decode(decoding, inputs.input_ids.tolist(), lengths, samplings)
         self._decoding = None
         check_packed(inputs, self.limits, self.config, self._sizes)
-        return self._launch(inputs, blocks, slots, lengths)
+        return self._launch(inputs, blocks, slots, lengths, samplings)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._decoding = None
@@ -189,7 +189,14 @@ class DenseAsPaged(PagedEngine):
         self._decoding = None
         self.dense.close()
 
-    def _launch(self, inputs: PackedInputs, blocks: list[int], slots: list[int], lengths: list[int]) -> StepResult:
+    def _launch(
+        self,
+        inputs: PackedInputs,
+        blocks: list[int],
+        slots: list[int],
+        lengths: list[int],
+        samplings: Mapping[int, TokenSampling],
+    ) -> StepResult:
         """Any step; rows of one token whose logits are requested decode, all others are prompts."""
         ids, bounds = inputs.input_ids, inputs.query_start_loc.tolist()
         requested = _requested(inputs.logits_indices.tolist(), bounds)
@@ -229,13 +236,13 @@ class DenseAsPaged(PagedEngine):
                     [positions[row] for row in decodes],
                 )
                 tokens = [int(ids[bounds[row]]) for row in decodes]
-                for row, logits in zip(
-                    decodes, self._logits(decoding, tokens, [lengths[row] for row in decodes]), strict=True
-                ):
-                    found[row] = [logits]
                 if len(decodes) == len(lengths):
                     self._decoding = decoding
                     decoding.follow(inputs)
+                    return _decoded(decoding, tokens, lengths, samplings)
+                result = _decoded(decoding, tokens, [lengths[row] for row in decodes], NO_SAMPLING)
+                for index, row in enumerate(decodes):
+                    found[row] = [result.logits(index)]
         return RowsResult([logits for each in found for logits in each])
 
     def _feed(self, prompts: list[Prompt]) -> None:
@@ -258,7 +265,9 @@ class DenseAsPaged(PagedEngine):
             for name, buffer in apart.buffers.items():
                 states.buffers[name].take_row(homes[row], buffer, row, prompt.past + prompt.ids.size)
 
-    def _decode(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> StepResult:
+    def _decode(
+        self, decoding: _Decoding, tokens: list[int], lengths: list[int], samplings: Mapping[int, TokenSampling]
+    ) -> StepResult:
         """A step of the same rows as the one before."""
         decoding.steps += 1
         longest = max(lengths)
@@ -275,7 +284,7 @@ class DenseAsPaged(PagedEngine):
             decoding.capacity = self._rows.states.max_seq
         for content, length in zip(decoding.contents, lengths, strict=True):
             content.length = length
-        return RowsResult(self._logits(decoding, tokens, lengths))
+        return _decoded(decoding, tokens, lengths, samplings)
 
     def _decoder(self, blocks: list[int], slots: list[int], rows: list[int]) -> _Decoding:
         order = sorted(range(len(rows)), key=rows.__getitem__)
@@ -285,17 +294,6 @@ class DenseAsPaged(PagedEngine):
         permutation = None if order == list(range(len(rows))) else order
         capacity = self._rows.states.max_seq
         return _Decoding(blocks, slots, rows, decoder, [each for each in present if each], capacity, permutation)
-
-    def _logits(self, decoding: _Decoding, tokens: list[int], lengths: list[int]) -> Sequence[np.ndarray]:
-        """One token for each row; logits [vocab] of each, valid until the engine's next step."""
-        past, order = [length - 1 for length in lengths], decoding.order
-        if order is None:
-            return decoding.decoder.step(tokens, past)
-        found = decoding.decoder.step([tokens[place] for place in order], [past[place] for place in order])
-        logits: list[np.ndarray] = [found[0]] * len(order)
-        for place, row in zip(order, found, strict=True):
-            logits[place] = row
-        return logits
 
     def _set_length(self, block: int, length: int) -> None:
         content = self._blocks.get(block) if self._has_kv else None
@@ -312,3 +310,16 @@ def _requested(indices: Sequence[int], bounds: Sequence[int]) -> list[list[int]]
             row += 1
         found[row].append(index - bounds[row])
     return found
+
+
+def _decoded(
+    decoding: _Decoding, tokens: list[int], lengths: list[int], samplings: Mapping[int, TokenSampling]
+) -> StepResult:
+    """One token for each row; the result is that of the rows in the order of the step."""
+    past, order = [length - 1 for length in lengths], decoding.order
+    if order is None:
+        return decoding.decoder.launch(tokens, past, samplings)
+    index = {row: place for place, row in enumerate(order)}
+    by_place = {index[row]: how for row, how in samplings.items()}
+    found = decoding.decoder.launch([tokens[row] for row in order], [past[row] for row in order], by_place)
+    return OrderedResult(found, [index[row] for row in range(len(order))])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, SEQ, Binding
 from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import EngineRecord
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import CONTEXT_LENGTHS, HIDDEN_STATES, INPUT_IDS, LOGITS, PAST_LENGTHS
@@ -87,6 +88,11 @@ def binding_plan(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[s
         max_seq_len=record.max_seq_len,
         max_step_tokens=longest,
     )
+
+
+def samples(plan: BindingPlan) -> bool:
+    """Whether kernels can sample tokens from what the engine gives: logits in float32."""
+    return plan.logits.name == LOGITS and plan.logits.dtype is DType.FLOAT32
 
 
 def recorded_plan(record: EngineRecord) -> BindingPlan:

@@ -7,26 +7,31 @@ from dataclasses import dataclass
 from hybridge.artifact.engine_record import EngineRecord
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt.binding_check import AGAIN
-from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, recorded_plan
+from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, recorded_plan, samples
 from hybridge.runtime.engines.tensorrt.memory import aligned
 from hybridge.runtime.engines.tensorrt.state_memory import StateLayout
 from hybridge.runtime.engines.tensorrt.step_io import token_layout
+from hybridge.runtime.engines.tensorrt.step_sampling import mapped_bytes, staged_bytes, workspace_bytes
 
 
 @dataclass(frozen=True)
 class DenseMemoryPlan:
     """Bytes of device memory, and counts.
 
-    engines: the engine file. activations: shared by all contexts. inputs: of the largest step; logits: of a decode step
-    and, where every token has logits, of the largest prompt; as much pinned host memory for both. row: the states of
-    one row at full length, in all buffers; rows: of the largest batch. graphs: captured decode steps of one batch, each
-    with a context, beside one context for prompts; their memory is TensorRT's own and not counted.
+    engines: the engine file. activations: shared by all contexts and the sampling kernels. inputs: of the largest step;
+    logits: of a decode step and, where every token has logits, of the largest prompt; sampling: tables of a decode
+    step; as much pinned host memory for these three. sampled: pinned host memory for tokens. row: the states of one row
+    at full length, in all buffers; rows: of the largest batch. graphs: captured decode steps of one batch, without
+    sampling and with it, each with a context, beside one context for prompts; their memory is TensorRT's own and not
+    counted.
     """
 
     engines: int
     activations: int
     inputs: int
     logits: int
+    sampling: int
+    sampled: int
     row: int
     rows: int
     graphs: int
@@ -34,7 +39,7 @@ class DenseMemoryPlan:
     @property
     def fixed(self) -> int:
         """All but the states."""
-        return self.engines + self.activations + self.inputs + self.logits
+        return self.engines + self.activations + self.inputs + self.logits + self.sampling
 
     @property
     def contexts(self) -> int:
@@ -52,14 +57,18 @@ def dense_memory_plan(record: EngineRecord) -> DenseMemoryPlan:
 
 
 def _plan(record: EngineRecord, plan: BindingPlan) -> DenseMemoryPlan:
+    rows, vocab = plan.max_batch_size, int(plan.logits.shape[-1]) if samples(plan) else 0
+    workspace = workspace_bytes(rows, vocab) if vocab else 0
     return DenseMemoryPlan(
         engines=record.nbytes,
-        activations=aligned(max(1, record.scratch_bytes)),
+        activations=aligned(max(1, record.scratch_bytes, workspace)),
         inputs=token_layout(plan, plan.max_batch_size, plan.max_step_tokens)[1],
         logits=_logits_bytes(plan),
+        sampling=max(1, staged_bytes(rows, vocab)) if vocab else 0,
+        sampled=max(1, mapped_bytes(rows, vocab)) if vocab else 0,
         row=StateLayout.of(plan, 1).nbytes,
         rows=StateLayout.of(plan, plan.max_batch_size).nbytes,
-        graphs=1 + plan.takes_turns,
+        graphs=(1 + 2 * bool(vocab)) * (1 + plan.takes_turns),
     )
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig, read_config
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
+from hybridge.runtime.engines.dense import Decoder, DenseEngine, StateSet, StepInputs
 from hybridge.runtime.engines.step_check import check_step
-from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan
+from hybridge.runtime.engines.tensorrt.binding_plan import DECODE, PREFILL, BindingPlan, binding_plan, samples
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep
+from hybridge.runtime.engines.tensorrt.dense_decoder import DeviceDecoder, SampledStep
 from hybridge.runtime.engines.tensorrt.engine_tensors import engine_tensors
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.memory import Allocation, DeviceMemory, aligned
@@ -28,6 +30,10 @@ from hybridge.runtime.engines.tensorrt.selection import BuiltEngine, find_engine
 from hybridge.runtime.engines.tensorrt.state_memory import StateMemory, StatePool
 from hybridge.runtime.engines.tensorrt.states import DeviceStateSet, too_long
 from hybridge.runtime.engines.tensorrt.step_io import LogitsStage, TokenStage
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampler, StepSampling, workspace_bytes
+from hybridge.runtime.sampling import TokenSampling
+
+T = TypeVar("T")
 
 
 class TensorRTEngine(DenseEngine):
@@ -48,9 +54,10 @@ class TensorRTEngine(DenseEngine):
         """
         self.config, self.built = config, built
         self._memory, self._library = memory, library
-        self._pending: PendingStep[np.ndarray] | None = None
+        self._pending: PendingStep[Any] | None = None
         self._closed = False
-        self._decode_steps: dict[tuple[StateMemory, int], DecodeStep] = {}
+        # By states, their turn, and whether tokens are sampled: no (None), or with lists of likely tokens or without.
+        self._decode_steps: dict[tuple[StateMemory, int, bool | None], DecodeStep] = {}
         self._sets: weakref.WeakSet[DeviceStateSet] = weakref.WeakSet()
         # Closed in the reverse order: contexts before the engine, the engine before the runtime.
         self._resources = ExitStack()
@@ -78,7 +85,10 @@ class TensorRTEngine(DenseEngine):
 
     def _allocate(self) -> None:
         memory, plan, owns = self._memory, self._plan, self._resources.callback
-        nbytes = aligned(max(1, self._engine.device_memory_size_v2))
+        vocab = self.config.vocab_size if samples(plan) else 0
+        # The sampling kernels run after the engine, when its activations are no longer needed.
+        workspace = workspace_bytes(plan.max_batch_size, vocab) if vocab else 0
+        nbytes = aligned(max(1, self._engine.device_memory_size_v2, workspace))
         self._scratch: Allocation = memory.allocate(nbytes, "activations")
         owns(self._scratch.free)
         self._tokens = TokenStage(memory, plan)
@@ -88,6 +98,11 @@ class TensorRTEngine(DenseEngine):
         owns(self._prefill_logits.free)
         # Never moved: the decode graphs hold the address.
         self._decode_logits.reserve(plan.max_batch_size, 1)
+        self._sampling: StepSampling | None = None
+        if vocab:
+            sizes = range(1, plan.max_batch_size + 1)
+            self._sampling = StepSampling(memory, vocab, sizes, self._scratch.address)
+            owns(self._sampling.free)
         self._marker = memory.marker()
         owns(self._marker.close)
         self._prefill = self._context(PREFILL, fixed_shapes=False)
@@ -129,20 +144,31 @@ class TensorRTEngine(DenseEngine):
 
         Everything else is as in ``step``; a failure on the GPU is raised when the logits are read.
         """
-        self._check_open()
-        if not isinstance(states, DeviceStateSet) or states not in self._sets:
-            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
-        check_step(inputs, states.batch, self.max_step_tokens, states.max_seq)
-        self._memory.enter()
-        # The pinned tokens and logits of the step before are about to be overwritten.
-        self._finish_pending()
+        own = self._prepare(inputs, states)
         batch, tokens = inputs.input_ids.shape
-        self._tokens.write(inputs)
-        logits = self._run_decode(states.memory, batch) if tokens == 1 else self._run_prefill(states, tokens)
-        states.memory.advance()
-        self._marker.record()
-        self._pending = PendingStep(self._marker, lambda: logits.read(batch, tokens))
-        return self._pending
+        logits = self._run_decode(own.memory, batch) if tokens == 1 else self._run_prefill(own, tokens)
+        return self._submitted(own, lambda: logits.read(batch, tokens))
+
+    def decoder(self, rows: Sequence[int], states: StateSet) -> Decoder:
+        assert isinstance(states, DeviceStateSet)
+        return DeviceDecoder(self, rows, states, self.submit_sampled)
+
+    def submit_sampled(
+        self, inputs: StepInputs, states: DeviceStateSet, samplings: Mapping[int, TokenSampling]
+    ) -> PendingStep[SampledStep] | None:
+        """Like ``submit``, with tokens chosen on the GPU. samplings: by batch row; others get the most likely token.
+
+        None, and nothing is enqueued, where no kernel has the vocabulary.
+        """
+        if self._sampling is None:
+            return None
+        own, batch = self._prepare(inputs, states), states.batch
+        sampler = self._sampling.of(batch, samplings)
+        if sampler is None:
+            return None
+        self._run_decode(own.memory, batch, sampler)
+        logits = partial(self._decode_logits.read_now, batch)
+        return self._submitted(own, lambda: SampledStep(sampler, logits))
 
     def close(self) -> None:
         if self._closed:
@@ -156,18 +182,46 @@ class TensorRTEngine(DenseEngine):
                 end()
         self._resources.close()
 
-    def _run_decode(self, memory: StateMemory, batch: int) -> LogitsStage:
-        key = (memory, memory.turn)
+    def _prepare(self, inputs: StepInputs, states: StateSet) -> DeviceStateSet:
+        """Wait for the step before, and write ``inputs``, which have to fit ``states``."""
+        self._check_open()
+        if not isinstance(states, DeviceStateSet) or states not in self._sets:
+            raise EngineError(f"expected states allocated by this engine, found {type(states).__name__} of another")
+        check_step(inputs, states.batch, self.max_step_tokens, states.max_seq)
+        self._memory.enter()
+        # The pinned tokens and logits of the step before are about to be overwritten.
+        self._finish_pending()
+        self._tokens.write(inputs)
+        return states
+
+    def _submitted(self, states: DeviceStateSet, read: Callable[[], T]) -> PendingStep[T]:
+        states.memory.advance()
+        self._marker.record()
+        pending = PendingStep(self._marker, read)
+        self._pending = pending
+        return pending
+
+    def _run_decode(self, memory: StateMemory, batch: int, sampler: StepSampler | None = None) -> LogitsStage:
+        key = memory, memory.turn, None if sampler is None else sampler.lists
         if key not in self._decode_steps:
-            self._decode_steps[key] = self._decode_step(memory, batch)
+            self._decode_steps[key] = self._decode_step(memory, batch, sampler)
         self._decode_steps[key].run()
         return self._decode_logits
 
-    def _decode_step(self, memory: StateMemory, batch: int) -> DecodeStep:
+    def _decode_step(self, memory: StateMemory, batch: int, sampler: StepSampler | None) -> DecodeStep:
         # TensorRT needs a separate context for each captured graph.
         context = self._context(DECODE, fixed_shapes=True)
         self._bind(context, memory, batch, 1, self._decode_logits)
-        return DecodeStep(self._memory, context, lambda enqueue: self._around(enqueue, batch, 1, self._decode_logits))
+        if sampler is None:
+            return DecodeStep(self._memory, context, lambda run: self._around(run, batch, 1, self._decode_logits))
+        address = self._decode_logits.address
+
+        def sampled(enqueue: Callable[[], None]) -> None:
+            self._tokens.upload(batch, 1)
+            enqueue()
+            sampler.enqueue(address)
+
+        return DecodeStep(self._memory, context, sampled)
 
     def _run_prefill(self, states: DeviceStateSet, tokens: int) -> LogitsStage:
         stage = self._prefill_logits if self.config.all_logits else self._decode_logits

@@ -107,6 +107,13 @@ class LogitsStage:
         nbytes = self._plan.nbytes(logits, batch, tokens)
         return self._host.array[:nbytes].view(logits.dtype.numpy).reshape(self._plan.shape(logits, batch, tokens))
 
+    def read_now(self, batch: int) -> np.ndarray:
+        """The logits [batch, vocab] of a decode step that is done, copied from the device now."""
+        self._memory.enter()
+        self.download(batch, 1)
+        self._memory.synchronize()
+        return self.read(batch, 1).reshape(batch, -1)
+
     def free(self) -> None:
         """Give the memory back; calling it twice is allowed."""
         for allocation in (self._device, self._host):

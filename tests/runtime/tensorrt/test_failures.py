@@ -13,6 +13,7 @@ import pytest
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.tensorrt import TensorRTEngine
+from hybridge.runtime.engines.tensorrt.dense_memory_plan import dense_memory_plan
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
@@ -117,7 +118,9 @@ def test_an_engine_that_differs_from_its_record(
 
 def test_too_little_memory_for_the_engine(artifact: BuiltArtifact, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "bytes for activations, found less" in refused(artifact, monkeypatch, capacity=10)
-    assert "bytes for logits, found less" in refused(artifact, monkeypatch, capacity=5000)
+    planned = dense_memory_plan(artifact.record)
+    tokens = planned.activations + 2 * planned.inputs
+    assert "bytes for logits, found less" in refused(artifact, monkeypatch, capacity=tokens)
 
 
 def test_too_little_memory_for_states_frees_cached_memory_first(

@@ -21,10 +21,10 @@ from tests.support.artifacts import ArtifactCache
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
-from hybridge.runtime.engines.tensorrt.paged import step_sampling
+from hybridge.runtime.engines.tensorrt import step_sampling
 from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampling, workspace_bytes
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampling, workspace_bytes
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.paged_double import OpenedDouble, ParsedEngine, open_double
 

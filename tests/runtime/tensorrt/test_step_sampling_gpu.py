@@ -7,7 +7,7 @@ import pytest
 
 from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampling, workspace_bytes
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampling, workspace_bytes
 from hybridge.runtime.sampling import Sampler, SamplingParams, sample_rows
 from tests.kernels.test_sampling_gpu import SETTINGS, logits_of, same
 

@@ -15,7 +15,7 @@ from hybridge.runtime.engines.tensorrt.paged.pools import pool_bytes
 from hybridge.runtime.engines.tensorrt.paged.row_feeding import feeding_bytes
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import layout
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings, recorded_bindings
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import mapped_bytes, staged_bytes, workspace_bytes
+from hybridge.runtime.engines.tensorrt.step_sampling import mapped_bytes, staged_bytes, workspace_bytes
 from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 
 # The plugin that reads only the blocks that a row has.

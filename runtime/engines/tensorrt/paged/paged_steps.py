@@ -25,9 +25,9 @@ from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
 from hybridge.runtime.engines.tensorrt.paged.step_hidden import StepHidden
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
 from hybridge.runtime.engines.tensorrt.paged.step_turn import StepTurn
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampler
 from hybridge.runtime.sampling import TokenSampling
 from hybridge.trt_plugins.build.profiles import DECODE, PREFILL
 

@@ -16,8 +16,8 @@ from hybridge.artifact.names import (
     STATE_INDICES,
 )
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, aligned
-from hybridge.runtime.engines.tensorrt.paged.staging import Staging
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
+from hybridge.runtime.engines.tensorrt.staging import Staging
 
 # What fills an array beyond the step's own entries, 0 where it is not here.
 _FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1}

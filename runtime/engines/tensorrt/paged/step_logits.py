@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
-from hybridge.runtime.engines.tensorrt.paged.staging import Staging
+from hybridge.runtime.engines.tensorrt.staging import Staging
 
 
 class StepLogits:

@@ -10,7 +10,7 @@ import numpy as np
 from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import ShapedArrays
 from hybridge.runtime.engines.tensorrt.paged.step_logits import StepLogits
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampler
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampler
 from hybridge.runtime.sampling import SampledToken, TokenSampling, best_tokens
 
 

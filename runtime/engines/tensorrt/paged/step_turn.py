@@ -8,7 +8,7 @@ from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.row_feeding import RowFeeding
 from hybridge.runtime.engines.tensorrt.paged.step_arrays import StepArrays
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
-from hybridge.runtime.engines.tensorrt.paged.step_sampling import StepSampling
+from hybridge.runtime.engines.tensorrt.step_sampling import StepSampling
 
 
 class StepTurn:

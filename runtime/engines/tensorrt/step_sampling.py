@@ -17,7 +17,7 @@ from hybridge.runtime.engines.device_sampling import (
     table_bytes,
 )
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, aligned
-from hybridge.runtime.engines.tensorrt.paged.staging import Staging
+from hybridge.runtime.engines.tensorrt.staging import Staging
 from hybridge.runtime.sampling import TokenSampling
 from hybridge.trt_plugins.kernels.fused import sampling
 from hybridge.trt_plugins.kernels.fused.sampling import SamplingProblem, most_workspace_bytes
