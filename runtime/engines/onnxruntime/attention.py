@@ -29,9 +29,9 @@ from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
 
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.
-_HEAD_DIM_MULTIPLE = 8
+HEAD_DIM_MULTIPLE = 8
 # Input of the kernel with a score for each head.
-_SINKS = 11
+SINKS_INPUT = 11
 
 
 def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -> None:
@@ -57,21 +57,21 @@ def _sliding_window(node: ir.Node) -> int:
 
 def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padded: bool) -> None:
     insert = Inserter(model.graph, node)
-    query, key, value, past_key, past_value = (_given(tensor) for tensor in node.inputs[:5])
+    query, key, value, past_key, past_value = (given(tensor) for tensor in node.inputs[:5])
     heads, kv_heads, head_dim = _size(query, 1), _size(past_key, 1), _size(past_key, 3)
     last = add_input(model.graph, LAST_POSITIONS, ir.DataType.INT32, [BATCH])
     longest = add_input(model.graph, LONGEST_CONTEXT, ir.DataType.INT32, [1])
     attributes: dict[str, Any] = {"num_heads": heads, "kv_num_heads": kv_heads, "scale": op_attributes(node)["scale"]}
     if window:
         attributes["local_window_size"] = window - kernels.window_margin
-    padding = -head_dim % _HEAD_DIM_MULTIPLE
+    padding = -head_dim % HEAD_DIM_MULTIPLE
     tensors = [
         _padded_heads(insert, _packed_heads(insert, tensor), count, head_dim, padding)
         for tensor, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     ]
     inputs: list[ir.Value | None] = [*tensors, past_key, past_value, last, longest]
     if sinks := node.inputs[CACHED_ATTENTION.input_index("sinks") :]:
-        inputs += [None] * (_SINKS - len(inputs)) + [_given(sinks[0])]
+        inputs += [None] * (SINKS_INPUT - len(inputs)) + [given(sinks[0])]
     y, *presents = insert.microsoft("GroupQueryAttention", *inputs, outputs=3, **attributes)
     if padded:
         # The kernel leaves unspecified values there, and NaN times zero would reach a state.
@@ -80,11 +80,11 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
     if padding:
         y = insert.op("Slice", y, insert.ints(0), insert.ints(head_dim), insert.ints(3))
         for cache in (past_key, past_value, *node.outputs[1:]):
-            cache.shape = ir.Shape([*_given(cache).shape.dims[:3], head_dim + padding])  # type: ignore[union-attr]
+            cache.shape = ir.Shape([*given(cache).shape.dims[:3], head_dim + padding])  # type: ignore[union-attr]
     replace_node(node, [_heads_before_time(insert, node.outputs[0], y), *presents])
 
 
-def _given(value: ir.Value | None) -> ir.Value:
+def given(value: ir.Value | None) -> ir.Value:
     assert value is not None and value.shape is not None
     return value
 

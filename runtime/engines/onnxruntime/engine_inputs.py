@@ -32,6 +32,16 @@ class KvShape:
         return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
 
     @property
+    def seen(self) -> str:
+        """Tokens in the blocks of one row: int32 [1]."""
+        return f"engine.seen.{self.window}"
+
+    @property
+    def last_seen(self) -> str:
+        """The place of the last one in them: int32 [1]."""
+        return f"engine.last_seen.{self.window}"
+
+    @property
     def bias(self) -> str:
         """0 where a token sees a position, else -inf: float32 [rows, 1, time, s]."""
         return f"engine.bias.{self.window}"

@@ -4,6 +4,8 @@ The engine holds a KV pool as [2, num_blocks, kv_heads, block_size, head_dim], s
 gives the keys of each head in one piece. New tokens are scattered into the pool in place; then the blocks of each row
 are gathered from it, up to those of the longest row. Which ones, and what a token may see of them, comes from the
 engine (paged_feeds.py) as graph inputs that all layers of one shape share.
+
+Prompts take ONNX Runtime's GroupQueryAttention, which never holds the scores of all tokens at all positions.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.attention import given
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import (
     Inserter,
@@ -21,7 +24,9 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import (
     op_attributes,
     replace_node,
 )
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.paged_prompts import has_prompt_kernel, prompt_attention
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from hybridge.trt_plugins import e4m3
 from hybridge.trt_plugins.catalog import DOMAIN
@@ -34,32 +39,38 @@ POOL_ORDER = "engine.pool_order"
 _ATTENTION = ("paged_attention", "paged_attention_fp8")
 
 
-def use_paged_attention(model: ir.Model, form: PagedForm) -> None:
+def use_paged_attention(model: ir.Model, form: PagedForm, kernels: Kernels | None = None) -> None:
     """Rewrite every paged_attention with the reshape_and_cache before it, and their forms over pools of e4m3.
 
     ``form``: a step is one row of any number of tokens (ONE_ROW), rows of a few tokens each (RAGGED), or else every row
-    has one token.
+    has one token. ``kernels``: of ONE_ROW, for prompts.
     """
     for node in list(model.graph):
         if node.domain == DOMAIN and node.op_type in _ATTENTION:
-            _replace(model.graph, node, form)
+            _replace(model.graph, node, form, kernels)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm, kernels: Kernels | None) -> None:
     query, cached = node.inputs[0], node.inputs[1]
     query_shape, pool_shape = fixed_shape(query), fixed_shape(cached)
     cache = cached.producer() if cached is not None else None
     assert cache is not None and query_shape is not None and pool_shape is not None, "the exporter gives these"
+    query, key, value = (given(tensor) for tensor in (query, *cache.inputs[:2]))
     heads, head_dim, kv_heads = query_shape[1], query_shape[2], pool_shape[3]
     assert heads is not None and head_dim is not None and kv_heads is not None
     attributes = op_attributes(node)
     shape = KvShape(kv_heads, int(attributes["sliding_window"]))
     insert = Inserter(graph, node)
+    sinks = None if _is_absent(node.inputs[-1]) else node.inputs[-1]
     pool, scales = _updated_pools(graph, cache, shape, head_dim)
-    keys, values = (
-        _gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, form) for kind in ("key", "value")
-    )
     scale = float(attributes["scale"]) or head_dim**-0.5
+    if kernels is not None and scales is None and has_prompt_kernel(kernels, shape, head_dim, sinks):
+        numbers = {"num_heads": heads, "scale": scale, "softcap": float(attributes["softcap"])}
+        blocks = _keys_and_values(graph, insert, pool, None, shape, head_dim, PagedForm.TOKEN_PER_ROW)
+        y = prompt_attention(insert, (query, key, value), blocks, shape, sinks, kernels, numbers)
+        replace_node(node, [y])
+        return
+    keys, values = _keys_and_values(graph, insert, pool, scales, shape, head_dim, form)
     by_head = (kv_heads, heads // kv_heads)
     q = _by_kv_head(insert, query, by_head, head_dim, form)
     scores = insert.microsoft("FusedMatMul", q, keys, transB=1, alpha=scale)
@@ -69,7 +80,7 @@ def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm) -> None:
         scores = insert.op("Reshape", scores, insert.shape(0, *by_head, -1, insert.size(bias, 3)))
         bias = insert.op("Unsqueeze", bias, insert.ints(1))
     scores = insert.op("Add", _capped(insert, scores, float(attributes["softcap"])), bias)
-    weights = _weights(insert, scores, node.inputs[-1], by_head, form)
+    weights = _weights(insert, scores, sinks, by_head, form)
     if form is PagedForm.RAGGED:
         weights = insert.op("Reshape", weights, insert.shape(0, kv_heads, -1, insert.size(bias, 4)))
     y = insert.op("MatMul", weights, values)
@@ -102,6 +113,18 @@ def _updated_pools(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: in
         laid_out.shape = ir.Shape([axes.dims[axis] for axis in KV_POOL_ORDER])
     pool.meta[POOL_ORDER] = KV_POOL_ORDER
     return updated, scales
+
+
+def _keys_and_values(
+    graph: ir.Graph,
+    insert: Inserter,
+    pool: ir.Value,
+    scales: ir.Value | None,
+    shape: KvShape,
+    head_dim: int,
+    form: PagedForm,
+) -> list[ir.Value]:
+    return [_gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, form) for kind in ("key", "value")]
 
 
 def _gathered(
@@ -156,7 +179,7 @@ def _weights(
     insert: Inserter, scores: ir.Value, sinks: ir.Value | None, heads: tuple[int, int], form: PagedForm
 ) -> ir.Value:
     """Softmax over the positions and the sink of each head; ``heads`` are KV heads and query heads of each."""
-    if sinks is None or _is_absent(sinks):
+    if sinks is None:
         return insert.op("Softmax", scores, axis=-1)
     has_tokens = form in (PagedForm.ONE_ROW, PagedForm.RAGGED)
     by_head = insert.reshape(sinks, *((*heads, 1, 1) if has_tokens else (1, *heads, 1)))
@@ -166,8 +189,8 @@ def _weights(
     return insert.op("Slice", weights, insert.ints(0), insert.ints(-1), insert.ints(-1))
 
 
-def _is_absent(sinks: ir.Value) -> bool:
-    tensor = sinks.const_value
+def _is_absent(sinks: ir.Value | None) -> bool:
+    tensor = None if sinks is None else sinks.const_value
     return (
         tensor is not None and not isinstance(tensor, ir.ExternalTensor) and bool((tensor.numpy() == -math.inf).all())
     )

@@ -207,7 +207,11 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         """
         # Not self.pools: rows that are deferred in a run before this one wait for the end of the step.
         sizes, deferred = super().pools.sizes, inputs.deferred
-        feeds = {**run_feeds(inputs, run, self._kv_shapes, sizes), **self._more_feeds(inputs, run)}
+
+        def feeds(session: PagedSession) -> Mapping[str, np.ndarray]:
+            known = run_feeds(inputs, run, self._kv_shapes, sizes, session.inputs)
+            return {**known, **self._more_feeds(inputs, run)}
+
         shown = {name: np.empty((len(run.tokens), own.shape[1]), np.float32) for name, own in self._shown.items()}
         if deferred is not None and (waits := deferred[run.rows]).any():
             # The body for snapshots is made for a number of tokens.
@@ -216,7 +220,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             session = self._session(SessionKey(form, True, tokens, defers=True))
             states = self._deferred_states(session)
             batch = states.batch(len(deferred), run.rows, inputs.state_indices[run.rows], run.counts, waits)
-            session.run(feeds, indices, logits, slots, batch, shown)
+            session.run(feeds(session), indices, logits, slots, batch, shown)
             states.ran(batch)
         else:
             neighbours = slots.stop - slots.start == len(run.rows) or not self.config.recurrent_layers
@@ -225,7 +229,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             if form is PagedForm.ONE_TOKEN and self._saves_sessions:
                 form = PagedForm.ONE_ROW
             session = self._session(SessionKey(form, neighbours, tokens))
-            session.run(feeds, indices, logits, slots, shown=shown)
+            session.run(feeds(session), indices, logits, slots, shown=shown)
         for name, values in self._shown.items():
             values[run.tokens] = shown[name]
 

@@ -87,9 +87,9 @@ def begun_blocks(inputs: PackedInputs, block_size: int) -> np.ndarray:
 
 
 def run_feeds(
-    inputs: PackedInputs, run: PagedRun, shapes: Iterable[KvShape], sizes: PoolSizes
+    inputs: PackedInputs, run: PagedRun, shapes: Iterable[KvShape], sizes: PoolSizes, read: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """Everything that the graph of ``run`` may read but the pools and the logits' indices."""
+    """Everything that the graph of ``run`` may read but the pools and the logits' indices. ``read``: its inputs."""
     slots, bounds = inputs.state_indices[run.rows], np.zeros(len(run.rows) + 1, np.int32)
     run.counts.cumsum(out=bounds[1:])
     feeds = {
@@ -103,7 +103,7 @@ def run_feeds(
     for shape in shapes:
         if shape.kv_indices not in feeds:
             feeds[shape.kv_indices] = _kv_indices(inputs.slot_mapping[run.tokens], shape.kv_heads, sizes)
-        feeds |= _seen(inputs, run, shape, sizes)
+        feeds |= _seen(inputs, run, shape, sizes, shape.bias in read)
     return feeds
 
 
@@ -120,20 +120,36 @@ def _kv_indices(slot_mapping: np.ndarray, kv_heads: int, sizes: PoolSizes) -> np
     return kv_indices.reshape(-1, 4)
 
 
-def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes) -> dict[str, np.ndarray]:
+def _seen(
+    inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes, with_bias: bool
+) -> dict[str, np.ndarray]:
     """The blocks that each row sees, as rows of the pools, and what each token sees of them."""
     lengths, size = inputs.seq_lens[run.rows].astype(np.int64), sizes.block_size
-    last = (lengths - 1) // size
+    last, first = (lengths - 1) // size, np.zeros_like(lengths)
     if shape.window:
         first = np.maximum(lengths - run.counts - shape.window + 1, 0) // size
-        columns = first[:, None] + np.arange((last - first).max() + 1)
-        position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
-    else:
-        columns = np.arange(last.max() + 1)
-        position = np.arange(len(columns) * size)
+    columns = first[:, None] + np.arange((last - first).max() + 1)
     # Shorter rows repeat their last block, which has been written or cleared.
     blocks = inputs.block_table[run.rows[:, None], np.minimum(columns, last[:, None])].astype(np.int64)
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
+    seen = (lengths - first * size).astype(np.int32)
+    found = {
+        shape.blocks("key"): keys,
+        shape.blocks("value"): keys + (sizes.num_blocks + 1) * shape.kv_heads,
+        shape.seen: seen,
+        shape.last_seen: seen - 1,
+    }
+    if with_bias:
+        found[shape.bias] = _bias(run, shape, lengths, columns, size)
+    return found
+
+
+def _bias(run: PagedRun, shape: KvShape, lengths: np.ndarray, columns: np.ndarray, size: int) -> np.ndarray:
+    """[rows, 1, time, s]: 0 where a token sees a place in the blocks ``columns`` [rows, m] of ``size`` tokens."""
+    if shape.window:
+        position = (columns[:, :, None] * size + np.arange(size)).reshape(len(lengths), 1, -1)
+    else:
+        position = np.arange(columns.shape[1] * size)
     # What fills up shorter rows sees what their last token does.
     token = (lengths - run.counts)[:, None]
     if run.time > 1:
@@ -142,9 +158,4 @@ def _seen(inputs: PackedInputs, run: PagedRun, shape: KvShape, sizes: PoolSizes)
     visible = position <= token
     if shape.window:
         visible &= position > token - shape.window
-    bias = np.where(visible, np.float32(0), np.float32(-np.inf))  # [rows, time, s]
-    return {
-        shape.blocks("key"): keys,
-        shape.blocks("value"): keys + (sizes.num_blocks + 1) * shape.kv_heads,
-        shape.bias: bias[:, None],
-    }
+    return np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]

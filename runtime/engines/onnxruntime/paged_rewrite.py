@@ -97,7 +97,9 @@ def rewrite_paged(
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
     use_quantized_experts(model, kernels, exact)
-    use_paged_attention(model, form)
+    # Draft tokens are few, and their states need a run of their own.
+    is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers
+    use_paged_attention(model, form, kernels if is_prompt else None)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
     left_alone = frozenset(state.pool for state in deferred)

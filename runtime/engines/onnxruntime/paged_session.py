@@ -34,6 +34,11 @@ class PagedSession:
         self._deferred = graph.deferred
 
     @property
+    def inputs(self) -> frozenset[str]:
+        """Names of the graph's inputs."""
+        return self._inputs
+
+    @property
     def deferred(self) -> tuple[DeferredState, ...]:
         """The states that the graph leaves unchanged."""
         return self._deferred

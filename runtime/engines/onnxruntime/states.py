@@ -121,15 +121,16 @@ class ArrayStateSet(StateSet):
         if max_seq <= self._max_seq:
             return
         grown = self._capacity(max(max_seq, 2 * self._max_seq), max_seq)
-        caches = [buffer.spec for buffer in self._buffers.values() if MAX_SEQ in buffer.spec.shape]
-        larger = self._allocated(caches, grown)
-        for name, new in larger.items():
-            new.past[:, :, : self._max_seq] = self._buffers[name].past
-        self._buffers |= larger
-        self._max_seq = grown
+        # What is bound holds the arrays, too.
         self.bound.clear()
-        self.turns = self._read_turns()
         self.version += 1
+        for spec in [buffer.spec for buffer in self._buffers.values() if MAX_SEQ in buffer.spec.shape]:
+            # One after the other, so that only one cache exists twice at any time.
+            larger = self._allocated([spec], grown)[spec.name]
+            larger.past[:, :, : self._max_seq] = self._buffers[spec.name].past[:, :, : self._max_seq]
+            self._buffers[spec.name] = larger
+        self._max_seq = grown
+        self.turns = self._read_turns()
 
     def expect_few_tokens(self) -> None:
         for buffer in self._buffers.values():

@@ -158,7 +158,7 @@ class GraphMaker:
         complete = [*inputs, *[""] * (len(declared) - len(inputs))]
         types = tuple(
             None
-            if not value
+            if t.selects and not value
             else t.dtype
             if isinstance(t.dtype, DType)
             else DType.FLOAT32

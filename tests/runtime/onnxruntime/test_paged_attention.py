@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
@@ -60,9 +60,11 @@ def graph(attributes: dict, sinks: np.ndarray | None) -> ir.Model:
     return ir.serde.deserialize_model(helper.make_model(made, opset_imports=opsets, ir_version=10))
 
 
-def session(attributes: dict, sinks: np.ndarray | None, form: PagedForm) -> ort.InferenceSession:
+def session(
+    attributes: dict, sinks: np.ndarray | None, form: PagedForm, kernels: Kernels | None
+) -> ort.InferenceSession:
     model = graph(attributes, sinks)
-    use_paged_attention(model, form)
+    use_paged_attention(model, form, kernels)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
@@ -127,11 +129,14 @@ def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool
     shape = KvShape(KV_HEADS, attributes.get("sliding_window", 0))
     for run in paged_runs(inputs, together=together):
         feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
-        feeds |= run_feeds(inputs, run, [shape], SIZES)
-        found = session(attributes, sinks, form_of(run))
-        names = {value.name for value in found.get_inputs()}
-        y, held = found.run(None, {name: array for name, array in feeds.items() if name in names})
-        assert np.linalg.norm(y - expected[run.tokens]) < 1e-5 * np.linalg.norm(expected[run.tokens])
+        form = form_of(run)
+        for kernels in (None, installed_kernels()) if form is PagedForm.ONE_ROW else (None,):
+            found = session(attributes, sinks, form, kernels)
+            names = {value.name for value in found.get_inputs()}
+            read = {**feeds, **run_feeds(inputs, run, [shape], SIZES, names)}
+            y, updated = found.run(None, {name: array for name, array in read.items() if name in names})
+            assert np.linalg.norm(y - expected[run.tokens]) < 1e-5 * np.linalg.norm(expected[run.tokens])
+        held = updated
     np.testing.assert_array_equal(held.transpose(np.argsort(KV_POOL_ORDER))[:, :-1], expected_pool.numpy())
 
 
@@ -155,7 +160,7 @@ def test_rows_that_run_together_are_packed_one_after_the_other() -> None:
 def test_a_window_reads_its_own_blocks_alone() -> None:
     inputs = step([1], [21], np.random.default_rng(0))
     run = PagedRun(np.array([0]), np.array([0]), np.array([1]))
-    full, near = (run_feeds(inputs, run, [KvShape(1, window)], SIZES) for window in (0, 5))
+    full, near = (run_feeds(inputs, run, [KvShape(1, window)], SIZES, {KvShape(1, window).bias}) for window in (0, 5))
     table = inputs.block_table[0].tolist()
     assert full[KvShape(1, 0).blocks("key")][0, 0].tolist() == table[:6]
     assert near[KvShape(1, 5).blocks("key")][0, 0].tolist() == table[4:6]
