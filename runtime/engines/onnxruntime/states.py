@@ -125,7 +125,7 @@ class ArrayStateSet(StateSet):
         self.bound.clear()
         self.version += 1
         for spec in [buffer.spec for buffer in self._buffers.values() if MAX_SEQ in buffer.spec.shape]:
-            # One after the other, so that only one cache exists twice at any time.
+            # One at a time: only one cache ever exists twice.
             larger = self._allocated([spec], grown)[spec.name]
             larger.past[:, :, : self._max_seq] = self._buffers[spec.name].past[:, :, : self._max_seq]
             self._buffers[spec.name] = larger
