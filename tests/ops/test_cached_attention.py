@@ -104,6 +104,11 @@ def test_the_eager_operators_are_the_loop(case: Case) -> None:
     assert_equal(case, [tensor.numpy() for tensor in found], by_loop(case, arrays(case)), 1e-12)
 
 
+def test_scores_beside_sinks_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridge.trt_plugins.reference.cached_attention._TOKENS", 2)
+    test_the_eager_operators_are_the_loop(CASES["sinks"])
+
+
 def model(window: int, sinks: bool = False) -> onnx.ModelProto:
     names, own = [tensor.name for tensor in STEP.outputs], ["sinks"] if sinks else []
     lengths = ["input_ids", "context_lengths", "past_lengths", "past_key"]

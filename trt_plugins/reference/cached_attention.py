@@ -7,6 +7,9 @@ import torch.nn.functional as F
 
 from hybridge.trt_plugins.reference.precision import work_dtype
 
+# Queries whose scores are in memory at a time.
+_TOKENS = 256
+
 
 def cached_attention(
     query: torch.Tensor,
@@ -56,6 +59,18 @@ def attention_with_sinks(
     Returns:
         y like query.
     """
+    parts = zip(query.split(_TOKENS, 2), visible.split(_TOKENS, 2), strict=True)
+    return torch.cat([_with_sinks(q, keys, values, seen, sinks, scale) for q, seen in parts], 2)
+
+
+def _with_sinks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    sinks: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
     work, kv_heads = work_dtype(query), keys.shape[1]
     grouped = query.unflatten(1, (kv_heads, -1)).to(work)  # [b, kv_heads, ratio, t, head_dim]
     scores = grouped @ keys.to(work).transpose(-1, -2)[:, :, None] * scale
