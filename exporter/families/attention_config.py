@@ -14,6 +14,7 @@ class RopeConfig:
 
     ``attention_scaling`` multiplies cos and sin (1 without YaRN). ``longest``: the tokens of the longest sequence that
     ``inv_freq`` is for, None for any; ``beyond``: the frequencies for longer ones, where the model has them.
+    ``interleaved``: pairs of neighbours are rotated, not elements of the two halves.
     """
 
     rotary_dim: int
@@ -21,6 +22,7 @@ class RopeConfig:
     attention_scaling: float = 1.0
     longest: int | None = None
     beyond: tuple[float, ...] | None = None
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)

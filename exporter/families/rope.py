@@ -36,12 +36,14 @@ def rope_from_config(
     absent_theta: float = 10000.0,
     types: Mapping[str, str] | None = None,
     original: int | None = None,
+    interleaved: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that ``config`` describes; UnsupportedError names a rope_type that is not supported.
 
     ``partial`` tells whether the family can rotate a part of each head, by default the share ``default_partial``.
     ``ignored`` are parameters without influence on it. ``types``: the names of types that the family knows, and what
     each means. ``original``: the positions that the model was first trained for, where the config gives them outside.
+    ``interleaved``: of pairs of neighbours.
     """
     fields = _rope_fields(config, types)
     for name in ignored:
@@ -56,7 +58,8 @@ def rope_from_config(
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected {default_partial}, found {factor}")
     if factor > 1:
         raise UnsupportedError(f"config.json: partial_rotary_factor: expected at most 1, found {factor}")
-    return rope_of(fields, head_dim, theta, factor, config.positive("max_position_embeddings", default=None), original)
+    positions = config.positive("max_position_embeddings", default=None)
+    return replace(rope_of(fields, head_dim, theta, factor, positions, original), interleaved=interleaved)
 
 
 def fill_rope(config: HfConfig, absent: Mapping[str, Any]) -> None:

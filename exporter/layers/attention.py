@@ -54,7 +54,7 @@ class Attention(nn.Module):
             k = k * config.key_multiplier
         if config.rope is not None:
             cos, sin = step.rotary(config.rope)
-            q, k = rotary_embedding(q, cos, sin), rotary_embedding(k, cos, sin)
+            q, k = (rotary_embedding(x, cos, sin, config.rope.interleaved) for x in (q, k))
         y, *new_caches = step.attend(config, q, k, v, caches, self.sinks)
         if gate is not None:
             y = y * torch.sigmoid(gate)

@@ -67,4 +67,4 @@ class LatentAttention(nn.Module):
         if self.config.rope is None:
             return x
         halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        return rotary_embedding(halves, *step.rotary(self.config.rope))
+        return rotary_embedding(halves, *step.rotary(self.config.rope), False)

@@ -10,26 +10,28 @@ from hybridge.exporter.ops.onnx_nodes import NAMESPACE, op
 
 
 @torch.library.custom_op(f"{NAMESPACE}::rotary_embedding", mutates_args=())
-def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RotaryEmbedding (halves, not interleaved): x [b, heads, t, d], cos and sin [b, t, r/2] -> [b, heads, t, d].
+def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """RotaryEmbedding of halves or, interleaved, of neighbours: x [b, heads, t, d], cos and sin [b, t, r/2] -> like x.
 
     Packed: x [tokens, heads, d], cos and sin [tokens, r/2]. The first r entries of each head are rotated, the rest
     pass.
     """
     half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned, rest = x[..., : 2 * half], x[..., 2 * half :]
+    first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    pair = first * cos - second * sin, second * cos + first * sin
+    return torch.cat((torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1), rest), dim=-1)
 
 
 @rotary_embedding.register_fake
-def _fake(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _fake(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def to_onnx(x: Any, cos: Any, sin: Any) -> Any:
+def to_onnx(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     rotary_dim = 2 * int(cos.shape[-1])
-    attributes = {"interleaved": 0}
+    attributes = {"interleaved": int(interleaved)}
     if rotary_dim != int(x.shape[-1]):
         # The axis of x says how many heads there are; ONNX Runtime 1.23 wants to read it all the same.
         attributes |= {"rotary_embedding_dim": rotary_dim, "num_heads": int(x.shape[1])}

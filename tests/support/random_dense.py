@@ -9,7 +9,12 @@ from typing import Any
 # Of a family near Llama's layout: the switches of its config.
 _SWITCHES: dict[str, tuple[str, ...]] = {
     "arcee": ("attention_bias", "mlp_bias"),
+    "cwm": ("mlp_bias",),
+    "ernie4_5": ("use_bias",),
+    "exaone4": (),
+    "glm4": ("attention_bias",),
     "granite": ("attention_bias", "mlp_bias"),
+    "internlm3": (),
     "llama": ("attention_bias", "mlp_bias"),
     "mistral": (),
     "olmo2": ("attention_bias",),
@@ -96,6 +101,15 @@ def _granite(random: Random, _layers: int) -> dict[str, Any]:
     return {name: random.choice((0.3, 1.0, 2.5)) for name in names}
 
 
+def _cwm(random: Random, layers: int) -> dict[str, Any]:
+    kinds = random.choices(("sliding_attention", "full_attention"), k=layers)
+    return {"sliding_window": random.choice((1, 5, 17)), "layer_types": random.choice((None, kinds))}
+
+
+def _exaone(random: Random, layers: int) -> dict[str, Any]:
+    return {**_cwm(random, layers), "sliding_window_pattern": random.randint(1, 4)}
+
+
 def _mistral(random: Random, _layers: int) -> dict[str, Any]:
     return {"sliding_window": random.choice((None, 1, 5, 17))}
 
@@ -150,6 +164,8 @@ def _gpt_oss(random: Random) -> dict[str, Any]:
 
 
 _OWN: dict[str, Callable[[Random, int], dict[str, Any]]] = {
+    "cwm": _cwm,
+    "exaone4": _exaone,
     "granite": _granite,
     "mistral": _mistral,
     "qwen2": _qwen,

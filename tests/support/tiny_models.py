@@ -49,7 +49,7 @@ LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
         *("gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
-        *("cwm", "exaone4", "gpt_oss", "internlm3", "qwen3_moe", "smollm3"),
+        *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "qwen3_moe", "smollm3"),
     }
 )
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
@@ -228,6 +228,22 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "sliding_window": 7,
         "sliding_window_pattern": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "ernie4_5": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
+    "glm4": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 20,
+        "num_hidden_layers": 2,
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },

@@ -314,6 +314,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": False, "sliding_window": 5},
     ],
     "cwm": [*HEADS, *ROPES[:4], TIED, {"mlp_bias": True}, {"layer_types": ["full_attention"] * 2}],
+    "ernie4_5": [*HEADS, *ROPES[:3], {"tie_word_embeddings": False}, {"use_bias": True}],
+    "glm4": [
+        *HEADS,
+        *({"rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": 0.5}} for rope in ROPES[:3]),
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0}},
+        TIED,
+        {"attention_bias": False},
+    ],
     "internlm3": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True, "mlp_bias": True}],
     "exaone4": [
         *HEADS,

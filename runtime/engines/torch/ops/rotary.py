@@ -15,12 +15,21 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
+def neighbours_rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """As ``rotated``, of pairs of neighbours."""
+    turned, rest = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    first, second = turned[..., ::2], turned[..., 1::2]
+    cos, sin = cos[:, None], sin[:, None]
+    pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+    return torch.cat((pairs, rest), -1)
+
+
 def _rotary_embedding(context: NodeContext) -> Run:
-    context.attributes.expect("interleaved", 0)
+    interleaved = context.attributes.take("interleaved", 0)
     # The tables have the width of what is rotated, and an axis of x is the heads.
     context.attributes.take("rotary_embedding_dim", 0)
     context.attributes.take("num_heads", 0)
-    return rotated
+    return neighbours_rotated if interleaved else rotated
 
 
 def _rotary_tables(context: NodeContext) -> Run:
