@@ -88,7 +88,7 @@ CASES = {
         "float[2,3,4,8] q, float[2,4,4] cos, float[2,4,4] sin",
         "z = RotaryEmbedding<interleaved = 0>(q, cos, sin)",
     ),
-    "RotaryEmbedding of a pair": (
+    "RotaryEmbedding of pairs": (
         "float[2,3,4,8] q, float[2,4,2] cos, float[2,4,2] sin",
         "z = RotaryEmbedding<interleaved = 1, rotary_embedding_dim = 4, num_heads = 3>(q, cos, sin)",
     ),
@@ -143,7 +143,7 @@ def test_an_operator_computes_what_onnx_runtime_does(name: str) -> None:
 
 
 def test_every_standard_operator_is_tested() -> None:
-    assert {word for name in CASES for word in name.split()} - {"of", "a", "part"} == set(OPERATORS[""])
+    assert {word for name in CASES for word in name.split()} - {"of", "a", "part", "pairs"} == set(OPERATORS[""])
 
 
 @pytest.mark.parametrize(
