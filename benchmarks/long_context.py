@@ -27,13 +27,15 @@ class LongContextSettings:
     """One prompt of each of ``prompts`` tokens, and ``new_tokens`` decode steps after it, at batch 1.
 
     step_goal: the time of a step after the longest prompt divided by that after the shortest. prompt_goal: the time of
-    transformers for the longest prompt divided by ours. Logits after prompts of ``gate_tokens`` and ``gate_steps`` more
+    transformers for the longest prompt of up to ``peer_tokens`` divided by ours: mamba_ssm 2.3.2 counts elements in 32
+    bits, too few for one prompt of 128k tokens here. Logits after prompts of ``gate_tokens`` and ``gate_steps`` more
     tokens are compared with transformers in float32. device: "cuda" or "cpu". work: a folder that keeps checkpoint and
     artifact.
     """
 
     device: str = "cuda"
-    prompts: tuple[int, ...] = (1024, 16_384, 131_072)
+    prompts: tuple[int, ...] = (1024, 65_536, 131_072)
+    peer_tokens: int = 65_536
     new_tokens: int = 64
     gate_tokens: int = 70
     gate_steps: int = 4
@@ -78,6 +80,8 @@ def _measured(
     """Milliseconds of the prompt and of a decode step after it."""
     prompt = random_prompt(runs.vocab_size, length, seed=2)[None]
     turns = {name: (lambda seconds=seconds: seconds(prompt)) for name, seconds in contestants.items()}
+    if length > settings.peer_tokens:
+        turns.pop("transformers", None)
     times = take_turns(turns, settings.repeats)
     note(f"prompts of {length} tokens measured")
     steps = [runs.step_seconds(prompt, settings.new_tokens, greedy=False) for _ in range(settings.repeats)]
@@ -93,9 +97,8 @@ def _targets(results: Mapping[int, Any], settings: LongContextSettings) -> list[
     ratio = results[longest]["step_ms"].median / results[shortest]["step_ms"].median
     title = f"a decode step after {longest} tokens, time over that after {shortest}"
     targets = [Target(title, ratio, "at most", settings.step_goal, "times")]
-    if "prompt_ratio" in results[longest]:
-        title = f"prompt of {longest} tokens, time of transformers over ours"
-        targets.append(
-            Target(title, results[longest]["prompt_ratio"].median, "at least", settings.prompt_goal, "times")
-        )
+    if compared := [length for length, found in results.items() if "prompt_ratio" in found]:
+        title = f"prompt of {max(compared)} tokens, time of transformers over ours"
+        ratio = results[max(compared)]["prompt_ratio"].median
+        targets.append(Target(title, ratio, "at least", settings.prompt_goal, "times"))
     return targets

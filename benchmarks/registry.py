@@ -36,7 +36,7 @@ ENTRIES = {
     "http_serving": Entry("http_serving:run", "streams of the HTTP server on the CPU", "AsyncLLM"),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
     "torch_engine_int4": Entry("torch_engine:run_int4", "the same with matrices in int4", "bfloat16, same run"),
-    "long_context": Entry("long_context:run", "prompts and steps at 128k tokens on a GPU", PEER_GPU),
+    "long_context": Entry("long_context:run", "prompts and decode steps at 128k tokens on a GPU", PEER_GPU),
     "state_rings": Entry(
         "state_rings:run", "steps of 64 rows whose states have rings, on a GPU", "plain states, same run"
     ),
