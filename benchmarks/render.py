@@ -176,10 +176,27 @@ def _export_sizes(document: Document) -> str:
         )
         for name, result in document["results"].items()
     ]
-    machine = f"{document['machine']['cores']} cores, commit `{document['commit']}`"
-    other = f"processor time taken by other work {100 * document['machine']['other_work']:.0f} %"
     header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "target, s")
-    return f"{machine}, {other}.\n\n{table(header, rows)}"
+    return f"{_kept_machine(document)}\n\n{table(header, rows)}"
+
+
+def _quantized_decode(document: Document) -> str:
+    results, rows = document["results"], []
+    for name in results["opening"]:
+        for kind in ("decode", "prompt"):
+            goal = next((t["limit"] for t in document["targets"] if t["name"].startswith(f"{name}: {kind}")), None)
+            ratios = results.get(f"{kind}_times_llama_cpp")
+            cells = ("", "") if ratios is None else (spread_cell(ratios[name]), f"{goal}")
+            rows.append((f"{name}, {kind}", spread_cell(results[f"{kind}_tokens_per_s"][name]), *cells))
+    missed = [f"{t['name']} {t['value']:.3g} (target {t['limit']:g})" for t in document["targets"] if not t["met"]]
+    found = f"\n\n**Missed**: {'; '.join(missed)}." if missed else ""
+    return f"{_kept_machine(document)}\n\n{table(('', 'tokens/s', 'times llama.cpp', 'target'), rows)}{found}"
+
+
+def _kept_machine(document: Document) -> str:
+    machine = document["machine"]
+    other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
+    return f"{machine['cores']} cores, commit `{document['commit']}`, {other}."
 
 
 PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
@@ -189,6 +206,7 @@ PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
 """For each benchmark of the page, the placeholders of the template that it fills."""
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
     "export_sizes": _export_sizes,
+    "quantized_decode": _quantized_decode,
 }
 
 
