@@ -13,13 +13,13 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_no
 from hybridge.trt_plugins.activations import gelu, gelu_tanh, sigmoid_divisor
 from hybridge.trt_plugins.e4m3 import Nodes
 
-# ScaledSiLU is a scalar loop. For a row of up to so many values it takes less time than four nodes with a vector loop
-# each, whose code the weights have swept out of the processor's caches (1,024: 4 us and 20).
+# ScaledSiLU is a scalar loop. Up to this row size it is faster than four nodes with vector loops, whose code the
+# weights have evicted from the processor's caches (1,024 values: 4 and 20 us).
 _FEW_VALUES = 4096
 
 
 class _NodesBefore:
-    """Adds nodes in front of ``node``, in the graph, subgraph or function that it is part of."""
+    """Inserts nodes before ``node``, in its graph, subgraph or function."""
 
     def __init__(self, node: ir.Node) -> None:
         self._before = node

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ArrayEngine(DenseEngine):
-    """The artifact, its limits and its states; how a step runs is left to the engine.
+    """The artifact, its limits and its states; subclasses run the steps.
 
     ``_layouts`` is how the engine's graphs hold each state; the engine sets it.
     """
@@ -43,7 +43,7 @@ class ArrayEngine(DenseEngine):
         return ArrayStateSet(self._specs, self._layouts, batch, max_seq, self.max_seq_len)
 
     def _read_model(self) -> ir.Model:
-        # Imported here: a start whose graphs are cached needs no onnx_ir, which takes most of a second to import.
+        # Imported late: with cached graphs onnx_ir is not needed, and importing it takes most of a second.
         from hybridge.runtime.engines.graph_check import check_graph
         from hybridge.runtime.engines.onnxruntime.model_file import read_model
 

@@ -47,7 +47,7 @@ class BoundRun:
         self._alive: list[object] = []
         self._ids = np.zeros((run.rows, run.tokens), np.int64)
         self._past = np.zeros(run.rows, np.int32)
-        # A token that comes alone is the last one.
+        # A single token is the last one.
         self._last = self._past if run.tokens == 1 else np.zeros(run.rows, np.int32)
         self._longest = np.zeros(1, np.int32)
         self._plain_ids, self._plain_past = self._ids.ravel().data, self._past.data
@@ -103,6 +103,6 @@ class BoundRun:
     def _value(self, array: np.ndarray) -> ort.OrtValue:
         assert array.flags.c_contiguous
         value = ort.OrtValue.ortvalue_from_numpy(array)
-        # Some versions of ONNX Runtime keep only the address.
+        # Some versions of ONNX Runtime store only the address, so keep a reference.
         self._alive += (array, value)
         return value

@@ -74,5 +74,5 @@ def _standard_prefill(
         new_state = insert.op("Slice", stacked, insert.ints(-kernel[2]), insert.ints(_END), insert.ints(2))
     else:
         new_state = last_columns(insert, stacked, context_lengths, kernel[0], kernel[2])
-    # The first window holds no new token.
+    # The first window contains no new token.
     return insert.op("Slice", y, insert.ints(1), insert.ints(_END), insert.ints(2)), new_state

@@ -22,7 +22,7 @@ from hybridge.artifact.user_cache import is_private, user_cache_folder
 
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-w")
-# Instruction sets of the files that are compiled for one; by the names of platform.machine().
+# Instruction sets that have a file of their own, by platform.machine().
 _X86 = {
     "kernels_avx2": ("-mavx2", "-mfma", "-mf16c"),
     "kernels_avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
@@ -34,7 +34,7 @@ _COMPILE_SECONDS = 300
 
 
 class CpuLibrary(NamedTuple):
-    """``path`` of the library; None where there is none, and then the ``reason``."""
+    """``path`` of the library; None with the ``reason`` if there is none."""
 
     path: Path | None
     reason: str = ""

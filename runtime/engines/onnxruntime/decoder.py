@@ -1,4 +1,4 @@
-"""Decoding over runs that stay bound."""
+"""Decoding with runs that are bound once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
 
 
 class BoundDecoder(Decoder):
-    """Decodes rows in runs of neighbours.
+    """Decodes rows in runs of contiguous rows.
 
-    Between two steps the weights of a large model sweep Python out of the processor's caches, so that every object and
-    function that a step touches costs time. So a step only checks the lengths and runs.
+    The weights of a large model evict Python's objects from the processor's caches in every step, so each object and
+    function that a step touches costs time. A step therefore only checks the lengths and runs.
     """
 
     def __init__(self, rows: Sequence[int], states: ArrayStateSet, bound: Callable[[RowRun], BoundRun]) -> None:

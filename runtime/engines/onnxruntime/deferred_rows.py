@@ -1,4 +1,4 @@
-"""The rows of a step whose states were left as they were: what their tokens stored, and the session that replays it."""
+"""Deferred rows of a step, whose states have not changed: their stored tokens, and the session that replays them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybridge.runtime.engines.onnxruntime.row_arrays import Bound, RowArrays, bo
 from hybridge.runtime.engines.onnxruntime.session import threaded_options
 from hybridge.runtime.engines.rollback.rollback import DeferredRows, Rollback, SnapshotSlots
 
-# Parts of the pools that are remembered as sessions take them.
+# Parts of pools, as values for sessions, that are cached.
 _MOST_PARTS = 256
 
 
@@ -63,11 +63,11 @@ class DeferredStates:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token of a deferred row takes."""
+        """Bytes stored per token of a deferred row."""
         return sum(state.token_bytes for state in self._states)
 
     def bind(self, pools: ArrayPools) -> None:
-        """Advance the states of ``pools`` from now on."""
+        """Set the pools whose states are advanced."""
         self.rollback.forget()
         self._pools = pools
         self._parts.clear()
@@ -88,7 +88,7 @@ class DeferredStates:
         return DeferredBatch(DeferredRows(step_rows, rows, counts, slots, waits, snapshots), states, stored, is_copy)
 
     def ran(self, batch: DeferredBatch) -> None:
-        """The run of ``batch`` has succeeded."""
+        """Record that the run of ``batch`` has succeeded."""
         self._batch = batch
         self.rollback.defer(batch.rows, self)
 
@@ -121,7 +121,7 @@ class DeferredStates:
         """Values stored by the ``accepted`` [n] tokens, [n, most of them, ...]; zeros where a row has fewer."""
         n, most = len(accepted), int(accepted.max())
         if n == 1:
-            # The tokens of a single row begin with those that were accepted.
+            # A single row's accepted tokens come first.
             return self._stored.arrays(1, most)
         found, others = self._accepted.arrays(n, most), np.arange(most) >= accepted[:, None]
         for name, (array, _) in found.items():

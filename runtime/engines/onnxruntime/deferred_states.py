@@ -36,12 +36,12 @@ class DeferredState:
 
     @property
     def cost(self) -> OperatorCost:
-        """In float32."""
+        """The cost of a rollback, in bytes of float32."""
         return OperatorCost(4 * int(np.prod(self.shape)), None if self.is_snapshot else self.token_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Values that one token stores, in float32."""
+        """Bytes that one token stores, in float32."""
         return 4 * sum(int(np.prod(shape)) for _, shape in self.stored)
 
 
@@ -53,8 +53,8 @@ def advanced_output(pool: str) -> str:
 def replay_model(states: Sequence[DeferredState], kernels: Kernels) -> ir.Model:
     """A model of ``states``, none a snapshot: those of rows [rows, ...] and what the tokens stored [rows, seq, ...].
 
-    Its outputs are the states after the ``ACCEPTED`` tokens of each row, those of 0 as they were; what the tokens
-    behind these left must be zero. Each may be written over its state.
+    Its outputs are the states after the ``ACCEPTED`` tokens of each row, unchanged for 0; the stored values of later
+    tokens must be zero. Each output may overwrite its state.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": _OPSET}, name="replay")
     counts = add_input(graph, ACCEPTED, ir.DataType.INT64, [ROWS])

@@ -53,7 +53,7 @@ def blocks_of(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
     """uint8 [rows, blocks, block * bits / 8] for MatMulNBits: unsigned numbers, the last block padded."""
     rows, columns = matrix.shape
     count, bits = -(-columns // block), kernel_bits(matrix)
-    # Mapped memory returns to the system as soon as it is freed; an allocator may retain it.
+    # Mapped memory returns to the system when it is freed; an allocator may retain it.
     result = np.frombuffer(mmap.mmap(-1, rows * count * block * bits // 8), np.uint8).reshape(rows, -1)
     stored, used = _rows(matrix.values, read), result[:, : columns * bits // 8]
     if matrix.values.dtype is DType.FLOAT4E2M1:

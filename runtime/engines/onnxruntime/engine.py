@@ -25,13 +25,13 @@ from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
 from hybridge.runtime.engines.onnxruntime.states import ArrayStateSet
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
-# More tokens at once make no step faster, but the scores of attention grow with tokens times context.
+# Larger steps are not faster, but attention scores grow with tokens times context.
 _STEP_TOKENS = 512
-# With fewer bytes of weights, one thread decodes one row in less time than several, which wait for each
-# other in every product and burn processor time while waiting (14 MB: 0.85 ms a token and 1.35 with two threads).
+# With fewer bytes of weights, one thread decodes one row faster than several, which wait for each other in every
+# product (14 MB: 0.85 ms per token, 1.35 with two threads).
 _ONE_THREAD_BYTES = 32 * MIB
-# Each session makes its own packed copy of the quantised weights. If these have more bytes than this, one session runs
-# every step without padding: a token takes a millisecond more than in a session for single tokens.
+# Each session packs its own copy of the quantised weights. Above this number of bytes, one session runs every step
+# without padding: a token then takes a millisecond longer than in a session for single tokens.
 MOST_BLOCK_BYTES = 128 * MIB
 
 
@@ -137,17 +137,17 @@ class OnnxRuntimeEngine(ArrayEngine):
         return bound.logits
 
     def _bound(self, run: RowRun, states: ArrayStateSet) -> BoundRun:
-        key = (states.turns, run)
+        key = (states.parities, run)
         bound: BoundRun | None = states.bound.get(key)
         if bound is None:
             logits = self._logits(run.rows, run.tokens)
             bound = BoundRun(self._form(run), states, self._replaced_by, run, logits, self.config.result.name)
-            if run.tokens == 1:  # decoding repeats the same shape; a prompt's length rarely comes back
+            if run.tokens == 1:  # decoding repeats the same shape; a prompt's length rarely recurs
                 states.bound[key] = bound
         return bound
 
     def _place(self, logits: np.ndarray, run: RowRun, part: np.ndarray) -> None:
-        """Put the logits of one run into those of the step."""
+        """Copy the logits of one run to those of the step."""
         if self.config.all_logits:
             logits[run.start : run.stop, : run.tokens] = part
         else:

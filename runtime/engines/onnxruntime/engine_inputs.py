@@ -43,12 +43,12 @@ class KvShape:
 
     @property
     def bias(self) -> str:
-        """0 where a token sees a position, else -inf: float32 [rows, 1, time, s]."""
+        """0 where a token attends to a position, else -inf: float32 [rows, 1, time, s]."""
         return f"engine.bias.{self.window}"
 
 
 def ragged_feeds(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Where the tokens of rows of ``counts`` [rows] tokens are."""
+    """The inputs that place the tokens of rows of ``counts`` [rows] tokens."""
     index = np.arange(counts.max())
     starts = np.cumsum(counts) - counts
     inside = index < counts[:, None]

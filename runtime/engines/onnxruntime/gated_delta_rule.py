@@ -40,13 +40,13 @@ class DeltaRuleInputs:
     value_size: int
 
     def tokens(self, insert: Inserter, count: int) -> Iterator[DeltaRuleInputs]:
-        """Each of the ``count`` tokens on its own, all with this state."""
+        """The inputs of each of the ``count`` tokens alone, all with this state."""
         given = (self.q, self.k, self.v, self.decay, self.beta)
         for q, k, v, decay, beta in zip(*(split_tokens(insert, value, count) for value in given), strict=True):
             yield replace(self, q=q, k=k, v=v, decay=decay, beta=beta)
 
     def after(self, state: ir.Value) -> DeltaRuleInputs:
-        """The same with another state to begin with."""
+        """These inputs with another initial state."""
         return replace(self, state=state)
 
 
@@ -63,7 +63,7 @@ def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 
 
 def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRuleInputs | None:
-    """The inputs of the node; None for a call without a time axis, or where the graph does not tell the sizes."""
+    """The inputs of the node; None for a call without a time axis, or if the graph lacks the sizes."""
     q, k, v, g, beta, state, lengths = node.inputs[:7]
     shapes = [fixed_shape(value) or () for value in (q, v, g)]
     sizes = [size for shape in shapes for size in shape[2:] if size is not None]

@@ -1,7 +1,8 @@
 """Rewritten graphs on disk, so that a later start needs neither onnx_ir nor the passes.
 
-An entry is one file: a line with the sha256 of the rest, a line of JSON, then the serialised model. It holds no
-weights, only where they are. Its name is the hash of everything that decides the graph, which the entry holds too.
+An entry is one file: a line with the sha256 of the rest, a line of JSON, then the serialised model. It holds the
+locations of weights, not the weights. Its name is the hash of everything that the graph depends on, which the entry
+holds, too.
 Files are written under another name and renamed; an entry that does not match its hash or its key is made again.
 """
 
@@ -57,8 +58,8 @@ class GraphCache:
 
         form: everything that the graph depends on besides the artifact and the installed packages.
 
-        Without a folder that can be read and written, the graph is rewritten at every start. So it is, with a warning,
-        where other users can write the folder: they could put in any graph.
+        Without a folder that can be read and written, the graph is rewritten at every start; also, with a warning, if
+        other users can write the folder, since they could insert any graph.
         """
         key = _key(artifact, form)
         if key is None or not is_private(self.folder, "graphs are rewritten at every start"):
@@ -68,7 +69,7 @@ class GraphCache:
         if found is not None:
             return cast(G, found)  # its class follows from the artifact's layout
         graph = rewrite()
-        # The artifact may have been replaced since: its graph must not get the key of the one before.
+        # The artifact may have been replaced since: the new graph must not be stored under the old key.
         if _key(artifact, form) == key:
             with contextlib.suppress(OSError):
                 self._store(path, _entry(graph, key))
@@ -93,7 +94,7 @@ def user_graph_cache() -> GraphCache | None:
 
 
 def _key(artifact: Path, form: str) -> str | None:
-    """Everything that decides the graph, as text; None where a file of it cannot be read."""
+    """Everything that the graph depends on, as text; None if one of the files cannot be read."""
     digest = graph_digest(artifact)
     try:
         code, onnx_ir = _code_hash(), _onnx_ir_hash()

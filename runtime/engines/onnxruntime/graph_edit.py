@@ -41,7 +41,7 @@ class Inserter:
         return shared[key]
 
     def array(self, value: np.ndarray) -> ir.Value:
-        """The same, as trt_plugins.e4m3 calls it."""
+        """As ``constant``; the name that trt_plugins.e4m3 uses."""
         return self.constant(value)
 
     def ints(self, *values: int) -> ir.Value:

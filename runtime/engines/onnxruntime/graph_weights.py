@@ -8,7 +8,7 @@ from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight, p
 from hybridge.runtime.engines.onnxruntime.quantized_weights import weight_form
 from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeight
 
-# By number of axes: operators, and which input, that read a weight where it is.
+# By number of axes: (operator, input) pairs that read a weight in place.
 _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {("Linear", 1), ("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
@@ -32,7 +32,7 @@ def serialised_model(model: ir.Model) -> tuple[bytes, tuple[GraphWeight, ...]]:
 
 
 def _placeholder(name: str, value: ir.Value) -> GraphWeight:
-    """Make ``value`` one that ONNX Runtime lets be replaced: a reference to a file, in the type of the graph."""
+    """Make ``value`` a reference to a file, which ONNX Runtime allows to be replaced, in the graph's type."""
     joined, form, tensor = joined_weight(value), weight_form(value), value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     if form is not None:

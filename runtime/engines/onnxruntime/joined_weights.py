@@ -1,7 +1,7 @@
-"""Weights that are in several tensors of the artifact's files, or in another order than a kernel reads them.
+"""Weights that are in several tensors of the artifact's files, or in another order than a kernel needs.
 
 A checkpoint with one tensor for each matrix of each expert is exported as a Concat and a Reshape of them. ONNX Runtime
-would fold these from copies inside of the model, which cannot hold more than 2 GB. Here they become one initializer,
+would constant-fold these inside the model, which cannot hold more than 2 GB. Here they become one initializer,
 which the weight store fills from the parts.
 """
 
@@ -21,7 +21,7 @@ _META = "engine.joined_weight"
 class JoinedWeight:
     """The ``parts`` of an initializer [experts, rows, columns], in order.
 
-    interleaved: the first and the second half of each expert's rows take turns, the first one's first row first.
+    interleaved: rows of the first and the second half of each expert alternate.
     form, block: as in GraphWeight; ``shape`` has the columns of that form.
     """
 
@@ -100,7 +100,7 @@ def interleaved_weight(graph: ir.Graph, weight: ir.Value) -> ir.Value | None:
 
 
 def part_of(value: ir.Value) -> Part:
-    """The part that an initializer of a whole weight is."""
+    """An initializer of a whole weight, as a part."""
     tensor = value.const_value
     assert isinstance(tensor, ir.ExternalTensor)
     return quantized_matrix(value) or stored_tensor(tensor)

@@ -1,4 +1,4 @@
-"""Capabilities of the installed ONNX Runtime, found by trying."""
+"""Capabilities of the installed ONNX Runtime, found by running small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers in the form that streams weights at memory speed.
+"""Linear layers in the form that reads weights at memory speed.
 
 A weight is in the checkpoint as [out, in]. The exporter writes MatMul(x, Transpose(weight)); ONNX Runtime would
 fold the Transpose into a copy of the weight. FusedMatMul(transB=1) reads the weight as it is, so it can stay

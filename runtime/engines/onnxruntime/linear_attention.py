@@ -1,4 +1,4 @@
-"""ONNX Runtime's LinearAttention node, which walks through the tokens of a row with its state."""
+"""ONNX Runtime's LinearAttention node, which computes a row token by token."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def linear_attention(
     """o [b, t, value_heads * m] and the state [b, value_heads, n, m] after the last token.
 
     query, key: [b, t, key_heads * n]; value: [b, t, value_heads * m]; log_decay: [b, t, value_heads], or one for each
-    of n. S = exp(log_decay) S + outer(key, value), or with ``beta`` [b, t, value_heads] the delta rule, what is read of
-    S by ``key`` taken from ``value`` first; o = scale * query S.
+    of n. S = exp(log_decay) S + outer(key, value), or with ``beta`` [b, t, value_heads] the delta rule, which first
+    subtracts ``key`` S from ``value``; o = scale * query S.
     """
     o, new_state = insert.microsoft(
         "LinearAttention",

@@ -17,7 +17,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     StoredTensor,
 )
 
-# Numbers of types in plugin_src/cpu/linear.h.
+# Numbers of the types in plugin_src/cpu/linear.h.
 TYPES: Mapping[DType, int] = MappingProxyType(
     {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
 )

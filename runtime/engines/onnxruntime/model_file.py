@@ -20,6 +20,6 @@ def read_model(folder: Path, file: str = MODEL_FILE) -> ir.Model:
 
 
 def gather_weights(model: ir.Model) -> None:
-    """Let every weight that the graph computes from stored tensors be one initializer."""
+    """Make every weight that the graph computes from stored tensors one initializer."""
     read_quantized_weights(model)
     join_weights(model)

@@ -1,7 +1,7 @@
 """Caches as graph outputs: whole, or only the keys and values of a step's own tokens.
 
 A graph returns every cache as a second array, of all layers at once. Long caches would take twice their memory, and
-positions that hold no token yet would become resident.
+unused positions would become resident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POSITIONS = "engine.new_positions"
 
 
 def return_new_tokens(graph: ir.Graph, caches: Sequence[Binding]) -> None:
-    """Let the output of each cache [batch, heads, max_seq, size] be [batch, heads, seq, size]: its new tokens.
+    """Replace the output of each cache [batch, heads, max_seq, size] by its new tokens [batch, heads, seq, size].
 
     A new input names their positions [batch, 1, seq, 1] int64.
     """
@@ -34,7 +34,7 @@ def return_new_tokens(graph: ir.Graph, caches: Sequence[Binding]) -> None:
         new = taken.outputs[0]
         new.name, whole.name = whole.name, f"engine.whole.{whole.name}"
         new.type, new.shape = whole.type, ir.Shape(("batch", heads, "seq", size))
-        # Right behind the cache's own node, so that the cache is freed before the next layer's is made.
+        # Right after the cache's own node, so that the cache is freed before the next layer allocates its own.
         producer = whole.producer()
         assert producer is not None
         graph.insert_after(producer, (indices, taken))
@@ -42,6 +42,6 @@ def return_new_tokens(graph: ir.Graph, caches: Sequence[Binding]) -> None:
 
 
 def new_positions(past_lengths: np.ndarray, tokens: int, max_seq: int) -> np.ndarray:
-    """The positions [batch, 1, tokens, 1] int64 of a step's tokens; of padding behind the last position, this one."""
+    """The positions [batch, 1, tokens, 1] int64 of a step's tokens; padding beyond the last position gets that one."""
     positions = past_lengths[:, None].astype(np.int64) + np.arange(tokens)
     return np.minimum(positions, max_seq - 1)[:, None, :, None]

@@ -1,7 +1,7 @@
-"""Bodies of the domain ``trt_edgellm`` for this engine, in place of the portable functions of the artifact.
+"""Bodies of ``trt_edgellm`` operators for this engine, instead of the artifact's portable functions.
 
 In a padded graph they keep padding out of the states, but y is unspecified where the declaration has zeros. An
-operator, or a form of one, without a body here keeps the artifact's own function: right, but slower.
+operator, or a form of one, without a body here keeps the artifact's own function, which is slower.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notices that an artifact was replaced while an engine has it open.
 
-Sessions for further forms of a step are created at their first use, from model.onnx again. An export over the folder
-in between would mix its graph with the weights of the artifact that was opened.
+Sessions for further forms of a step are created at first use and read model.onnx again. After a new export to the same
+folder, they would mix the new graph with the old weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OpenedGraph:
         self._digest = graph_digest(folder, file)
 
     def check(self) -> None:
-        """EngineError when one of the files is another than at first."""
+        """EngineError when one of the files has changed."""
         if graph_digest(self._folder, self._file) != self._digest:
             raise EngineError(
                 f"{self._folder}: expected the artifact that was opened, found that {self._file} or {CONFIG_FILE} was "

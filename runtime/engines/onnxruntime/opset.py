@@ -1,4 +1,4 @@
-"""Declare an opset that the installed ONNX Runtime loads."""
+"""Lower the declared opset to one that the installed ONNX Runtime loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEW_ATTRIBUTES: Mapping[str, tuple[str, ...]] = MappingProxyType({"Cast": ("rou
 
 
 def lower_opset(model: ir.Model, kernels: Kernels) -> None:
-    """Restate ``model`` and its functions in an opset that ``kernels`` load.
+    """Declare ``model`` and its functions in an opset that ``kernels`` load.
 
     EngineError when an operator of the model does not exist there.
     """

@@ -30,9 +30,9 @@ _CAST = (DType.INT8, DType.FLOAT16, DType.BFLOAT16)
 
 
 def use_packed_tables(model: ir.Model) -> None:
-    """Let every Gather of rows of a weight of at most 16 bits read the stored bytes and widen only its rows.
+    """Make every Gather of rows of a weight of at most 16 bits read the stored bytes and widen only its rows.
 
-    A 16-bit table that another node reads too is in memory as float32 anyway, so it is left as it is.
+    A 16-bit table that other nodes read is in memory as float32 anyway and does not change.
     """
     graph = model.graph
     for node in list(graph):

@@ -1,4 +1,4 @@
-"""Rows of a run may be of unequal length: what fills up the shorter ones must reach no state."""
+"""Padding of rows of unequal length, which must not affect states."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PagedArrayEngine(PackingEngine[ArrayPools]):
-    """The artifact and its pools; how a step runs is left to the engine."""
+    """The artifact and its pools; subclasses run the steps."""
 
     _model_file: ClassVar[str] = MODEL_FILE
     # More tokens at once make no step faster, but the scores of attention grow with tokens times context.
@@ -70,7 +70,7 @@ class PagedArrayEngine(PackingEngine[ArrayPools]):
         return {}
 
     def _read_model(self) -> ir.Model:
-        # Imported here: a start whose graphs are cached needs no onnx_ir, which takes most of a second to import.
+        # Imported late: with cached graphs onnx_ir is not needed, and importing it takes most of a second.
         from hybridge.runtime.engines.graph_check import check_graph
         from hybridge.runtime.engines.onnxruntime.model_file import read_model
 

@@ -29,12 +29,12 @@ from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chos
 if TYPE_CHECKING:
     from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
 
-# Weights up to this many bytes are packed again for each kind of step with several tokens, which then takes three
-# quarters of the time, and half of it with a few draft tokens.
+# Up to this many bytes, weights are packed again for each kind of step with several tokens, which then takes three
+# quarters of the time (half with a few draft tokens).
 _MOST_PACKED_BYTES = 32 << 20
 # Tokens of a row for which a model without states gets its own session; the others count theirs.
 _MOST_TRIED = 8
-# Tokens of a row whose states can be deferred at most: snapshots of more would take too much memory.
+# Maximum tokens of a row whose states can be deferred: snapshots of more would take too much memory.
 _MOST_DEFERRED = 16
 
 
@@ -48,7 +48,7 @@ class SessionKey(NamedTuple):
     defers: bool = False
 
 
-# Fewest tokens of a row with draft tokens.
+# Minimum tokens of a row with draft tokens.
 _DEFERRING = SessionKey(PagedForm.ONE_ROW, True, 2, defers=True)
 
 
@@ -92,7 +92,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._value_sessions: dict[SessionKey, PagedSession] = {}
         self._value_sizes: dict[str, int] = {}
         key = SessionKey(PagedForm.ONE_ROW, neighbours=True)
-        graph = self._graph(key)  # this one is the same whether the session packs its weights or not
+        graph = self._graph(key)  # the same whether the session packs its weights or not
         self._packs_weights = graph.float32_bytes <= _MOST_PACKED_BYTES
         self._layouts, self._operators = graph.layouts, frozenset(graph.operators)
         self._replayable = frozenset(name for name, replayable in graph.operators.items() if replayable)
@@ -205,7 +205,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
         ``logits`` [m, vocab] receives those of the tokens ``indices`` [m] of the run.
         """
-        # Not self.pools: rows that are deferred in a run before this one wait for the end of the step.
+        # Not self.pools: rows deferred by an earlier run of this step wait for its end.
         sizes, deferred = super().pools.sizes, inputs.deferred
 
         def feeds(session: PagedSession) -> Mapping[str, np.ndarray]:
@@ -274,7 +274,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return self._sessions[key]
 
     def _created(self, key: SessionKey, graph: PagedGraph) -> PagedSession:
-        # Steps of every size: a plan of memory for each would never be used again.
+        # Steps have every size: a memory plan would never be reused.
         session = create_session(graph, self._weights, self._folder, self._threads, self._packs(key))
         return PagedSession(session, graph, self._replaced_by)
 

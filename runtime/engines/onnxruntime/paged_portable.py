@@ -2,7 +2,7 @@
 
 Slower than OnnxRuntimePagedEngine, but the nodes are those of the file, apart from wider types, matrix products, which
 read the stored weights without transposing them, and the activations that activations.py replaces. Verify uses it to
-show that the file carries its meaning. For draft tokens the recurrent operators get slots for snapshots.
+show that the file is self-contained. For draft tokens the recurrent operators get slots for snapshots.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PortablePagedEngine(PagedArrayEngine):
         return dict.fromkeys(self._recurrent, self.limits.max_rows * self._deferred_tokens)
 
     def _open(self, values: Sequence[str], deferred_tokens: int = 0) -> ort.InferenceSession:
-        """``deferred_tokens``: of a row at most, its own and drafts, with a slot for the state after each."""
+        """``deferred_tokens``: maximum of a row, its own token and drafts, with a slot for the state after each."""
         model = self._with_slots(deferred_tokens - 1) if deferred_tokens else self._read_model()
         expose_values(model.graph, values)
         model = widen_only(model, installed_kernels())

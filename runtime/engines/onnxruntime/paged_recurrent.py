@@ -1,9 +1,9 @@
-"""Packed recurrent operators of a paged graph as the engine's dense bodies.
+"""Replaces packed recurrent operators of a paged graph by the engine's dense bodies.
 
-A run of this engine is regular: one row, or one token of every row. So its tokens are rows by a Reshape, and a body
-for dense rows does the rest. Where the rows of a run have neighbouring slots, in their order, the session is given that
-part of each pool as the states of the rows, and updates it in place. Otherwise the states are gathered, and scattered
-back into the pool. An operator without a body keeps the artifact's own function. Rows of a few tokens each, whose
+A run of this engine is regular: one row, or one token of every row. So a Reshape makes its tokens rows, and a body for
+dense rows does the rest. If the rows of a run have contiguous slots, in order, the session gets that part of each pool
+as the states of the rows, and updates it in place. Otherwise the states are gathered, and scattered back into the
+pool. An operator without a body keeps the artifact's own function. Rows of a few tokens each, whose
 states are deferred, become a rectangle by a Gather (ragged_rows.py).
 """
 
@@ -60,7 +60,7 @@ def use_dense_bodies(model: ir.Model, kernels: Kernels, form: PagedForm, neighbo
 def defer_states(
     model: ir.Model, kernels: Kernels, form: PagedForm, count: int | None, snapshots: frozenset[str]
 ) -> tuple[DeferredState, ...]:
-    """Let a graph leave the states unchanged and give what would advance them.
+    """Make a graph leave the states unchanged and return what is needed to advance them.
 
     ``form``: ONE_ROW, one row of ``count`` tokens, or RAGGED, rows of up to ``count``, None for a number that is an
     input of the graph. snapshots: operators of which this is the state after each token, which needs a ``count``.
@@ -71,7 +71,7 @@ def defer_states(
 
 
 class _PackedNode:
-    """One packed node on its way to a dense body."""
+    """A packed node that is replaced by a dense body."""
 
     def __init__(self, graph: ir.Graph, node: ir.Node, form: PagedForm, neighbours: bool) -> None:
         self._graph, self._node, self._form, self._neighbours = graph, node, form, neighbours
@@ -92,21 +92,21 @@ class _PackedNode:
         return {str(value.name) for tensor, value in inputs if is_pool(tensor) and value is not None}
 
     def replace(self, kernels: Kernels) -> bool:
-        """Put the body in the node's place; False, and nothing changed, if there is none."""
+        """Replace the node by its body; False, without a change, if there is none."""
         dense, shapes = self._dense_node()
         found = BODIES[self._node.op_type](dense, Inserter(self._graph, dense), kernels, False)
         self._graph.remove(dense, safe=True)
         if found is None:
             for pool, shape in shapes.items():
-                pool.shape = shape  # the function is given the whole pool
+                pool.shape = shape  # the function takes the whole pool
             return False
         replace_node(self._node, [self._packed_output(index, value) for index, value in enumerate(found)])
         return True
 
     def replace_with_deferred(self, kernels: Kernels, count: int | None, snapshots: frozenset[str]) -> DeferredState:
-        """Put the body for ``count`` tokens in the node's place that leaves the pool alone; EngineError without one.
+        """Replace the node by the body for ``count`` tokens that does not change the pool; EngineError without one.
 
-        The pool's output is an output of the graph no longer; what the tokens store is.
+        The graph then returns the stored values of the tokens instead of the pool.
         """
         dense, _ = self._dense_node()
         is_snapshot = self._node.op_type in snapshots
@@ -151,7 +151,7 @@ class _PackedNode:
         return Deferred(y, (Stored(after, sizes),), sizes)
 
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
-        """The dense operator in front of the node, to be removed again, and the shapes of the pools before it."""
+        """A temporary dense operator before the node, and the shapes of the pools before it."""
         node, spec = self._node, self._spec
         given = list(zip(spec.inputs, node.inputs, strict=True))
         shapes = {value: value.shape for tensor, value in given if value is not None and is_pool(tensor)}
@@ -160,7 +160,7 @@ class _PackedNode:
             for tensor, value in given
             if tensor.name not in (QUERY_START_LOC.name, STATE_INDICES.name)
         ]
-        # The slots take the place of the lengths, which no body of regular rows reads.
+        # The slots replace the lengths, which bodies of regular rows do not read.
         inputs.append(self._slots)
         dense = ir.node(node.op_type, inputs, dict(node.attributes), domain=DOMAIN, num_outputs=len(spec.outputs))
         self._graph.insert_before(node, dense)
@@ -171,7 +171,7 @@ class _PackedNode:
         return dense, shapes
 
     def _dense_input(self, tensor: TensorSpec, value: ir.Value | None) -> ir.Value | None:
-        """Rows of tokens, the states of the rows, or what the rows share."""
+        """An input as rows: of tokens, of states, or unchanged if the rows share it."""
         if value is None or value.shape is None:
             return value
         if is_packed(tensor):
@@ -195,7 +195,7 @@ class _PackedNode:
         return states
 
     def _packed_output(self, index: int, value: ir.Value) -> ir.Value:
-        """Rows as tokens; the new states, in their pool unless the graph has the rows' part alone."""
+        """An output as tokens, or new states, in their pool unless the graph gets only the rows' part."""
         tensor, old, insert = self._spec.outputs[index], self._node.outputs[index], self._insert
         if is_pool(tensor):
             if self._neighbours:

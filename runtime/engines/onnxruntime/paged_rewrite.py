@@ -1,4 +1,4 @@
-"""From a paged artifact's graph to the graph of one session."""
+"""Rewrites a paged artifact's graph for one session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_prod
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
-# A pool of recurrent states, its last two axes swapped.
+# A pool of recurrent states with its last two axes swapped.
 _TRANSPOSED = (0, 1, 3, 2)
 _FIXED_AXES: Mapping[PagedForm, Mapping[str, int]] = MappingProxyType(
     {
@@ -61,7 +61,7 @@ class RewrittenPaged:
     deferred: tuple[DeferredState, ...] = ()
 
     def serialised(self, operators: Mapping[str, bool]) -> PagedGraph:
-        """The graph as sessions are made of it; its model is changed."""
+        """The graph in the form that sessions are created from; its model is changed."""
         model, weights = serialised_model(self.model)
         pools = (self.inputs, self.in_place, self.parts, self.layouts)
         return PagedGraph(model, weights, *pools, operators, self.deferred)
@@ -80,14 +80,14 @@ def rewrite_paged(
     snapshots: frozenset[str] = frozenset(),
     exact: bool = False,
 ) -> RewrittenPaged:
-    """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token a row, of one token, or of rows of
-    a few tokens each (RAGGED), of a model that has no states or with ``defers``.
+    """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token per row, of one token, or of rows
+    of a few tokens each (RAGGED; without states, or with ``defers``).
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
-    RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: in place of the new states
-    the graph gives what a replay reads, or of the operators ``snapshots`` the state after each token. ``shown``: inner
-    values that it also returns. ``exact``: inputs of quantised weights are not rounded. EngineError when the installed
-    ONNX Runtime cannot run the result.
+    RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: instead of new states
+    the graph returns what a replay reads, or for operators in ``snapshots`` the state after each token. ``shown``:
+    inner values that it also returns. ``exact``: inputs of quantised weights are not rounded. EngineError when the
+    installed ONNX Runtime cannot run the result.
     """
     expose_values(model.graph, shown)
     widen_types(model)

@@ -1,4 +1,4 @@
-"""A session bound to the pools of a paged engine; only what changes from step to step is bound again."""
+"""A session bound to the pools of a paged engine; only inputs that change between steps are bound again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 _NOT_FED = np.empty(0, bool), None
-# Ranges of slots of which a session remembers the states as it takes them, those that came last.
+# Number of recent ranges of slots whose states a session keeps bound.
 _MOST_RANGES = 64
 
 
@@ -47,7 +47,7 @@ class PagedSession:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
         self._io = self._session.io_binding()
         self._fed: dict[str, tuple[np.ndarray, ort.OrtValue | None]] = {}
-        # Some versions of ONNX Runtime keep only the address.
+        # Some versions of ONNX Runtime store only the address, so keep a reference.
         self._bound: list[object] = []
         self._copied = [
             self._bind_pool(n, a, self._bound) for n, a in pools.arrays.items() if n not in self._part_names
@@ -67,9 +67,9 @@ class PagedSession:
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
-        slots: those of the rows, for a graph that is given them alone. deferred: for one that leaves the states as they
-        are, these, and where what its tokens store goes. shown: arrays for inner values that the graph has been made to
-        give. EngineError when ONNX Runtime fails.
+        slots: those of the rows, for a graph that gets only these. deferred: for a graph that leaves the states
+        unchanged, these states, and arrays for the stored values of its tokens. shown: arrays for the inner values that
+        the graph returns. EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
         copied = self._copied
@@ -93,7 +93,7 @@ class PagedSession:
                 array[...] = other
 
     def _feed(self, name: str, array: np.ndarray) -> None:
-        """Bind a copy of ``array``; where the last one bound has its shape, write over that."""
+        """Bind a copy of ``array``, or overwrite the bound copy if that has its shape."""
         fed, _ = self._fed.get(name, _NOT_FED)
         if fed.shape == array.shape and fed.dtype == array.dtype:
             fed[...] = array
@@ -112,7 +112,7 @@ class PagedSession:
         return array, written
 
     def _bind_range(self, slots: slice, bound: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The states in neighbouring slots; as ``_bind_pool`` of those that the graph cannot update in place."""
+        """Bind the states in contiguous slots, as ``_bind_pool`` does."""
         key = slots.start, slots.stop
         found = self._ranges.pop(key, None)
         if found is None:
@@ -138,7 +138,7 @@ class PagedSession:
 
 
 def _value(array: np.ndarray, bound: list[object]) -> ort.OrtValue:
-    """``array`` as the session takes it; ``bound`` has to live as long as the session uses it."""
+    """``array`` as a value for the session; ``bound`` has to live as long as the session uses it."""
     assert array.flags.c_contiguous
     value = ort.OrtValue.ortvalue_from_numpy(array)
     bound += (array, value)

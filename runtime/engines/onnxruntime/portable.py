@@ -1,8 +1,8 @@
-"""The artifact's file as it is on ONNX Runtime: its own operator functions, its own attention, padding and all.
+"""The artifact's file as it is on ONNX Runtime: its own operator functions, attention and padding.
 
 Slower than OnnxRuntimeEngine, but the nodes are those of the file, apart from wider types, matrix products, which read
 the stored weights without transposing them, and the activations that activations.py replaces. Verify uses it to show
-that the file carries its meaning.
+that the file is self-contained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_o
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
-# Longer caches are not fetched as a whole: these show what the graph does to every position.
+# Caches up to this length are fetched as a whole, which shows what the graph does to every position.
 WHOLE_CACHE = 1024
 
 
@@ -83,7 +83,7 @@ class PortableEngine(ArrayEngine):
         return found
 
     def _open(self):  # type: ignore[no-untyped-def]  # ONNX Runtime ships no type hints
-        """A session of the present form: with which inner values, and whether with whole caches."""
+        """A session of the current form: its inner values, and whether it returns whole caches."""
         values, whole = self._form
         model = self._read_model()
         expose_values(model.graph, values)

@@ -58,7 +58,7 @@ def quantized_matrix(value: ir.Value | None) -> QuantizedMatrix | None:
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Which form of ``part`` an initializer holds; the fields are those of GraphWeight."""
+    """The form of ``part`` that an initializer holds; the fields are those of GraphWeight."""
 
     part: Part
     form: str

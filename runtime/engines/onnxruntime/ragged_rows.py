@@ -1,8 +1,8 @@
-"""Rows of a few tokens each that share one run: packed where tokens do not meet, a rectangle of rows where they do.
+"""Rows of a few tokens each that share one run: packed for operators on single tokens, padded for all others.
 
-Matrix products, norms and experts see the packed tokens, none of which fills up a row. Recurrent operators and
-attention gather them as [rows, time, ...]; a row with fewer tokens than ``time`` repeats its last one at the end, which
-no other token of it reads, and the result is dropped when the tokens are packed again.
+Matrix products, norms and experts read the packed tokens, without padding. Recurrent operators and attention gather
+them as [rows, time, ...]; a row with fewer tokens than ``time`` repeats its last one, which no other token of the row
+reads, and these results are dropped when the tokens are packed again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Recurrent operators over draft tokens that leave the state unchanged, and the state after the accepted ones.
 
 Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (arXiv 2405.21060,
-2412.06464). So a check of t tokens reads the state once, as a matrix that all of them are multiplied with, and stores
-g, left and right, by which the state goes through the accepted tokens. A convolution stores its inputs.
+2412.06464). So a check of t tokens reads the state once, as a matrix that multiplies all of them, and stores g, left
+and right, from which the state after the accepted tokens follows. A convolution stores its inputs.
 
-Letters of shapes: b rows of a step, t tokens of each, g groups (key heads), r heads of a group, n rows of a state as
+Letters in shapes: b rows of a step, t tokens of each, g groups (key heads), r heads of a group, n rows of a state as
 this engine holds it (key size, state size of Mamba2), m columns (value size, head_dim of Mamba2).
 """
 
@@ -41,15 +41,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Deferred:
-    """y, what is stored of the tokens, and the shape of a row's state in both graphs."""
+    """y, the stored values of the tokens, and the shape of a row's state in both graphs."""
 
     y: ir.Value
     stored: tuple[Stored, ...]
     state_shape: tuple[int, ...]
 
 
-# (dense node of rows with equally many tokens, inserter, kernels, tokens) -> what takes its place, or None where there
-# is nothing. tokens: of each row, None for a number that is an input of the graph.
+# (dense node of rows with equally many tokens, inserter, kernels, tokens) -> its replacement, or None if there
+# is none. tokens: of each row, None for a number that is an input of the graph.
 ReplayBody = Callable[[ir.Node, Inserter, Kernels, "int | None"], "Deferred | None"]
 # (inserter, kernels, stored values [b, t, ...], states of the rows, which tokens count) -> the states after these.
 AdvanceBody = Callable[[Inserter, Kernels, "list[ir.Value]", ir.Value, "Accepted"], ir.Value]
@@ -59,7 +59,7 @@ AdvanceBody = Callable[[Inserter, Kernels, "list[ir.Value]", ir.Value, "Accepted
 class Accepted:
     """The tokens by which rows advance: the first ``counts`` [b] int64 of each, of ``time`` [1] int64.
 
-    The others have left zeros behind.
+    The stored values of the others are zeros.
     """
 
     counts: ir.Value
@@ -76,7 +76,7 @@ class Accepted:
 
 
 def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
-    """The inputs are stored."""
+    """The replay stores the inputs."""
     x, weight, bias, state = node.inputs[:4]
     shape = fixed_shape(weight)
     if x is None or shape is None or shape[0] is None or shape[2] is None:
@@ -97,7 +97,7 @@ def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, coun
 def advance_conv1d(
     insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
 ) -> ir.Value:
-    """The last columns of the state with the accepted inputs behind it."""
+    """The last columns of the state followed by the accepted inputs."""
     shape = fixed_shape(state)
     assert shape is not None and shape[1] is not None and shape[2] is not None
     joined = insert.op("Concat", insert.op("Transpose", state, perm=[0, 2, 1]), stored[0], axis=1)
@@ -164,7 +164,7 @@ def advance_recurrent(
     groups = (left_shape[2] or 0) // rows
     log_decay, left, right = stored
     if kernels.recurrent_ops:
-        # What the tokens read of the states is not needed here.
+        # The tokens' reads of the states are not needed here.
         _, after = linear_attention(
             insert, left, left, right, state, log_decay, key_heads=groups, value_heads=all_heads
         )

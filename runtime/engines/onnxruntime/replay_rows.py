@@ -1,6 +1,6 @@
 """The tokens of rows as matrices of every head, and the decays between them.
 
-Letters of shapes: b rows, t tokens of each, g groups (key heads), r heads of a group.
+Letters in shapes: b rows, t tokens of each, g groups (key heads), r heads of a group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TokenRows:
 
     @property
     def most(self) -> int:
-        """Tokens of a row at most."""
+        """Maximum tokens of a row."""
         return self.count or MOST_REPLAYED
 
     def decays(self, log_decay: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -1,7 +1,7 @@
 """Chains of Reshapes as one Reshape, or none.
 
-The bodies of operators want their inputs as they define them, so what is one row of numbers goes through several shapes
-on its way from one product to the next. For one token each of these nodes costs as much as an addition.
+Bodies of operators define the shapes of their inputs, so a row of numbers is reshaped several times between two
+products. For one token each of these nodes costs as much as an addition.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import onnx_ir as ir
 
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 
-# Operators that give the elements of their first input in their order.
+# Operators that return the elements of their first input in the same order.
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 # Sizes of a value, -1 for one known only at run time.
 _Sizes = tuple[int, ...]
 
 
 def join_reshapes(model: ir.Model) -> None:
-    """Let every chain of Reshapes whose last shape is known be one, of the value that it began as; none where that
-    value, or one on the way, has the shape already."""
+    """Replace every chain of Reshapes whose last shape is known by one Reshape of the first value, or by a value in the
+    chain that has this shape already."""
     for node in list(model.graph):
         if not _is_reshape(node):
             continue
@@ -50,7 +50,7 @@ def _sources(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _sizes(value: ir.Value) -> _Sizes | None:
-    """None where more than one size is unknown, or one is 0 and says nothing of the others."""
+    """The sizes; None if more than one is unknown, or if one is 0."""
     found = fixed_shape(value)
     if found is not None and found.count(None) <= 1:
         return None if 0 in found else tuple(-1 if size is None else size for size in found)
@@ -66,8 +66,8 @@ def _sizes(value: ir.Value) -> _Sizes | None:
 
 
 def _same(first: ir.Value, second: ir.Value) -> bool:
-    """Whether two values of as many elements have one shape: all sizes but one are equal numbers, or each is equal to
-    its fellow by number or by name."""
+    """Whether two values with equally many elements have the same shape: all sizes but one are equal numbers, or all
+    are equal by number or by name."""
     sizes = _sizes(first)
     if sizes is not None and sizes == _sizes(second):
         return True

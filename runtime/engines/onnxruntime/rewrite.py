@@ -1,4 +1,4 @@
-"""From the artifact's graph to the graph of one session: the passes in their order."""
+"""Rewrites the artifact's graph for one session: the passes in order."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RewrittenGraph:
     layouts: Mapping[str, StateLayout]
 
     def serialised(self) -> DenseGraph:
-        """The graph as sessions are made of it; its model is changed."""
+        """The graph in the form that sessions are created from; its model is changed."""
         model, weights = serialised_model(self.model)
         return DenseGraph(model, weights, self.inputs, self.in_place, self.layouts)
 
@@ -104,7 +104,7 @@ def rewrite(
 def widen_only(model: ir.Model, kernels: Kernels) -> ir.Model:
     """``model`` with float32 types, its matrices used as stored, exact activations, and nothing else changed.
 
-    Matrices behind a Transpose would have to be copied into the model, which cannot hold more than 2 GB. EngineError
+    Transposed matrices would have to be copied into the model, which cannot hold more than 2 GB. EngineError
     when the installed version is too old.
     """
     widen_types(model)

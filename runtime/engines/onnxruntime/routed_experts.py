@@ -48,7 +48,7 @@ def has_kernel_form(node: ir.Node) -> bool:
 
 
 def biases_of(insert: Inserter, node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
-    """The biases as MoE and QMoE read them: that of gate and up takes turns, as the rows of their matrix do."""
+    """The biases as MoE and QMoE read them: those of gate and up alternate, as the rows of their matrix do."""
     own = node.inputs[spec_of(node.op_type).input_index("up_bias") :]
     if not own:
         return None, None

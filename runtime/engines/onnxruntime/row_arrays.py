@@ -1,4 +1,4 @@
-"""Float32 arrays of any leading axes over the same memory, as sessions take them."""
+"""Float32 arrays of any leading axes over the same memory, as values for sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Bound = tuple[np.ndarray, ort.OrtValue]
 
 
 class RowArrays:
-    """One piece of memory for each of ``shapes``, which grows to the largest leading axes requested so far.
+    """A buffer for each of ``shapes``, which grows to the largest leading axes requested so far.
 
     Its content is that of the arrays used last; it is lost when it grows.
     """
@@ -37,6 +37,6 @@ class RowArrays:
 
 
 def bound(array: np.ndarray) -> Bound:
-    """``array``, which the owner of the result keeps, and it as a session takes it."""
+    """``array``, which the caller keeps, and the same as a value for a session."""
     assert array.flags.c_contiguous
     return array, ort.OrtValue.ortvalue_from_numpy(array)

@@ -1,7 +1,7 @@
-"""Split one step into runs of neighbouring rows.
+"""Split a step into runs of contiguous rows.
 
 Every run is a slice of the batch, and the rows of a state buffer are contiguous, so a run works on views. Rows
-without new tokens belong to no run: nothing touches their states.
+without new tokens belong to no run: their states do not change.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A run reads all weights, however few its tokens are. That takes about as long as this many more tokens take,
+# A run reads all weights, however few tokens it has. That takes as long as this many additional tokens,
 _TOKENS_PER_RUN = 16
-# and hides behind the arithmetic of a run of this many tokens: a longer one only needs more memory.
+# and is hidden by the arithmetic of a run of this many tokens: a longer one only needs more memory.
 _FULL_RUN = 256
 
 
@@ -34,9 +34,9 @@ class RowRun:
 def row_runs(context_lengths: np.ndarray, past_lengths: np.ndarray) -> tuple[RowRun, ...]:
     """The runs of one step, in row order.
 
-    Neighbours with one new token each share a run, and so do short prompts while padding them costs less than runs of
-    their own would. A row with a past and several new tokens is alone: the attention kernel takes the
-    later chunks of a prompt one row at a time.
+    Adjacent rows with one new token each share a run, and so do short prompts if padding them costs less than separate
+    runs. A row with a past and several new tokens runs alone: the attention kernel computes later chunks of a prompt
+    one row at a time.
     """
     new, past = context_lengths.tolist(), past_lengths.tolist()
     runs: list[RowRun] = []

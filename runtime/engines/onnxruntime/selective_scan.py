@@ -60,7 +60,7 @@ def selective_scan_body(node: ir.Node, insert: Inserter, kernels: Kernels, padde
 
 
 def scan_inputs(node: ir.Node, insert: Inserter, padded: bool) -> ScanInputs | None:
-    """Inputs of every form; None where the sizes or the state's layout do not allow one."""
+    """The inputs of all forms; None if the sizes or the state's layout are not supported."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 3 or x_shape[2] is None or not is_engine_state(node):
@@ -93,7 +93,7 @@ def scan_one_token(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]
 
 
 def _scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
-    """The same of any number of tokens, one after another."""
+    """As ``scan_one_token``, for any number of tokens, one after another."""
     names = ("state", "step", "scaled", "B", "C")
     inputs = [ir.Value(name=f"{_TOKEN}{name}", type=ir.TensorType(ir.DataType.FLOAT)) for name in names]
     end = ir.node("Identity", inputs[:1])

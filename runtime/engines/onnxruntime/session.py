@@ -13,10 +13,10 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 
 def threaded_options(threads: int) -> ort.SessionOptions:
-    """Options of a session with its own threads, where other sessions run in turns with it.
+    """Options of a session with its own threads that alternates with other sessions.
 
-    The threads of a session that has run spin for some time (about a second on two cores), during which
-    they take the processor from the session that runs next: here they stop when a run ends.
+    By default, threads spin for some time after a run (about a second on two cores) and take the processor from the
+    session that runs next; here they stop when a run ends.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -36,17 +36,17 @@ def create_session(
 ) -> ort.InferenceSession:
     """A CPU session of ``graph`` with ``threads`` threads; EngineError when ONNX Runtime refuses the graph.
 
-    packs: let the session copy every weight into the order in which products with a few rows read it. The weights as
-    they are stored are as fast for one token, and for steps so large that packing them in each product costs nothing.
-    plans_memory: pays for shapes that repeat; for prompts of every length it would hold one block each.
-    keeps_order: run nodes in the order of the graph. The default order leaves nodes that only outputs need to the end,
-    and holds their inputs until then.
+    packs: copy every weight into the order in which products with a few rows read it. Stored weights are as fast for
+    one token, and for steps so large that packing them in each product costs nothing.
+    plans_memory: pays off for shapes that repeat; for prompts of every length it would keep a block for each.
+    keeps_order: run nodes in the order of the graph. The default order runs nodes that only outputs need last, and
+    keeps their inputs until then.
     """
     options = threaded_options(threads)
     options.enable_mem_pattern = plans_memory
     if keeps_order:
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    # MatMulNBits without its own order of a weight dequantises all of it in every run.
+    # Without packing, MatMulNBits dequantises the whole weight in every run.
     packs = packs or any(weight.block for weight in graph.weights)
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")

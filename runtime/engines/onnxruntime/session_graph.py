@@ -1,4 +1,4 @@
-"""A rewritten graph in the form that sessions are made of: bytes, and what fills its weights. Needs no onnx_ir."""
+"""A rewritten graph in the form that sessions are created from: bytes and weights. Needs no onnx_ir."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredTensor:
 
 
 def stored_tensor(tensor: ir.ExternalTensor) -> StoredTensor:
-    """The place of an initializer's bytes."""
+    """The location of an initializer's bytes."""
     dtype = DType.from_onnx(int(tensor.dtype))
     return StoredTensor(str(tensor.location), tensor.offset or 0, dtype, tuple(tensor.shape.numpy()))
 
@@ -79,7 +79,7 @@ class GraphWeight:
     """An initializer ``name`` that is filled from ``parts``.
 
     joined: shape [experts, rows, columns] of the whole where it is made of several parts, one after another, or of
-    interleaved rows: the first and the second half of each expert's rows take turns, the first one's first row first.
+    interleaved rows: the first and the second half of each expert's rows alternate.
     shared: it is only multiplied with or looked up in, so that all sessions read one copy.
     form: WHOLE or another form above. block: the kernel's block size where it is an input of MatMulNBits.
     packed: every session copies it when it is created, and does not read it again.
@@ -115,7 +115,7 @@ class SessionGraph:
 
     @property
     def read_bytes(self) -> int:
-        """About the bytes of weights that a step reads."""
+        """Approximate bytes of weights that a step reads."""
         linear = (weight for weight in self.weights if weight.form in (LINEAR, LINEAR_FLOATS))
         stored = sum(_stored_bytes(part) for weight in linear for part in weight.parts)
         return self.float32_bytes + self.block_bytes + stored
@@ -161,8 +161,8 @@ class DenseGraph(SessionGraph):
 class PagedGraph(SessionGraph):
     """The graph of a paged artifact.
 
-    parts: pools of which the graph is given the slots of its rows only, in their order. layouts: pool to the order in
-    which the graph holds the axes of its declaration, where it is another one. operators: the artifact's recurrent
+    parts: pools of which the graph gets only the slots of its rows, in their order. layouts: pool to the order of its
+    declared axes in the graph, where that differs. operators: the artifact's recurrent
     operators, and whether their states can be replayed. deferred: the states that the graph leaves unchanged.
     """
 

@@ -1,4 +1,4 @@
-"""Arrays of zeros of which only the pages that are written take memory."""
+"""Arrays of zeros that take memory only for pages that have been written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HUGE_FROM = 1 << 22
 
 
 def use_small_pages(array: np.ndarray) -> None:
-    """Take the advice back that NumPy gave for a new array of zeros, before anything is written to it.
+    """Revoke NumPy's request for huge pages for a new array of zeros, before anything is written to it.
 
     Reads are up to a quarter slower then, so this is for arrays that stay mostly empty.
     """
@@ -21,5 +21,5 @@ def use_small_pages(array: np.ndarray) -> None:
         return
     start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     size = array.ctypes.data + array.nbytes - start
-    # Only advice: a system without huge pages refuses it.
+    # Only a hint: a system without huge pages rejects it.
     ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_NOHUGEPAGE)

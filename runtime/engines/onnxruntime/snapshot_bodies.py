@@ -1,8 +1,8 @@
-"""Recurrent operators over the draft tokens of rows: its outputs, and the state after each token.
+"""Recurrent operators over draft tokens: their outputs, and the state after each token.
 
-The row is walked once. What every token needs is computed for all of them at once; then each one-token update begins
-with the state that the one before it wrote. So a step costs one pass over a state for each token, and a session, which
-is made for this many tokens, can write each state where the engine wants it.
+Inputs are prepared for all tokens of the row at once; then one-token updates follow, each from the state that the one
+before it wrote. So a step costs one pass over a state per token, and a session, which is made for this number of
+tokens, can write each state where the engine wants it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SnapshotBody = Callable[[ir.Node, Inserter, Kernels, int], "tuple[ir.Value, list
 def causal_conv1d_snapshots(
     node: ir.Node, insert: Inserter, kernels: Kernels, count: int
 ) -> tuple[ir.Value, list[ir.Value]] | None:
-    """Every state is a window of the old state with the row's inputs behind it."""
+    """Every state is a window of the old state followed by the row's inputs."""
     x, weight, bias, state = node.inputs[:4]
     weight_shape = fixed_shape(weight)
     if weight_shape is None or weight_shape[0] is None or weight_shape[2] is None:

@@ -1,4 +1,4 @@
-"""The inputs of ``update_ssm_state`` as its bodies share them."""
+"""The inputs of ``update_ssm_state`` in the form that its bodies share."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SsmInputs:
         return self.heads // self.groups
 
     def tokens(self, insert: Inserter, count: int) -> Iterator[SsmInputs]:
-        """Each of the ``count`` tokens on its own, all with this state."""
+        """The inputs of each of the ``count`` tokens alone, all with this state."""
         given = (self.scaled, self.B, self.C, self.log_decay)
         for scaled, B, C, log_decay in zip(*(split_tokens(insert, value, count) for value in given), strict=True):
             yield replace(self, scaled=scaled, B=B, C=C, log_decay=log_decay)
 
     def after(self, state: ir.Value) -> SsmInputs:
-        """The same with another state to begin with."""
+        """These inputs with another initial state."""
         return replace(self, state=state)
 
 

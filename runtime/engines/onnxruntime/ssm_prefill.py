@@ -41,7 +41,7 @@ class _Scan:
 
     def __init__(self, insert: Inserter, inputs: SsmInputs) -> None:
         self._insert = insert
-        # Sizes taken from one place let ONNX Runtime share the arithmetic between the layers.
+        # Sizes from a common source let ONNX Runtime share the arithmetic between the layers.
         tokens = insert.input_or(INPUT_IDS, inputs.scaled)
         if len(tokens.shape or ()) != 2:  # packed: its rows are not the graph's
             tokens = inputs.scaled
@@ -84,7 +84,7 @@ class _Scan:
         return self._insert.op("Slice", self._insert.constant(pattern), self._insert.ints(0, 0), end)
 
     def _quotient(self, dividend: ir.Value, divisor: ir.Value) -> ir.Value:
-        """Rounded up."""
+        """The quotient, rounded up."""
         rounded = self._insert.op("Sub", self._insert.op("Add", dividend, divisor), self._insert.ints(1))
         return self._insert.op("Div", rounded, divisor)
 
@@ -92,7 +92,7 @@ class _Scan:
 def _states(insert: Inserter, inputs: SsmInputs, scan: _Scan, written: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The state before each chunk [b, g, r, c, n, p] and after the last one [b, h, n, p].
 
-    ``written`` [b, g, r, c, n, p] is what each chunk alone leaves behind. With the initial state in front, one
+    ``written`` [b, g, r, c, n, p] is the contribution of each chunk alone. With the initial state in front, one
     matrix [z, w] of the decay over chunks w to z - 1 gives the state before every chunk z.
     """
     sizes = (inputs.state_size, inputs.head_dim)

@@ -1,7 +1,7 @@
 """Mamba2's state update token by token: a LinearAttention node, or standard operators for one token.
 
-The node walks through the state of a head while it is in the processor's caches, in 0.2 to 0.5 of the time of matrix
-products over chunks (docs/explanation/onnxruntime_engine.md).
+The node updates the state of a head for all tokens while it is in the processor's caches, in 0.2 to 0.5 of the time of
+matrix products over chunks (docs/explanation/onnxruntime_engine.md).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def walk_tokens(insert: Inserter, i: SsmInputs, kernels: Kernels) -> tuple[ir.Va
 
 
 def _linear_attention(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """With query C, key B and value step * x."""
+    """A LinearAttention node with query C, key B and value step * x."""
     return linear_attention(insert, i.C, i.B, i.scaled, i.state, i.log_decay, key_heads=i.groups, value_heads=i.heads)
 
 
 def _one_token(insert: Inserter, i: SsmInputs) -> tuple[ir.Value, ir.Value]:
-    """The same: state * decay + outer(B, step * x), read by C."""
+    """Standard operators: state * decay + outer(B, step * x), read by C."""
     scaled = insert.reshape(i.scaled, 0, i.heads, 1, i.head_dim)
     written = insert.op("MatMul", _per_head(insert, i, i.B, i.state_size, 1), scaled)
     decay = insert.reshape(insert.op("Exp", i.log_decay), 0, i.heads, 1, 1)

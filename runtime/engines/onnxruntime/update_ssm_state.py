@@ -37,7 +37,7 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 
 
 def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | None:
-    """Inputs of every form of the update; None where the sizes or the state's layout do not allow one."""
+    """The inputs of all forms of the update; None if the sizes or the state's layout are not supported."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     if x_shape is None or b_shape is None or len(x_shape) != 4 or not is_engine_state(node):
@@ -79,7 +79,7 @@ def with_skip(node: ir.Node, insert: Inserter, i: SsmInputs, y: ir.Value) -> ir.
 
 
 def time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.Value | None) -> ir.Value:
-    """clamp(softplus(dt + dt_bias)), without a clamp that cannot change anything."""
+    """clamp(softplus(dt + dt_bias)), without clamps that have no effect."""
     attributes = op_attributes(node)
     step = insert.op("Add", dt, dt_bias)
     lowest, highest = float(attributes["time_step_min"]), float(attributes["time_step_max"])
@@ -93,7 +93,7 @@ def time_step(node: ir.Node, insert: Inserter, dt: ir.Value | None, dt_bias: ir.
 
 
 def is_engine_state(node: ir.Node) -> bool:
-    """True when the state is a graph input and output that nothing else reads, so its layout is free to choose."""
+    """True when the state is a graph input and output that nothing else reads, so any layout may be chosen."""
     state, new_state = node.inputs[7], node.outputs[1]
     if state is None:
         return False

@@ -82,8 +82,8 @@ class WeightStore:
     def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
         """Add the ``weights`` of a model to ``options``; keep the returned values until the session has been created.
 
-        Those that are shared stay where they are. Everything else (norms, biases, convolutions: small) is copied into
-        the model, because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
+        Shared weights stay where they are. All others (norms, biases, convolutions: small) are copied into the model,
+        because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
         ArtifactError when a file is missing, too short or outside of the artifact.
         """
         weights = tuple(weights)
@@ -105,7 +105,7 @@ class WeightStore:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes that are used straight from the artifact's files."""
+        """Bytes that are used directly from the artifact's files."""
         return sum(array.nbytes for array in self._unique() if _is_mapped(array))
 
     @property

@@ -1,8 +1,8 @@
 """Compute in float32 what the artifact declares as float16 or bfloat16.
 
-ONNX Runtime's CPU provider lacks kernels for most operators in these types. Widening loses nothing: every value
-of either type is a float32, and the roundings of intermediate results disappear. Casts that change nothing any
-more are removed. The weights themselves are widened when they are loaded (weights.py).
+ONNX Runtime's CPU provider lacks kernels for most operators in these types. Widening is exact, and intermediate
+results are no longer rounded. Casts that have no effect any more are removed. The weights themselves are widened at
+load (weights.py).
 """
 
 from __future__ import annotations
