@@ -23,7 +23,8 @@ SMALLEST_CACHE = 256
 class ArrayState(StateBuffer):
     """One state in an array of the session's layout, seen from outside in the layout of ``spec``.
 
-    A session that cannot update the state in place writes to a second array, and the two take turns.
+    A session that cannot update the state in place writes to a second array, and the two alternate; ``parity`` is the
+    index of the current one.
     """
 
     def __init__(self, spec: Binding, shape: tuple[int, ...], layout: StateLayout) -> None:
@@ -31,21 +32,21 @@ class ArrayState(StateBuffer):
         self._sequence_axis = spec.shape.index(MAX_SEQ) if MAX_SEQ in spec.shape else None
         stored = (*shape[:-2], shape[-1] if layout.transposed else shape[-2], layout.width)
         self._arrays: list[np.ndarray | None] = [np.zeros(stored, spec.dtype.numpy), None]
-        self.turn = 0
+        self.parity = 0
 
     @property
     def past(self) -> np.ndarray:
-        """The array that holds the state now, in the session's layout."""
-        array = self._arrays[self.turn]
+        """The array that holds the current state, in the session's layout."""
+        array = self._arrays[self.parity]
         assert array is not None
         return array
 
     @property
     def other(self) -> np.ndarray:
         """The array that a session writes when it does not work in place."""
-        array = self._arrays[1 - self.turn]
+        array = self._arrays[1 - self.parity]
         if array is None:
-            array = self._arrays[1 - self.turn] = np.zeros_like(self.past)
+            array = self._arrays[1 - self.parity] = np.zeros_like(self.past)
         return array
 
     @property
@@ -82,19 +83,19 @@ class ArrayState(StateBuffer):
             self.past[rows] = 0
 
     def keep_rows(self, start: int, stop: int) -> None:
-        """Take over what a session wrote for some rows only."""
+        """Copy the rows that a session wrote to the current array."""
         self.past[start:stop] = self.other[start:stop]
 
     def swap(self) -> None:
-        """Take over what a session wrote for all rows."""
-        self.turn = 1 - self.turn
+        """Make the array that a session wrote the current one."""
+        self.parity = 1 - self.parity
 
 
 class ArrayStateSet(StateSet):
     """The states of ``batch`` rows.
 
-    ``bound`` caches what steps have bound to these buffers, by a key that begins with ``turns``: a bit for each state,
-    set when its second array is the one in use. ``version`` changes whenever a state moves to another array.
+    ``bound`` caches runs that are bound to these buffers, by a key that begins with ``parities``: a bit for each state,
+    set when its second array is the current one. ``version`` changes whenever a state moves to another array.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class ArrayStateSet(StateSet):
         self._max_seq = self._capacity(max_seq)
         self._buffers = self._allocated(specs, self._max_seq)
         self.bound: dict[tuple, Any] = {}
-        self.turns = self._read_turns()
+        self.parities = self._read_parities()
         self.version = 0
 
     @property
@@ -130,7 +131,7 @@ class ArrayStateSet(StateSet):
             larger.past[:, :, : self._max_seq] = self._buffers[spec.name].past[:, :, : self._max_seq]
             self._buffers[spec.name] = larger
         self._max_seq = grown
-        self.turns = self._read_turns()
+        self.parities = self._read_parities()
 
     def expect_few_tokens(self) -> None:
         for buffer in self._buffers.values():
@@ -145,7 +146,7 @@ class ArrayStateSet(StateSet):
                 self._buffers[name].swap()
             else:
                 self._buffers[name].keep_rows(start, stop)
-        self.turns = self._read_turns()
+        self.parities = self._read_parities()
         self.version += 1
 
     def _capacity(self, requested: int, needed: int | None = None) -> int:
@@ -168,8 +169,8 @@ class ArrayStateSet(StateSet):
                 "smaller batch, or shorter prompts"
             ) from error
 
-    def _read_turns(self) -> int:
-        return sum(buffer.turn << bit for bit, buffer in enumerate(self._buffers.values()))
+    def _read_parities(self) -> int:
+        return sum(buffer.parity << bit for bit, buffer in enumerate(self._buffers.values()))
 
 
 def engine_specs(states: tuple[Binding, ...]) -> tuple[Binding, ...]:
