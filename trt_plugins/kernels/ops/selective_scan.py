@@ -12,10 +12,11 @@ from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, OpCall
 from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
-from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
+from hybridge.trt_plugins.kernels.ops.rows import token_count
+from hybridge.trt_plugins.kernels.ops.state_space import set_strides_and_limits, state_space_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
@@ -173,34 +174,16 @@ class _Scan:
         self, source: KernelSource, grid: tuple[int, int, int], threads: int, device: DeviceTraits
     ) -> KernelLaunch:
         overlap = device.capability >= _OVERLAP_SINCE
-        return KernelLaunch(source, grid, (threads, 1, 1), self._params(source), self._pointers(), overlap=overlap)
+        params, pointers = self._params(source), state_space_pointers(self.call)
+        return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=overlap)
 
     def _params(self, source: KernelSource) -> Any:
         params = struct_type(source.file, "SelectiveScan")()
-        for name, layout, trailing in (
-            ("x", self.x, 1),
-            ("B", self.B, 2),
-            ("C", self.C, 2),
-            ("dt", self.dt, 1),
-            ("y", self.y, 1),
-        ):
-            row, token = row_and_token_stride(self.call, layout, trailing)
-            setattr(params, f"{name}_row", row)
-            setattr(params, f"{name}_token", token)
-        params.B_group, params.C_group = self.B.strides[-2], self.C.strides[-2]
-        params.state_slot, params.state_out_slot = self.state.strides[0], self.state_out.strides[0]
+        strided = (("x", self.x, 1), ("B", self.B, 2), ("C", self.C, 2), ("dt", self.dt, 1), ("y", self.y, 1))
+        set_strides_and_limits(params, self.call, strided)
         params.rows.rows, params.rows.time = self.rows, token_count(self.call)
         params.channels, params.channels_per_group = self.channels, self.channels // self.groups
-        attributes = self.call.attributes
-        params.dt_min, params.dt_max = attributes["time_step_min"], attributes["time_step_max"]
         return params
-
-    def _pointers(self) -> dict[str, PointerSource]:
-        call = self.call
-        names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
-        pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
-        pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
-        return pointers | row_pointers(call, "rows.")
 
 
 def _blocks(count: int, of: int) -> int:

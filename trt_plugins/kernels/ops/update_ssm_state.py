@@ -13,7 +13,8 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
-from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, row_and_token_stride, row_pointers, token_count
+from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, token_count
+from hybridge.trt_plugins.kernels.ops.state_space import set_strides_and_limits, state_space_pointers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_prefill, prefill_sources
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -238,25 +239,15 @@ class _Decode:
         strided = [("x", self.x, 2), ("B", self.B, 2), ("C", self.C, 2), ("y", self.y, 2), ("dt", self.dt, 1)]
         if self.gate is not None:
             strided.append(("gate", self.gate, 1))
-        for name, layout, trailing in strided:
-            row, token = row_and_token_stride(self.call, layout, trailing)
-            setattr(params, f"{name}_row", row)
-            setattr(params, f"{name}_token", token)
+        set_strides_and_limits(params, self.call, strided)
         params.x_head, params.y_head = self.x.strides[-2], self.y.strides[-2]
-        params.B_group, params.C_group = self.B.strides[-2], self.C.strides[-2]
-        params.state_slot, params.state_out_slot = self.state.strides[0], self.state_out.strides[0]
         if self.state.dtype in _BYTE_STATES:
             params.scale_slot = params.scale_out_slot = self.heads * self.head_dim
         params.rows.rows, params.rows.time = self.rows, 1
         params.heads_per_group = self.heads // self.groups
-        attributes = self.call.attributes
-        params.dt_min, params.dt_max = attributes["time_step_min"], attributes["time_step_max"]
 
     def _pointers(self) -> dict[str, PointerSource]:
-        call = self.call
-        names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
-        pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
-        pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
+        pointers = state_space_pointers(self.call)
         if self.state.dtype in _BYTE_STATES:
             pointers |= {"scale": PointerSource(Memory.INPUT, SCALE), "scale_out": PointerSource(Memory.OUTPUT, 2)}
-        return pointers | row_pointers(call, "rows.")
+        return pointers

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
+from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers
+from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 CHUNK = 64
@@ -82,13 +82,6 @@ def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:
     params.dt_softplus = call.attributes["dt_softplus"]
     params.dt_min, params.dt_max = call.attributes["time_step_min"], call.attributes["time_step_max"]
     return params
-
-
-def kernel_pointers(call: OpCall) -> dict[str, PointerSource]:
-    names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state")
-    pointers = {name: PointerSource(Memory.INPUT, call.spec.input_index(name)) for name in names}
-    pointers |= {"y": PointerSource(Memory.OUTPUT, 0), "state_out": PointerSource(Memory.OUTPUT, 1)}
-    return pointers | row_pointers(call, "rows.")
 
 
 def blocks_of(size: int, of: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
@@ -18,7 +19,6 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     Scan,
     blocks_of,
     kernel_params,
-    kernel_pointers,
     round_up,
 )
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
@@ -164,7 +164,7 @@ def _scratch_bytes(scan: Scan, variant: _Variant, segments: int) -> int:
 
 def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device: DeviceTraits) -> KernelLaunch:
     source = variant.source(which)
-    pointers = kernel_pointers(scan.call)
+    pointers = state_space_pointers(scan.call)
     if which != WHOLE:
         pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     return KernelLaunch(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
+from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
@@ -15,7 +16,6 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     Scan,
     blocks_of,
     kernel_params,
-    kernel_pointers,
     round_up,
 )
 from hybridge.trt_plugins.kernels.source import KernelSource
@@ -135,7 +135,7 @@ class _Variant:
 
 
 def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelLaunch:
-    pointers = kernel_pointers(scan.call)
+    pointers = state_space_pointers(scan.call)
     if which != WHOLE:
         pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     return KernelLaunch(
