@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,32 +25,59 @@ async def allowed_tokens(
 ) -> Callable[[], AllowedTokens] | None:
     """A factory of each answer's token masks; None where every token is allowed.
 
-    ApiError or RequestError for a grammar that is wrong, or that contradicts the tools.
+    An answer to a chat with tools and a grammar is calls of tools, or content that follows the grammar. ApiError or
+    RequestError for a grammar that is wrong.
     """
     if chat.tool_choice not in (AUTO, NONE) and not chat.forced:
         raise ApiError(
             400, f"tool_choice: expected a tool of the request, found {chat.tool_choice!r}", param="tool_choice"
         )
-    if chat.shown_tools and chat.grammar is not None:
-        raise ApiError(
-            400, "response_format: expected no tools with it, found some: leave one out", param="response_format"
-        )
     reasons = kind.reasons and opens_reasoning(prompt_end)
     if chat.forced:
-        added = {} if model.llm.tokenizer is None else model.llm.tokenizer.added_tokens
-        special = {text for text, is_special in added.items() if is_special}
-        functions = [
-            Function(each["name"], {**(each.get("parameters") or {}), "x-guidance": JSON_OPTIONS})
-            for each in chat.forced
-        ]
-        grammar = CallGrammar(kind, special, reasons).lark(functions, chat.parallel)
-        return await model.grammars.allowed_tokens(lark_grammar(grammar))
+        return await model.grammars.allowed_tokens(_calls(model, chat, kind, chat.forced, reasons))
     content = None if chat.grammar is None else await model.grammars.allowed_tokens(chat.grammar)
+    if content is not None and chat.functions:
+        content = _either(
+            content, await model.grammars.allowed_tokens(_calls(model, chat, kind, chat.functions, False))
+        )
     if not kind.reasons or (chat.thinking_budget is None and not (content and reasons)):
         return content
     begin, end = _token(model.llm.tokenizer, THINK), _token(model.llm.tokenizer, THINK_END)
     words, budget = -(-model.llm.config.vocab_size // 32), chat.thinking_budget
     return lambda: _AroundReasoning(begin, end, reasons, budget, words, None if content is None else content())
+
+
+def _calls(
+    model: ServedModel, chat: Chat, kind: ChatFormat, functions: Sequence[Mapping[str, Any]], in_reasoning: bool
+) -> str:
+    """The grammar of calls of ``functions``."""
+    added = {} if model.llm.tokenizer is None else model.llm.tokenizer.added_tokens
+    special = {text for text, is_special in added.items() if is_special}
+    found = [
+        Function(each["name"], {**(each.get("parameters") or {}), "x-guidance": JSON_OPTIONS}) for each in functions
+    ]
+    return lark_grammar(CallGrammar(kind, special, in_reasoning).lark(found, chat.parallel))
+
+
+def _either(*makers: Callable[[], AllowedTokens]) -> Callable[[], AllowedTokens]:
+    return lambda: _Either([make() for make in makers])
+
+
+class _Either:
+    """``AllowedTokens`` of answers that follow one of several sources."""
+
+    def __init__(self, sources: Sequence[AllowedTokens]) -> None:
+        self._masks: Sequence[tuple[AllowedTokens, np.ndarray]] = []
+        self._sources = sources
+
+    def mask(self) -> np.ndarray:
+        self._masks = [(source, source.mask()) for source in self._sources]
+        return np.bitwise_or.reduce([mask for _, mask in self._masks])
+
+    def accept(self, token: int) -> None:
+        self._sources = [source for source, mask in self._masks if int(mask[token // 32]) >> (token % 32) & 1]
+        for source in self._sources:
+            source.accept(token)
 
 
 def _token(tokenizer: Tokenizer | None, text: str) -> int:
