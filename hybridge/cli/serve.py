@@ -67,7 +67,7 @@ COMMAND = Command(
     Option("--config", help="TOML file with these settings and models.", type=PATH, metavar="FILE"),
     Option(
         "--api-key-file",
-        help="File with a line KEY or NAME KEY for each client; without it, all requests are accepted.",
+        help="File with a line KEY, NAME KEY or NAME KEY TOKENS_PER_DAY for each client; without it, all are accepted.",
         type=PATH,
         metavar="FILE",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,19 @@ from hybridge.artifact.limits import API_KEYS_BYTES
 from hybridge.artifact.untrusted_file import read_given
 
 _SHORTEST = 8
+_QUOTA = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True)
 class Client:
-    """The owner of an API key. ``tenant`` is "" where the server takes requests without a key."""
+    """The owner of an API key. ``tenant`` is "" where the server takes requests without a key.
+
+    tokens_per_day: its own quota; None for that of all clients.
+    """
 
     name: str
     tenant: str
+    tokens_per_day: int | None = None
 
     def namespace(self, cache_key: str | None, salt: str | None) -> str:
         """Cached prefixes are shared only among requests of the same client, ``cache_key`` and ``salt``."""
@@ -33,7 +39,7 @@ ANONYMOUS = Client("anonymous", "")
 
 
 class ApiKeys:
-    """The keys of a file with a line "KEY" or "NAME KEY" for each; "#" begins a comment.
+    """The keys of a file with a line "KEY", "NAME KEY" or "NAME KEY TOKENS_PER_DAY" for each; "#" begins a comment.
 
     Keys are looked up by their hash, so that the time of a look-up reveals nothing about them.
     """
@@ -54,16 +60,17 @@ class ApiKeys:
             words = line.split("#")[0].split()
             if not words:
                 continue
-            if len(words) > 2 or len(words[-1]) < _SHORTEST:
+            name, key, quota = ["", *words] if len(words) == 1 else [*words, ""][:3]
+            if len(words) > 3 or len(key) < _SHORTEST or not (not quota or _QUOTA.fullmatch(quota)):
                 raise SettingError(
-                    f"{path}: expected KEY or NAME KEY, the key of at least {_SHORTEST} characters, in line {number}: "
-                    "correct it"
+                    f"{path}: expected KEY, NAME KEY or NAME KEY TOKENS_PER_DAY, the key of at least {_SHORTEST} "
+                    f"characters, in line {number}: correct it"
                 )
-            digest = _digest(words[-1])
-            name = words[0] if len(words) == 2 else f"key-{digest[:8]}"
+            digest = _digest(key)
+            name = name or f"key-{digest[:8]}"
             if digest in clients or name in {client.name for client in clients.values()}:
                 raise SettingError(f"{path}: expected each name and key once, found line {number} again: remove it")
-            clients[digest] = Client(name, digest)
+            clients[digest] = Client(name, digest, int(quota) if quota else None)
         if not clients:
             raise SettingError(f"{path}: expected a key, found none: write one, or leave out the file")
         return cls(clients)

@@ -205,7 +205,7 @@ class Call:
         new = sum(len(answer.token_ids) for each in answers for answer in each)
         for each in answers:
             self.service.metrics.answered(self.model.name, each)
-        self.service.rate_limits.use_tokens(self.client.name, prompt + new)
+        self.service.use_tokens(self.client, prompt + new)
         self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
         if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:
             decode = self.model.llm.tokenizer.decode
@@ -228,7 +228,7 @@ class Call:
         if self._streams and not self._counted:
             self._counted = True
             self.service.metrics.abandoned(self.model.name, len(self._streams))
-            self.service.rate_limits.use_tokens(self.client.name, self._tokens)
+            self.service.use_tokens(self.client, self._tokens)
             self.log(model=self.model.name, abandoned_tokens=self._tokens)
         for end in self._ends:
             end()

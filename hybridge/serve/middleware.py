@@ -84,7 +84,7 @@ class _Exchange:
             self._client = self._scope["state"]["client"] = self._known_client()
             if service.draining:
                 raise ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
-            service.rate_limits.take_request(self._client.name)
+            service.check_limits(self._client)
         settings = service.settings
         body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout)
         return _replayed(body, receive)

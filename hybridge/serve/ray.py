@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,7 +28,7 @@ from hybridge.artifact.errors import SettingError
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
 from hybridge.serve.config_file import read_config_file
-from hybridge.serve.errors import OVERLOADED, ApiError, error_response
+from hybridge.serve.errors import OVERLOADED, RATE_LIMIT, ApiError, error_response
 from hybridge.serve.middleware import read_body
 from hybridge.serve.service import new_service
 from hybridge.serve.settings import ServeSettings
@@ -36,6 +37,10 @@ from hybridge.serve.settings import ServeSettings
 _ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router"
 # Most replicas that are tried for one request: it moves to another when one dies.
 _TRIES = 3
+# Requests that wait where no replica takes them, for example because none is ready.
+_WAITING = 1_000
+# Parts of an answer that Ray has not yet taken; beyond these, the server's send_timeout counts.
+_MESSAGES, _DRAIN_SECONDS = 64, 0.05
 
 
 class RayArgs(BaseModel):
@@ -84,7 +89,7 @@ class ModelReplica:
 
     async def answer(self, request: RoutedRequest) -> AsyncIterator[Message]:
         """The ASGI messages of the response; ending the iteration early is a disconnect for the application."""
-        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        messages: asyncio.Queue[Message | None] = asyncio.Queue(_MESSAGES)
         disconnected = asyncio.Event()
         given: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
@@ -93,15 +98,25 @@ class ModelReplica:
                 await disconnected.wait()
             return given.pop() if given else {"type": "http.disconnect"}
 
-        answering = asyncio.ensure_future(self._app({**request.scope, "state": {}}, receive, messages.put))
-        answering.add_done_callback(lambda _: messages.put_nowait(None))
+        async def answered() -> None:
+            try:
+                await self._app({**request.scope, "state": {}}, receive, messages.put)
+            finally:
+                await messages.put(None)
+
+        answering = asyncio.ensure_future(answered())
         try:
             while (message := await messages.get()) is not None:
                 yield message
             answering.result()
         finally:
             disconnected.set()
-            await asyncio.wait([answering])
+            while not answering.done():
+                # The application may wait for room.
+                while not messages.empty():
+                    messages.get_nowait()
+                await asyncio.sleep(0)
+                await asyncio.wait([answering], timeout=_DRAIN_SECONDS)
 
 
 class ForwardingApp:
@@ -138,6 +153,14 @@ class ForwardingApp:
                     begun = True
                     await send(message)
                 return
+            except BackPressureError:
+                raise ApiError(
+                    429,
+                    f"expected at most {_WAITING} waiting requests, found that many: try again later",
+                    RATE_LIMIT,
+                    "queue_full",
+                    retry_after=1,
+                ) from None
             except RayActorError:
                 if begun:
                     raise
@@ -215,6 +238,7 @@ def app(args: RayArgs) -> serve.Application:
         ModelReplica,
         name="Model",
         max_ongoing_requests=10_000,  # the server limits its queue itself, with status 429
+        max_queued_requests=_WAITING,
         request_router_config=RequestRouterConfig(request_router_class=_router()),  # type: ignore[arg-type]
         ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
         **scaling,

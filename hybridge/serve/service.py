@@ -9,9 +9,10 @@ from pathlib import Path
 
 from hybridge.artifact.path_kind import require_artifact
 from hybridge.runtime.engines.factory import check_engine
-from hybridge.serve.api_keys import ApiKeys
+from hybridge.serve.api_keys import ApiKeys, Client
 from hybridge.serve.metrics import Metrics
 from hybridge.serve.model_store import ModelStore
+from hybridge.serve.quotas import Quotas
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
@@ -30,12 +31,23 @@ class Service:
     keys: ApiKeys | None
     log: RequestLog
     rate_limits: RateLimits
+    quotas: Quotas
     sessions: SessionFiles
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     local_only: bool = False
     streams: int = 0
     started: int = field(default_factory=lambda: int(time.time()))
+
+    def check_limits(self, client: Client) -> None:
+        """Count a request of ``client``; ApiError 429 when it is beyond a limit."""
+        self.quotas.check(client)
+        self.rate_limits.take_request(client.name)
+
+    def use_tokens(self, client: Client, count: int) -> None:
+        """Count tokens of prompts and answers of ``client``."""
+        self.quotas.use(client, count)
+        self.rate_limits.use_tokens(client.name, count)
 
 
 def new_service(
@@ -54,4 +66,4 @@ def new_service(
     )
     folder = None if settings.session_folder is None else Path(settings.session_folder)
     rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
-    return Service(settings, store, keys, log, rates, SessionFiles(folder))
+    return Service(settings, store, keys, log, rates, Quotas(settings.tokens_per_day), SessionFiles(folder))

@@ -43,6 +43,10 @@ class ServeSettings:
         None, "Prompt and answer tokens per API key and minute.", metavar="N", least=1, shown_default="unlimited",
         group=_LIMITS,
     )  # fmt: skip
+    tokens_per_day: int | None = setting(
+        None, "Prompt and answer tokens per API key and day (UTC).", metavar="N", least=1, shown_default="unlimited",
+        group=_LIMITS,
+    )  # fmt: skip
     receive_timeout: int = setting(
         30, "Seconds within which a request must arrive.", metavar="S", least=1, group=_LIMITS
     )  # fmt: skip

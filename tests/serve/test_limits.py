@@ -9,8 +9,10 @@ import pytest
 from hybridge.artifact.errors import SettingError
 from hybridge.cli.main import run_command
 from hybridge.runtime.scheduler.wait_estimate import steps_until_free_row
+from hybridge.serve.api_keys import Client
 from hybridge.serve.config_file import read_config_file
 from hybridge.serve.errors import ApiError
+from hybridge.serve.quotas import Quotas
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.settings import ModelSettings
 
@@ -52,6 +54,30 @@ def test_requests_and_tokens_per_minute() -> None:
     assert refused() is None
     now[0] = 1000
     assert [refused() for _ in range(3)] == [None, None, 30]
+
+
+def test_tokens_per_day() -> None:
+    now = [86_400 * 9 + 80_000.0]
+    quotas = Quotas(100, lambda: now[0])
+    ann, bob = Client("ann", "a"), Client("bob", "b", 300)
+
+    def refused(client: Client) -> int | None:
+        try:
+            quotas.check(client)
+        except ApiError as error:
+            assert (error.status_code, error.code) == (429, "insufficient_quota")
+            return error.retry_after
+        return None
+
+    for client in (ann, bob):
+        quotas.use(client, 99)
+        assert refused(client) is None
+        quotas.use(client, 1)
+    assert (refused(ann), refused(bob)) == (6_400, None)
+    quotas.use(bob, 200)
+    assert refused(bob) == 6_400
+    now[0] += 6_400
+    assert (refused(ann), refused(bob)) == (None, None)
 
 
 def test_without_limits_nothing_is_refused() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,64 @@ def replicas() -> list[int]:
     """The processes of the replicas."""
     found = subprocess.run(("pgrep", "-f", "^ray::ServeReplica:.*:Model"), capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
+
+
+def request() -> Any:
+    from hybridge.serve.ray import RoutedRequest
+
+    return RoutedRequest(" ", {"type": "http", "path": "/v1/completions", "headers": []}, b"{}")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_an_answer_waits_for_its_reader(leaves: bool) -> None:
+    """An application that writes faster than its messages are taken has to wait, and ends when the reader leaves."""
+    from hybridge.serve import ray as served
+
+    written: list[int] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        for number in range(500):
+            await send({"number": number})
+            written.append(number)
+
+    async def run() -> list[int]:
+        replica = object.__new__(served.ModelReplica)
+        replica._app = application  # type: ignore[assignment]
+        answer = replica.answer(request())
+        found = [(await anext(answer))["number"]]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert len(written) <= served._MESSAGES + 1
+        if leaves:
+            await asyncio.wait_for(answer.aclose(), 30)  # type: ignore[attr-defined]
+            return found
+        return found + [message["number"] async for message in answer]
+
+    assert asyncio.run(run()) == ([0] if leaves else list(range(500))) and len(written) == 500
+
+
+def test_a_full_queue_in_front_of_the_replicas() -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from hybridge.serve.errors import ApiError
+    from hybridge.serve.ray import ForwardingApp
+    from hybridge.serve.settings import ServeSettings
+
+    class Replicas:
+        """A handle whose queue is full."""
+
+        answer = property(lambda self: self)
+
+        def options(self, stream: bool) -> Replicas:
+            return self
+
+        async def remote(self, request: object) -> AsyncIterator[Any]:
+            raise BackPressureError(num_queued_requests=1, max_queued_requests=1)
+            yield
+
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(ForwardingApp(Replicas(), ServeSettings())._forward(request(), lambda message: None))
+    assert refused.value.status_code == 429 and refused.value.retry_after == 1
 
 
 def test_answers_streams_and_errors(client: httpx2.Client, llm: LLM) -> None:

@@ -124,7 +124,7 @@ def test_urgent_requests_run_first(served: Running, gate: Gate) -> None:
 
 def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# clients\nann key-of-ann\nkey-of-bob\n")
+    file.write_text("# clients\nann key-of-ann\nkey-of-bob\neve key-of-eve 3\n")
     with running([demo], ApiKeys.from_file(file), requests_per_minute=3) as served:
         body = {"model": "demo", "prompt": "Long enough a prompt to be found again, or not.", "max_tokens": 1}
 
@@ -146,6 +146,8 @@ def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Pa
         assert served.client.get("/health").status_code == served.client.get("/metrics").status_code == 200
         urgent = served.client.post(PATH, json={**body, "priority": -1}, headers=bob)
         assert urgent.status_code == 400 and urgent.json()["error"]["param"] == "priority"
+        eve = {"authorization": "Bearer key-of-eve"}
+        assert post(**eve)[0] == 200 and post(**eve)[1]["error"]["code"] == "insufficient_quota"
         names = [line.get("client", "") for line in served.lines("request")]
         assert names.count("ann") == 4 and names.count("") == 3
         assert sum(name.startswith("key-") for name in names) == 3
@@ -161,7 +163,16 @@ def test_tokens_of_clients_that_leave_count(demo: ModelSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "short", "a b c-long-enough", "ann key-of-ann\nann key-of-bob", "key-of-ann\nkey-of-ann"]
+    "text",
+    [
+        "",
+        "short",
+        "a b c-long-enough",
+        "ann key-of-ann x",
+        "ann key-of-ann 1 2",
+        "ann key-of-ann\nann key-of-bob",
+        "key-of-ann\nkey-of-ann",
+    ],
 )
 def test_bad_files_of_keys(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
