@@ -60,7 +60,7 @@ class ApiKeys:
             words = line.split("#")[0].split()
             if not words:
                 continue
-            name, key, quota = ["", *words] if len(words) == 1 else [*words, ""][:3]
+            name, key, quota = (*([""] if len(words) == 1 else []), *words, "")[:3]
             if len(words) > 3 or len(key) < _SHORTEST or not (not quota or _QUOTA.fullmatch(quota)):
                 raise SettingError(
                     f"{path}: expected KEY, NAME KEY or NAME KEY TOKENS_PER_DAY, the key of at least {_SHORTEST} "

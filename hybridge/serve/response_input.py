@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridge.serve.chat import AUTO, NONE, Chat
@@ -20,15 +20,15 @@ from hybridge.serve.schemas.responses import (
 )
 
 
-def chat_of(body: ResponsesRequest) -> Chat:
-    """ApiError for a format without its schema."""
-    messages: list[dict[str, Any]] = []
+def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The messages of ``input``."""
+    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
+
+
+def chat_of(body: ResponsesRequest, messages: Sequence[Mapping[str, Any]]) -> Chat:
+    """``messages`` are the conversation without the instructions. ApiError for a format without its schema."""
     if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        messages.append({"role": "user", "content": body.input})
-    else:
-        messages += _messages(body.input)
+        messages = [{"role": "system", "content": body.instructions}, *messages]
     choice = body.tool_choice or (AUTO if body.tools else NONE)
     effort = None if body.reasoning is None else body.reasoning.effort
     tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in body.tools or ()]

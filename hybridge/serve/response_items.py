@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hybridge.serve.blocks import CALL, DELTA, REASONING, START, Block, BlockStep
+from hybridge.serve.messages import arguments_object
 
 Data = dict[str, Any]
 
@@ -25,6 +26,21 @@ def item_of(block: Block, status: str) -> Data:
     if block.kind == REASONING:
         return {"type": "reasoning", "id": f"rs_{block.key}", "summary": [], "content": content, "status": status}
     return {"type": "message", "id": f"msg_{block.key}", "role": "assistant", "status": status, "content": content}
+
+
+def message_of(blocks: Iterable[Block]) -> Data:
+    """The answer as a message of the assistant, for the template of a later turn."""
+    message: Data = {"role": "assistant", "content": ""}
+    for block in blocks:
+        if block.kind == CALL:
+            function = {"name": block.name, "arguments": arguments_object(block.text)}
+            call = {"id": f"call_{block.key}", "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+        elif block.kind == REASONING:
+            message["reasoning_content"] = message.get("reasoning_content", "") + block.text
+        else:
+            message["content"] += block.text
+    return message
 
 
 def item_events(step: BlockStep, status: str) -> Iterator[Data]:

@@ -17,6 +17,7 @@ from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
 from hybridge.serve.settings import ModelSettings, ServeSettings
+from hybridge.serve.stored_responses import StoredResponses
 
 
 @dataclass(eq=False)
@@ -33,6 +34,7 @@ class Service:
     rate_limits: RateLimits
     quotas: Quotas
     sessions: SessionFiles
+    responses: StoredResponses
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     local_only: bool = False
@@ -66,4 +68,5 @@ def new_service(
     )
     folder = None if settings.session_folder is None else Path(settings.session_folder)
     rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
-    return Service(settings, store, keys, log, rates, Quotas(settings.tokens_per_day), SessionFiles(folder))
+    quotas, responses = Quotas(settings.tokens_per_day), StoredResponses(settings.stored_responses_bytes)
+    return Service(settings, store, keys, log, rates, quotas, SessionFiles(folder), responses)

@@ -67,6 +67,10 @@ class ServeSettings:
     session_folder: str | None = setting(
         None, "Folder of saved sessions.", metavar="DIR", shown_default="none: no sessions", group=_OPERATION
     )
+    stored_responses_bytes: int = setting(
+        1 << 26, "Memory for conversations that /v1/responses continues by previous_response_id; 0 stores none.",
+        metavar="BYTES", least=0, group=_OPERATION,
+    )  # fmt: skip
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
     control_tokens: bool = setting(
         False, "Treat special tokens in messages as control tokens.", group=_OPERATION

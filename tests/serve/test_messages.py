@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from hybridge.runtime.llm import LLM
+from hybridge.serve.errors import ApiError
+from hybridge.serve.stored_responses import StoredResponses
 from tests.serve.running import Running
 from tests.serve.test_structured import SCHEMA, is_place
 
@@ -125,6 +127,44 @@ def test_events_of_a_response(served: Running) -> None:
     assert last["output"][0]["content"] == whole["output"][0]["content"] and last["usage"]["output_tokens"] == 9
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_continues_an_earlier_one(served: Running, stream: bool) -> None:
+    """The same conversation, given as a whole, has the same tokens; instructions are those of the request alone."""
+
+    def respond(stream: bool = False, **fields: Any) -> Any:
+        fields |= {"max_output_tokens": 6}
+        if stream:
+            return named_events(served, "/v1/responses", **fields)[-1][1]["response"]
+        return served.post("/v1/responses", **fields)
+
+    first = respond(stream, input=QUESTION, instructions="Be brief.")
+    second = respond(stream, input="And the sky?", previous_response_id=first["id"])
+    assert first["store"] and second["previous_response_id"] == first["id"]
+    history = [{"role": "user", "content": QUESTION}, *first["output"], {"role": "user", "content": "And the sky?"}]
+    whole = respond(input=history, store=False)
+    assert whole["usage"]["input_tokens"] == second["usage"]["input_tokens"] and not whole["store"]
+    assert whole["output"][0]["content"] == second["output"][0]["content"]
+    third = respond(input="Why?", previous_response_id=second["id"])
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+    for unknown in (whole["id"], "x"):
+        error = served.refusal("/v1/responses", 404, input="Why?", previous_response_id=unknown)
+        assert error["code"] == "previous_response_not_found"
+
+
+def test_stored_responses_are_bounded_and_belong_to_a_client() -> None:
+    stored = StoredResponses(100)
+    messages = [{"role": "user", "content": "x" * 10}]  # 43 bytes of JSON
+    for name in ("a", "b"):
+        stored.add("ann", name, messages)
+    assert stored.messages("ann", "a") == messages
+    stored.add("ann", "c", messages)  # "b" was unused for longest
+    stored.add("ann", "large", [{"role": "user", "content": "x" * 100}])
+    for tenant, name in (("ann", "b"), ("bob", "a"), ("ann", "large")):
+        with pytest.raises(ApiError, match="expected a stored response"):
+            stored.messages(tenant, name)
+    assert stored.messages("ann", "a") == stored.messages("ann", "c") == messages
+
+
 def test_functions_and_formats_of_responses(tooled: Running) -> None:
     tool = {"type": "function", "name": "look", "parameters": SCHEMA}
     fields = {"tools": [tool], "tool_choice": {"type": "function", "name": "look"}, "parallel_tool_calls": False}
@@ -136,13 +176,19 @@ def test_functions_and_formats_of_responses(tooled: Running) -> None:
     assert [each["arguments"] for each in done] == [call["arguments"]]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "42"}
     history = [{"role": "user", "content": QUESTION}, call, output]
-    assert tooled.post("/v1/responses", input=history, tools=[tool], max_output_tokens=2)["output"]
+    again = tooled.post("/v1/responses", input=history, tools=[tool], max_output_tokens=2)
+    continued = tooled.post(
+        "/v1/responses", input=[output], previous_response_id=body["id"], tools=[tool], max_output_tokens=2
+    )
+    for each in (again, continued):
+        each["output"] = [item["content"] for item in each["output"]]
+    assert continued["output"] == again["output"]
+    assert continued["usage"]["input_tokens"] == again["usage"]["input_tokens"]
     form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
     answer = tooled.post("/v1/responses", input=QUESTION, text=form)
     assert is_place(answer["output"][0]["content"][0]["text"]) and answer["text"]["format"]["schema"] == SCHEMA
     several: list[dict[str, Any]] = [
         {"input": []},
-        {"input": QUESTION, "previous_response_id": "x"},
         {"input": QUESTION, "background": True},
     ]
     for bad in several:

@@ -109,8 +109,11 @@ def test_a_full_queue_in_front_of_the_replicas() -> None:
             raise BackPressureError(num_queued_requests=1, max_queued_requests=1)
             yield
 
+    async def send(message: Any) -> None:
+        raise AssertionError("nothing must be sent")
+
     with pytest.raises(ApiError) as refused:
-        asyncio.run(ForwardingApp(Replicas(), ServeSettings())._forward(request(), lambda message: None))
+        asyncio.run(ForwardingApp(Replicas(), ServeSettings())._forward(request(), send))
     assert refused.value.status_code == 429 and refused.value.retry_after == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from hybridge.serve.blocks import Blocks, BlockStep
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, start_chat
 from hybridge.serve.event_stream import DONE, event
-from hybridge.serve.response_input import chat_of
-from hybridge.serve.response_items import item_events, item_of
+from hybridge.serve.response_input import chat_of, messages_of
+from hybridge.serve.response_items import item_events, item_of, message_of
 from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, ResponsesRequest, TextFormat
 
 router = APIRouter()
@@ -25,14 +25,19 @@ router = APIRouter()
 
 @router.post("/v1/responses", response_model=ResponseObject)
 async def responses(body: ResponsesRequest, request: Request) -> Response:
-    """Answer a conversation; nothing of it is stored."""
+    """Answer a conversation."""
     async with await Call.begin(request, body.model) as call:
         namespace = call.client.namespace(body.prompt_cache_key, None)
-        job = await start_chat(call, chat_of(body), _params(body, call), None, namespace)
-        answer = _Answer(body, job)
+        messages: list[Mapping[str, Any]] = [*messages_of(body)]
+        if body.previous_response_id is not None:
+            earlier = call.service.responses.messages(call.client.tenant, body.previous_response_id)
+            messages = [*earlier, *messages]
+        job = await start_chat(call, chat_of(body, messages), _params(body, call), None, namespace)
+        answer = _Answer(body, job, messages)
         if body.stream:
             return await call.stream(answer)
         await call.unless_disconnected(answer.read())
+        answer.store()
         return JSONResponse(answer.response(answer.status))
 
 
@@ -51,8 +56,10 @@ def _params(body: ResponsesRequest, call: Call) -> SamplingParams:
 class _Answer:
     """The response to one request, whole or in events."""
 
-    def __init__(self, body: ResponsesRequest, job: ChatJob) -> None:
-        self._body, self._job = body, job
+    def __init__(self, body: ResponsesRequest, job: ChatJob, messages: Sequence[Mapping[str, Any]]) -> None:
+        """``messages``: the conversation before the answer."""
+        self._body, self._job, self._messages = body, job, messages
+        self._stored = body.store is not False and job.call.service.responses.enabled
         self._id, self._created = new_id("resp"), int(time.time())
         self._reader, self._blocks = job.answer.reader(), Blocks()
         self._events = 0
@@ -68,6 +75,12 @@ class _Answer:
         async for batch in self._job.call.batches():
             self._steps(batch)
 
+    def store(self) -> None:
+        """Let a later request continue the conversation."""
+        if self._stored:
+            call, messages = self._job.call, [*self._messages, message_of(self._blocks.all)]
+            call.service.responses.add(call.client.tenant, self._id, messages)
+
     def begin(self) -> bytes:
         names = ("created", "in_progress")
         return b"".join(
@@ -78,6 +91,7 @@ class _Answer:
         return b"".join([self._event(data) for step in self._steps(batch) for data in item_events(step, self.status)])
 
     def end(self) -> bytes:
+        self.store()
         return self._event({"type": f"response.{self.status}", "response": self.response(self.status)}) + DONE
 
     def _event(self, data: dict[str, Any]) -> bytes:
@@ -99,8 +113,8 @@ class _Answer:
             "model": body.model,
             "output": output,
             "usage": self._usage() if ended else None,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": body.previous_response_id,
+            "store": self._stored,
             "background": False,
             "truncation": "disabled",
             "service_tier": "default",

@@ -90,7 +90,7 @@ class ReasoningOptions(RequestBody):
 
 
 class ResponsesRequest(RequestBody):
-    """Nothing is stored: ``input`` has the whole conversation."""
+    """``input`` has the whole conversation, or what follows the response ``previous_response_id``."""
 
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
@@ -109,9 +109,10 @@ class ResponsesRequest(RequestBody):
     reasoning: ReasoningOptions | None = None
     prompt_cache_key: str | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)] | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
     # Accepted, and without effect here.
     metadata: dict[str, str] | None = None
-    store: bool | None = None
     include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: Literal[False] | None = None
@@ -119,7 +120,6 @@ class ResponsesRequest(RequestBody):
     safety_identifier: str | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
-    previous_response_id: None = None
 
 
 class InputDetails(ResponseBody):
@@ -154,9 +154,9 @@ class ResponseObject(ResponseBody):
     model: str
     output: list[dict[str, Any]]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, Any] | None
-    store: Literal[False]
+    store: bool
     background: Literal[False]
     temperature: float
     top_p: float
