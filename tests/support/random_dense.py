@@ -110,6 +110,10 @@ def _exaone(random: Random, layers: int) -> dict[str, Any]:
     return {**_cwm(random, layers), "sliding_window_pattern": random.randint(1, 4)}
 
 
+def _glm(random: Random, _layers: int) -> dict[str, Any]:
+    return {"head_dim": random.choice((8, 16, 20, 24))}  # half of it is rotated
+
+
 def _mistral(random: Random, _layers: int) -> dict[str, Any]:
     return {"sliding_window": random.choice((None, 1, 5, 17))}
 
@@ -166,6 +170,7 @@ def _gpt_oss(random: Random) -> dict[str, Any]:
 _OWN: dict[str, Callable[[Random, int], dict[str, Any]]] = {
     "cwm": _cwm,
     "exaone4": _exaone,
+    "glm4": _glm,
     "granite": _granite,
     "mistral": _mistral,
     "qwen2": _qwen,
