@@ -13,6 +13,7 @@ from hybridge.exporter.families.recurrent_config import (
     MambaConfig,
     RecurrentConfig,
 )
+from hybridge.exporter.families.rg_lru import RgLruConfig
 from hybridge.trt_plugins.catalog import OPS
 
 
@@ -44,5 +45,7 @@ def _gaps(body: RecurrentConfig) -> Iterator[str]:
             yield from OPS["update_ssm_state"].kernel_gaps({"head_dim": body.head_dim, "state_size": body.state_size})
         case Mamba1Config():
             yield from OPS["selective_scan"].kernel_gaps({"state_size": body.state_size})
+        case RgLruConfig():
+            yield from OPS["selective_scan"].kernel_gaps({"state_size": 1})
         case GatedDeltaConfig():
             yield from OPS["gated_delta_rule"].kernel_gaps({"key_size": body.key_size, "value_size": body.value_size})

@@ -95,19 +95,21 @@ class AttributeSpec:
 
 @dataclass(frozen=True)
 class DimLimit:
-    """Sizes of one dim that the CUDA kernels support: minimum..maximum, a multiple of ``multiple_of``."""
+    """Sizes of one dim that the CUDA kernels support: minimum..maximum, a multiple of ``multiple_of``, or ``also``."""
 
     dim: str
     minimum: int
     maximum: int
     multiple_of: int = 1
+    also: int | None = None
 
     def holds(self, size: int) -> bool:
-        return self.minimum <= size <= self.maximum and size % self.multiple_of == 0
+        return size == self.also or (self.minimum <= size <= self.maximum and size % self.multiple_of == 0)
 
     def __str__(self) -> str:
         step = f" in multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
-        return f"{self.dim} from {self.minimum} to {self.maximum}{step}"
+        also = "" if self.also is None else f"{self.also} or "
+        return f"{self.dim} {also}from {self.minimum} to {self.maximum}{step}"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from hybridge.exporter.families.recurrent_config import (
     MambaConfig,
     ShortConvConfig,
 )
+from hybridge.exporter.families.rg_lru import RgLruConfig, rg_lru_shapes
 
 
 def body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -44,6 +45,8 @@ def body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield "norm.weight", (body.width,)
         yield "output_gate.weight", (body.width, hidden)
         yield "out_proj.weight", (hidden, body.width)
+    elif isinstance(body, RgLruConfig):
+        yield from rg_lru_shapes(body, hidden)
     elif isinstance(body, ShortConvConfig):
         yield from _linear("in_proj", 3 * body.conv_dim, hidden, body.bias)
         yield "conv1d.weight", (body.conv_dim, 1, body.conv_kernel)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hybridge.artifact.config import GATED_DELTA_NET, LIGHTNING_ATTENTION, MAMBA, SHORT_CONV
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.exporter.families.mamba1_config import Mamba1Config
+from hybridge.exporter.families.rg_lru import RgLruConfig
 
 
 @dataclass(frozen=True)
@@ -164,4 +165,6 @@ class LightningAttentionConfig:
         return RecurrentLayerConfig(self.num_heads, self.head_dim, self.head_dim, 0, 0)
 
 
-RecurrentConfig = MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig | LightningAttentionConfig
+RecurrentConfig = (
+    MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig | LightningAttentionConfig | RgLruConfig
+)

@@ -24,6 +24,7 @@ from hybridge.exporter.families.recurrent_config import (
     RecurrentConfig,
     ShortConvConfig,
 )
+from hybridge.exporter.families.rg_lru import RgLruConfig
 from hybridge.exporter.layers.attention import Attention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
@@ -35,6 +36,7 @@ from hybridge.exporter.layers.moe import SparseMoe
 from hybridge.exporter.layers.norm import RmsNorm
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.parallel import Parallel
+from hybridge.exporter.layers.rg_lru import RgLru
 from hybridge.exporter.layers.shared_block import SharedBlock
 from hybridge.exporter.layers.short_conv import ShortConv
 from hybridge.exporter.layers.step import Step
@@ -218,6 +220,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return GatedDeltaNet(body, config.hidden_size, config.norm_eps)
     if isinstance(body, LightningAttentionConfig):
         return LightningAttention(body, config.hidden_size)
+    if isinstance(body, RgLruConfig):
+        return RgLru(body, config.hidden_size)
     if isinstance(body, ShortConvConfig):
         return ShortConv(body, config.hidden_size)
     if isinstance(body, MoeConfig):

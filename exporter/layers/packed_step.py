@@ -66,6 +66,10 @@ class PackedStep:
         pools = ops.reshape_and_cache_fp8.packed(k, v, *caches, self.slot_mapping)
         return ops.paged_attention_fp8.packed(q, *pools, *rows, sinks, *attributes).flatten(-2), *pools
 
+    def at_start(self) -> torch.Tensor:
+        """bool [tokens, 1]: whether a token is the first of its sequence."""
+        return (self.positions == 0).unsqueeze(-1)
+
     def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [tokens, rotary_dim / 2] in the compute type."""
         if rope not in self._rotary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hybridge.exporter.families.attention_config import CachedConfig, RopeConfig
+from hybridge.exporter.ops.at_start import at_start
 from hybridge.exporter.ops.rotary_tables import rotary_tables
 
 
@@ -27,6 +28,7 @@ class Step:
     embeddings: torch.Tensor = field(init=False)
     # What attention_step says, by sliding window and shape of the cache.
     _in_caches: dict[tuple[int | None, int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    _at_start: torch.Tensor | None = None
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def recurrent(
@@ -59,6 +61,12 @@ class Step:
             self._in_caches[kind] = ops.attention_step.default(self.input_ids, *lengths, caches[0], window)
         y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], sinks, config.scale)
         return y.transpose(1, 2).flatten(2), key, value
+
+    def at_start(self) -> torch.Tensor:
+        """bool [batch, seq, 1]: whether a token is the first of its sequence."""
+        if self._at_start is None:
+            self._at_start = at_start(self.input_ids, self.past_lengths)
+        return self._at_start
 
     def rotary(self, rope: RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [batch, seq, rotary_dim / 2] in the compute type."""

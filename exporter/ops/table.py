@@ -14,6 +14,7 @@ from hybridge.trt_plugins import torch_ops
 
 # Each module of this package defines the operator of its name, and to_onnx.
 _OPERATORS = (
+    "at_start",
     "grouped_rms_norm",
     "last_token",
     "mark",

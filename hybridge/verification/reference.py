@@ -19,6 +19,7 @@ from hybridge.exporter.families.text_models import TEXT_MODELS
 from hybridge.verification.long_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
+from hybridge.verification.reference_units import UnitStates
 from hybridge.verification.transformers_model import TransformersModel
 
 
@@ -55,7 +56,7 @@ class Reference(TransformersModel):
 
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
-        self._config = config
+        self._config, self._units = config, UnitStates(self.base.layers)
         use_long_factors(self.model, config.max_seq_len)
 
     def run(
@@ -74,6 +75,7 @@ class Reference(TransformersModel):
         products: [T, features] by module: what products round, instead of what the module before computes.
         """
         torch, attends = self.torch, bool(self._config.attention_layer_indices)
+        self._units.clear()
         with self._hidden_states(inputs) as hidden, self.given_inputs(products) as replaced:
             exact = (
                 contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
@@ -82,8 +84,7 @@ class Reference(TransformersModel):
                 given = {**self.arguments(len(tokens), attends), **self._cache(filled)}
                 given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}
                 output = self.model(torch.from_numpy(tokens)[None], **given)
-                cache = getattr(output, "past_key_values", None)
-                states = self._states(output.cache_params if cache is None else cache)
+                states = self._states(_cache_of(output, given.get("past_key_values")))
         return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states, replaced)
 
     @contextlib.contextmanager
@@ -130,7 +131,7 @@ class Reference(TransformersModel):
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
         """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; none if neither applies."""
-        makes_one = self.model.config.model_type != "granite4_vision"
+        makes_one = self.model.config.model_type not in ("granite4_vision", "recurrent_gemma")
         if filled is None and not self._config.has_kv_scales and makes_one:
             return {}
         import transformers
@@ -152,8 +153,18 @@ class Reference(TransformersModel):
             states[names.past_key(k)], states[names.past_value(k)] = keys[0].numpy(), values[0].numpy()
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = self._config.recurrent_layers[r]
-            states |= recurrent_states(cache, index, layer.state_names(r), layer.state_shapes)
+            names_of, shapes = layer.state_names(r), layer.state_shapes
+            if index in self._units:
+                states |= zip(names_of, self._units.after(index, shapes), strict=True)
+            else:
+                states |= recurrent_states(cache, index, names_of, shapes)
         return states
+
+
+def _cache_of(output: Any, given: Any) -> Any:
+    """The cache that a model returns under one of two names, or the one that it was ``given`` and wrote to."""
+    found = (getattr(output, name, None) for name in ("past_key_values", "cache_params"))
+    return next((cache for cache in found if cache is not None), given)
 
 
 def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:

@@ -143,7 +143,7 @@ class TransformersModel:
         """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
         if attends or not hasattr(self.model.config, "num_attention_heads"):
             return {}
-        masks = {"full_attention": None, "linear_attention": None, "conv": None}
+        masks = dict.fromkeys(("full_attention", "sliding_attention", "linear_attention", "conv"))
         return {"position_ids": self.torch.arange(length)[None], "attention_mask": masks}
 
     def _use_plain_experts(self) -> None:

@@ -42,6 +42,7 @@ SMALL = {
     "gpt_oss": {"num_hidden_layers": 2, "head_dim": 16},
     "qwen3_moe": {"num_hidden_layers": 1, "mlp_only_layers": None},
     "olmo_hybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "recurrent_gemma": {"num_hidden_layers": 2},
     "zamba": {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
@@ -60,6 +61,7 @@ WRITTEN_OUT = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
+    "zamba",
 )
 # Of SMALL, where they are not one.
 ATTENTION_LAYERS = {

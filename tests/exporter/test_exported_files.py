@@ -87,6 +87,18 @@ def test_every_weight_is_external_and_byte_for_byte_the_checkpoint_s(
     assert own - {"rotary.inv_freq"} == {name.removesuffix("_log") for name in decays}
 
 
+@pytest.mark.slow
+def test_layers_refer_to_the_weights_that_they_share(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("zamba2", "bfloat16", dtype=DType.FLOAT32)
+    graph = onnx.load(exported.folder / "model.onnx", load_external_data=False).graph
+    names = [tensor.name for tensor in graph.initializer]
+    assert len(names) == len(set(names))
+    stored = set(checkpoint_tensors(exported))
+    assert {name for name in stored if not name.endswith(".A_log")} == stored & set(names)
+    shared = [name for name in names if ".shared_transformer." in name and "adapter" not in name]
+    assert shared and all(name.startswith("model.layers.0.") for name in shared)
+
+
 def test_a_is_float32_from_its_bytes_to_the_operator(exported: Exported, model: onnx.ModelProto) -> None:
     decays = [t for t in model.graph.initializer if t.name.endswith(".A")]
     assert len(decays) == len(exported.config.recurrent_layers)

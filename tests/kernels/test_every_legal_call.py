@@ -113,7 +113,7 @@ def test_every_key_and_value_size_runs_where_shared_memory_allows(architecture: 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_size_of_a_selective_scan_runs(architecture: str) -> None:
-    sizes = itertools.product(range(8, 65, 8), (1, 90, 8192), (0, 1, 2, 200), (1, 64))
+    sizes = itertools.product((1, *range(8, 65, 8)), (1, 90, 8192), (0, 1, 2, 200), (1, 64))
     for device, (state_size, channels, time, batch) in itertools.product(devices(architecture), sizes):
         for groups in (1, channels):
             changes = {"state_size": state_size, "channels": channels, "groups": groups, "time": time, "batch": batch}
@@ -128,7 +128,7 @@ def test_every_size_of_a_selective_scan_runs(architecture: str) -> None:
         ("update_ssm_state", {"groups": 4}, "groups to divide heads"),
         ("mamba2_conv_scan", {"kernel": 9}, "kernel from 2 to 8"),
         ("causal_conv1d", {"kernel": 1}, "kernel from 2 to 8"),
-        ("selective_scan", {"channels": 96, "state_size": 72}, "state_size from 8 to 64 in multiples of 8"),
+        ("selective_scan", {"channels": 96, "state_size": 72}, "state_size 1 or from 8 to 64 in multiples of 8"),
         ("gated_delta_rule", {"key_size": 12}, "key_size from 8 to 256 in multiples of 8"),
     ],
 )

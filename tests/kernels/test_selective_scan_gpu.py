@@ -104,7 +104,7 @@ def test_lengths(time, dtype):
 
 
 @pytest.mark.parametrize("time", [None, 35])
-@pytest.mark.parametrize("state_size", range(8, 65, 8))
+@pytest.mark.parametrize("state_size", (1, *range(8, 65, 8)))
 @pytest.mark.parametrize(("channels", "groups"), [(1, 1), (33, 1), (96, 3), (1536, 1), (10, 2)])
 def test_sizes(channels, groups, state_size, time):
     lengths = (35, 7) if time else (1, 1)

@@ -22,6 +22,7 @@ FAMILIES = (
     "falcon_mamba",
     "jamba",
     "minimax",
+    "recurrent_gemma",
     "zamba",
     "zamba2",
 )
@@ -237,6 +238,23 @@ def _minimax(random: Random, _family: str) -> dict[str, Any]:
     }
 
 
+def _recurrent_gemma(random: Random, _family: str) -> dict[str, Any]:
+    kv_heads = random.choice((1, 2, 3))
+    heads = kv_heads * random.choice((1, 2))
+    return {
+        "hidden_size": heads * random.choice((8, 16)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": random.randint(1, 4),
+        "block_types": random.choices(("recurrent", "attention"), k=random.randint(1, 4)),
+        "conv1d_width": random.randint(2, 8),
+        "attention_window_size": random.choice((3, 20, 2048)),
+        "attention_bias": random.random() < 0.5,
+        "intermediate_size": random.choice((20, 52)),
+        "logits_soft_cap": random.choice((2.0, 30.0)),
+    }
+
+
 def _zamba(random: Random, _family: str) -> dict[str, Any]:
     kinds = [*random.choices(("linear_attention", "hybrid"), k=random.randint(0, 3)), "hybrid", "hybrid"]
     random.shuffle(kinds)
@@ -286,6 +304,7 @@ def _zamba2(random: Random, _family: str) -> dict[str, Any]:
 
 
 _OWN_FIELDS = {
+    "recurrent_gemma": _recurrent_gemma,
     "zamba": _zamba,
     "zamba2": _zamba2,
     "granitemoehybrid": _granite,

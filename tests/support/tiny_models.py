@@ -414,6 +414,16 @@ BASE_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 28,
         "max_position_embeddings": 512,
     },
+    "recurrent_gemma": {
+        **COMMON,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "block_types": ["recurrent", "attention"],
+        "attention_window_size": 7,
+        "intermediate_size": 88,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    },
     "zamba": {
         **COMMON,
         "num_attention_heads": 6,

@@ -30,6 +30,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "jamba": {**TWO, **HEADS, "attn_layer_period": 2},
     "minimax": {**BOTH, **HEADS},
     "olmo_hybrid": {**BOTH, **HEADS},
+    "recurrent_gemma": {**FEW_HEADS, **TWO},
     "zamba": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "n_mamba_heads": 2},
     "zamba2": {"hidden_size": 64, "num_attention_heads": 2, "n_mamba_heads": 8},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},

@@ -19,7 +19,18 @@ OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, s
 @pytest.mark.parametrize(
     "model_type",
     sample(
-        ("jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "nemotron_h", "qwen3_next", "zamba", "zamba2"),
+        (
+            "jamba",
+            "kimi_linear",
+            "lfm2",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "qwen3_next",
+            "recurrent_gemma",
+            "zamba",
+            "zamba2",
+        ),
         ("nemotron_h",),
     ),
 )

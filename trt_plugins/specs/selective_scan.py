@@ -46,5 +46,5 @@ SELECTIVE_SCAN = OpSpec(
         TypeVariable("S", DATA_TYPE, one_of=_FLOAT32_OR_T),
     ),
     divides=(("groups", "channels"),),
-    kernel_limits=(DimLimit("state_size", 8, 64, multiple_of=8),),
+    kernel_limits=(DimLimit("state_size", 8, 64, multiple_of=8, also=1),),
 )

@@ -473,6 +473,25 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         ],
         [TIED, EPSILON],
     ),
+    "recurrent_gemma": together(
+        [
+            {"lru_width": None},
+            {"lru_width": 96},
+            {"conv1d_width": 2},
+            {"conv1d_width": 5},
+            {"block_types": ["recurrent"] * 2},
+            {"block_types": ["attention", "recurrent", "recurrent"]},
+        ],
+        [
+            {"num_attention_heads": 3, "num_key_value_heads": 3},
+            {"num_key_value_heads": 1},
+            {"num_key_value_heads": None},
+            {"attention_bias": True},
+            {"attention_window_size": 3},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 250.0, "partial_rotary_factor": 1.0}},
+        ],
+        [{"tie_word_embeddings": False}, EPSILON, {"logits_soft_cap": 2.0}, {"hidden_activation": "silu"}],
+    ),
     "zamba": together(
         [
             {"mamba_d_state": 7},

@@ -169,7 +169,7 @@ WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
         pytest.param("jamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
         *(
             pytest.param(family, "exact", "exact", TOLERANCE, marks=pytest.mark.slow)
-            for family in ("mamba", "lfm3", "bailing_hybrid", "minimax", "zamba2")
+            for family in ("mamba", "lfm3", "bailing_hybrid", "minimax", "recurrent_gemma", "zamba2")
         ),
         ("nemotron_h", "exact", "int8", 2e-2),
         pytest.param("qwen3_next", "exact", "fp8", 8e-2, marks=pytest.mark.slow),

@@ -57,6 +57,7 @@ def sources() -> Iterator[KernelSource]:
                 typed = replace(base, dtype=dtype, state=state, D=side, bias=side)
                 yield from typed.sources()
                 yield from replace(typed, most_lanes=_FEW_LANES).sources(tiles=False)
+    yield from replace(base, state_size=1, unit=1, group_unit=1, softplus=False).sources()
     for size in range(8, 65, 8):
         for unit in (1, math.gcd(_MOST_UNIT, size // _LEAST_LANES)):
             yield from replace(base, state_size=size, unit=unit, group_unit=unit).sources()
@@ -164,7 +165,7 @@ class _Scan:
         state = self.state.dtype
         aligned = access_bytes(self.state, self.state_out, axes=1) // state.itemsize
         aligned = math.gcd(aligned, self.call.input("A").alignment // DType.FLOAT32.itemsize)
-        unit = math.gcd(aligned, _MOST_UNIT, self.state_size // _LEAST_LANES)
+        unit = math.gcd(aligned, _MOST_UNIT, self.state_size // _LEAST_LANES or 1)
         group_unit = math.gcd(access_bytes(self.B, self.C, axes=len(self.B.shape) - 1) // self.x.dtype.itemsize, unit)
         D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
         softplus = bool(self.call.attributes["dt_softplus"])
