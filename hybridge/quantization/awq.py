@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.rounding.blocks import float32_rows, in_threads
+from hybridge.quantization.calibration import Calibration
 from hybridge.quantization.folding import folded, merged, storable_scales
 from hybridge.quantization.input_products import InputProducts, Products
 from hybridge.quantization.input_scaling import ScalableInput
@@ -49,13 +50,14 @@ class ScaleSearch:
         trials = [self._stored(group, producer, each) for each in _trial_scales(group, producer, products, readers)]
         sums = products.sums
 
-        def error(scales: np.ndarray) -> float:
-            return sum(self._error(scheme, weights, scales[group.positions], sums) for scheme, weights in readers)
+        def error(scales: np.ndarray, search: bool = False) -> float:
+            columns = scales[group.positions]
+            found = sum(self._error(scheme, weights, columns, sums, search) for scheme, weights in readers)
+            return found if np.isfinite(found) else np.inf
 
-        plain = error(np.ones(producer.shape[0]))
-        errors = [value if np.isfinite(value) else np.inf for value in in_threads(error, trials)]
-        best = int(np.argmin(errors))
-        return trials[best] if errors[best] < plain else None
+        best = trials[int(np.argmin(list(in_threads(error, trials))))]
+        # Compared as the weights are written: with scales of groups that are searched, the method mse may be better.
+        return best if error(best, search=True) < error(np.ones(producer.shape[0]), search=True) else None
 
     def _stored(self, group: ScalableInput, producer: TensorSlot, scales: np.ndarray) -> np.ndarray:
         """Powers of two where a tensor that is not quantised is multiplied, which then stays exact; as stored."""
@@ -73,14 +75,31 @@ class ScaleSearch:
         rows = float32_rows(slot, slice(0, None, max(1, slot.shape[0] // count)))
         return self._schemes[_module(name)], rows
 
-    def _error(self, scheme: Scheme, weights: np.ndarray, columns: np.ndarray, sums: Any) -> float:
+    def _error(self, scheme: Scheme, weights: np.ndarray, columns: np.ndarray, sums: Any, search: bool) -> float:
         """The squared error of the products of ``weights`` with all inputs, where ``columns`` are scaled."""
         factors = columns.astype(np.float32)
         scaled = weights * factors
-        context = MatrixContext(self._scale, search=False, peak=float(np.abs(scaled).max(initial=0)))
+        context = MatrixContext(self._scale, search, peak=float(np.abs(scaled).max(initial=0)))
         difference = scheme.rows(scaled, context).products / factors - weights
         torch_difference = sums.new_tensor(difference)
         return float((torch_difference @ sums).mul_(torch_difference).sum(dtype=torch_difference.double().dtype))
+
+
+def scales_of_layers(
+    tensors: Mapping[str, TensorSlot],
+    schemes: Mapping[str, Scheme],
+    scale: DType,
+    inputs: Sequence[ScalableInput],
+    calibration: Calibration,
+) -> dict[str, TensorScale]:
+    """Tensor to scale in all layers with ``inputs``; ``calibration`` is back at the first layer afterwards."""
+    search, found = ScaleSearch(tensors, schemes, scale), dict[str, TensorScale]()
+    for layer in sorted({each.layer for each in inputs}):
+        own = [each for each in inputs if each.layer == layer]
+        names = [_module(name) for each in own for name in each.consumers]
+        found = merged(found, search.scales(own, calibration.products(layer, names)))
+    calibration.restart()
+    return found
 
 
 def _trial_scales(

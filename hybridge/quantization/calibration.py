@@ -53,11 +53,10 @@ class Calibration:
         }
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits [T, vocab] float32 of ``tokens`` [T]."""
+        """Logits [rows, T, vocab] float32 of ``tokens`` [rows, T]."""
         with self._model.failures("run"), self.torch.no_grad():
-            inputs = self.torch.from_numpy(tokens)[None].to(self._model.device)
-            output = self._model.model(inputs, use_cache=False)
-        return output.logits[0].float().cpu().numpy()
+            output = self._model.model(self.torch.from_numpy(tokens).to(self._model.device), use_cache=False)
+        return output.logits.float().cpu().numpy()
 
     def products(self, index: int | None, modules: Iterable[str]) -> InputProducts:
         """The products of the inputs of ``modules``, those that exist in transformers, of the decoder layer ``index``,
@@ -78,6 +77,10 @@ class Calibration:
         for each in found.groups:
             each.check()
         return found
+
+    def restart(self) -> None:
+        """Let ``products`` be asked for the first layer again."""
+        self._walk, self._next = None, 0
 
     def _add_head_inputs(self, modules: Iterable[str], found: InputProducts) -> None:
         assert self._walk is not None

@@ -53,14 +53,18 @@ class Products:
         """
         sums, self.sums = self.sums, None
         torch = _torch()
-        matrix = sums if len(sums) > _WIDE else sums.double()
-        del sums
-        diagonal = matrix.diagonal()
+        diagonal = sums.diagonal()
         diagonal += _DAMPING * float(diagonal.mean())
-        upper = torch.linalg.cholesky(matrix.flip(0, 1)).flip(0, 1)
-        del matrix, diagonal
-        identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-        found = torch.linalg.solve_triangular(upper, identity, upper=True).float()
+        # Two matrices at most are in memory beside each other.
+        matrix = sums.flip(0, 1)
+        del sums, diagonal
+        matrix = matrix if len(matrix) > _WIDE else matrix.double()
+        torch.linalg.cholesky(matrix, out=matrix)
+        matrix = matrix.flip(0, 1)
+        found = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        torch.linalg.solve_triangular(matrix, found, upper=True, out=found)
+        del matrix
+        found = found.float()
         return found if found.is_cuda else found.numpy()
 
 

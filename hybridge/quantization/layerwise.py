@@ -49,9 +49,10 @@ class LayerWalk:
     def _record(self) -> None:
         """Find the first hidden states, and the other arguments of each layer."""
         layers = self._model.base.layers
-        recorder = _recorder(self._model.torch, layers[0], None)
-        self._run_base(self._windows[0], [recorder])
-        self._length = recorder.length
+        try:
+            self._run_base(self._windows[0], [_recorder(self._model.torch, layers[0], None)])
+        except _LengthFound as found:
+            self._length = found.length
         for window in self._windows:
             _, recorders = self._without_layers(window, [])
             self._hidden.append(recorders[0].hidden.cpu())
@@ -78,9 +79,17 @@ class LayerWalk:
                 base.layers[index] = layer
 
 
+class _LengthFound(Exception):
+    """Ends a run of the model behind its first layer, so that no other layer is read from the disk."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+
 def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
     """A module that replaces ``layer``, and keeps what it is called with, and returns its ``output`` if that is set,
-    else its input, in tuples of ``length``; None: it computes the layer to find the length.
+    else its input, in tuples of ``length``; None: it computes the layer, and raises _LengthFound.
     """
 
     class Recorder(torch.nn.Module):  # type: ignore[misc]
@@ -95,8 +104,7 @@ def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
             self.__dict__.update(hidden=hidden, call=(arguments, named))
             if length is None:
                 found = layer(hidden, *arguments, **named)
-                self.__dict__["length"] = len(found) if isinstance(found, tuple) else 0
-                return found
+                raise _LengthFound(len(found) if isinstance(found, tuple) else 0)
             output = hidden if self.output is None else self.output
             return (output, *[None] * (length - 1)) if length else output
 

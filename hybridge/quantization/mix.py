@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -15,9 +16,12 @@ from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.rounding.blocks import float32_rows, in_threads, row_blocks
 from hybridge.exporter.rounding.roles import GROUP_SIZES, group_size
 from hybridge.exporter.rounding.siblings import groups_of
+from hybridge.quantization.awq import scales_of_layers
 from hybridge.quantization.budget import Choice, chosen
 from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.input_scaling import ScalableInput
 from hybridge.quantization.roles import Roles
+from hybridge.quantization.scaled import ScaledTensor, TensorScale
 from hybridge.quantization.scheme import MatrixContext, Scheme
 from hybridge.quantization.schemes import IntegerScheme
 from hybridge.quantization.sensitivity import Sensitivity
@@ -71,22 +75,25 @@ class _Group:
 
 def mixed(
     roles: Roles,
-    slots: Mapping[str, TensorSlot],
+    tensors: Mapping[str, TensorSlot],
     bits: float,
     scale: DType,
     search: bool,
+    inputs: Sequence[ScalableInput],
     calibration: Calibration,
     work: WorkFolder,
     progress: Progress,
 ) -> tuple[Roles, tuple[GroupReport, ...]]:
-    """``roles`` with schemes for the modules in ``slots`` that take ``bits`` per weight on average, and their groups.
+    """``roles`` with schemes for its modules that take ``bits`` per weight on average, and their groups.
 
-    search: measure with the scales of least squared error. ``check_bits`` must have accepted ``bits``.
-    work: has the sensitivities that were measured before.
+    tensors: all of the checkpoint. search: measure with the scales of least squared error. inputs: those that awq
+    scales, which are scaled in the measurements too. ``check_bits`` must have accepted ``bits``. work: has the
+    sensitivities that were measured before.
     """
-    groups = _groups(slots)
+    groups = _groups({module: tensors[f"{module}.weight"] for module in roles.schemes})
     weights = sum(group.weights for group in groups)
-    divergences = _divergences(groups, scale, search, calibration, work, progress)
+    measure = _Measurement(groups, tensors, MatrixContext(scale, search), inputs, calibration)
+    divergences = _divergences(groups, measure, work, progress)
     all_divergences = _with_averages(groups, divergences)
     options = {group.name: _choices(group, scale, all_divergences[group.name]) for group in groups}
     found = chosen(options, round(bits * weights / 8))
@@ -98,23 +105,16 @@ def mixed(
 
 
 def _divergences(
-    groups: Sequence[_Group],
-    scale: DType,
-    search: bool,
-    calibration: Calibration,
-    work: WorkFolder,
-    progress: Progress,
+    groups: Sequence[_Group], measure: _Measurement, work: WorkFolder, progress: Progress
 ) -> dict[str, float | None]:
-    """The divergence of each group by ``_measured``; those that ``work`` has are not measured again."""
-    steps = {group.name: f"sensitivity of {group.name}" for group in groups}
+    """Group to its measured divergence; those that ``work`` has are not measured again."""
+    steps = {group.name: f"sensitivity of {group.name}{measure.suffix}" for group in groups}
     reused = sum(work.result(step) is not None for step in steps.values())
     stage = f"measure sensitivities ({reused} are reused)" if reused else "measure sensitivities"
     progress.start(stage, len(groups))
-    sensitivity: Sensitivity | None = None
     for group in groups:
         if work.result(steps[group.name]) is None:
-            sensitivity = sensitivity or Sensitivity(calibration)
-            work.finish(steps[group.name], [_measured(group, scale, search, sensitivity, calibration)])
+            work.finish(steps[group.name], [measure.divergence(group)])
         progress.advance()
     return {name: work.result(step)[0] for name, step in steps.items()}
 
@@ -151,14 +151,40 @@ def _choices(group: _Group, scale: DType, divergence: float) -> list[Choice]:
     return [*found, Choice(None, group.nbytes(None, scale), 0.0)]
 
 
-def _measured(
-    group: _Group, scale: DType, search: bool, sensitivity: Sensitivity, calibration: Calibration
-) -> float | None:
-    """The divergence with ``group`` quantised; None if a module has no linear layer of its own in transformers."""
-    if len(calibration.layers_of(group.slots)) < len(group.slots):
-        return None
-    context, scheme = MatrixContext(scale, search), _measured_scheme(group)
-    return sensitivity.divergence({name: _products(slot, scheme, context) for name, slot in group.slots.items()})
+class _Measurement:
+    """Measures the divergence of one of ``groups`` alone in 4 bits; all else as ``mixed``."""
+
+    def __init__(
+        self,
+        groups: Sequence[_Group],
+        tensors: Mapping[str, TensorSlot],
+        context: MatrixContext,
+        inputs: Sequence[ScalableInput],
+        calibration: Calibration,
+    ) -> None:
+        self._groups, self._tensors, self._context = groups, tensors, context
+        self._inputs, self._calibration = inputs, calibration
+        self.suffix = ", scaled" if inputs else ""
+
+    def divergence(self, group: _Group) -> float | None:
+        """The divergence with ``group`` quantised; None if a module has no linear layer of its own in transformers."""
+        if len(self._calibration.layers_of(group.slots)) < len(group.slots):
+            return None
+        scheme = _measured_scheme(group)
+        weights = {module: ScaledTensor(slot, self._scales.get(slot.name)) for module, slot in group.slots.items()}
+        return self._sensitivity.divergence(
+            {module: partial(products_of, weight, scheme, self._context) for module, weight in weights.items()}
+        )
+
+    @cached_property
+    def _sensitivity(self) -> Sensitivity:
+        return Sensitivity(self._calibration)
+
+    @cached_property
+    def _scales(self) -> Mapping[str, TensorScale]:
+        """The scales that awq finds where all groups are in 4 bits."""
+        schemes = {module: _measured_scheme(group) for group in self._groups for module in group.slots}
+        return scales_of_layers(self._tensors, schemes, self._context.scale, self._inputs, self._calibration)
 
 
 def _with_averages(groups: Sequence[_Group], found: Mapping[str, float | None]) -> dict[str, float]:
@@ -169,11 +195,13 @@ def _with_averages(groups: Sequence[_Group], found: Mapping[str, float | None]) 
     return {g.name: average * g.weights if (value := found[g.name]) is None else value for g in groups}
 
 
-def _products(slot: TensorSlot, scheme: Scheme, context: MatrixContext) -> np.ndarray:
-    """The weight in ``slot`` after rounding, float32 [rows, columns]."""
-    rows, columns = _shape(slot)
-    blocks = in_threads(lambda part: scheme.rows(float32_rows(slot, part), context).products, row_blocks(rows, columns))
-    return np.concatenate(list(blocks))
+def products_of(weight: ScaledTensor, scheme: Scheme, context: MatrixContext) -> np.ndarray:
+    """``weight`` after rounding, float32 [rows, columns], without its scales of rows and columns."""
+
+    def rounded(part: slice) -> np.ndarray:
+        return weight.unscaled(scheme.rows(weight.rows(part), context).products, part)
+
+    return np.concatenate(list(in_threads(rounded, row_blocks(*_shape(weight.slot)))))
 
 
 def _sampled_error(slot: TensorSlot, scheme: Scheme, scale: DType) -> float:

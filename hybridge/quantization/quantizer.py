@@ -109,6 +109,11 @@ def _write(run: QuantizeRun, work: WorkFolder, folder: Path, out: Path, progress
         copy.parent.mkdir(exist_ok=True)
         copy_side_file(source.path, path.relative_to(source.path).as_posix(), copy)
     notes = (*source.notes, *(write_sensitivities(groups, folder) if groups else run.roles.notes))
+    if run.options.method != options.method:
+        notes = (
+            *notes,
+            f"{options.method} does not bring predictions closer with this mix: the weights are those of mse",
+        )
     report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes, groups)
     _write_json(folder / REPORT_FILE, report.to_json())
     for shard in source.shards:

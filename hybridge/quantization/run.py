@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,17 @@ from hybridge.artifact.folder import sync_path
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
 from hybridge.exporter.checkpoint import Checkpoint
+from hybridge.quantization.awq import scales_of_layers
 from hybridge.quantization.calibration import Calibration, text_windows
 from hybridge.quantization.input_scaling import ScalableInput
 from hybridge.quantization.layer_quantizer import LayerQuantizer
 from hybridge.quantization.matrix import MatrixReport
-from hybridge.quantization.mix import GroupReport, mixed
-from hybridge.quantization.options import AWQ, GPTQ, RTN, QuantizeOptions
+from hybridge.quantization.mix import GroupReport, mixed, products_of
+from hybridge.quantization.options import AWQ, GPTQ, MSE, RTN, QuantizeOptions
 from hybridge.quantization.roles import Roles
+from hybridge.quantization.scaled import ScaledTensor
+from hybridge.quantization.scheme import MatrixContext
+from hybridge.quantization.sensitivity import Sensitivity
 from hybridge.quantization.shard import check_unchanged, create_shard
 from hybridge.quantization.units import units_of
 from hybridge.quantization.weight_check import check_weights
@@ -46,13 +51,46 @@ class QuantizeRun:
     def mixed(
         self, calibration: Calibration | None, work: WorkFolder, progress: Progress
     ) -> tuple[QuantizeRun, tuple[GroupReport, ...]]:
-        """The run with the schemes of a mix where ``bits`` are set, and the groups of matrices."""
-        bits = self.options.bits
-        if bits is None or calibration is None:
+        """The run with the schemes of a mix where ``bits`` are set, and the groups of matrices.
+
+        With awq, the run is that of the method mse where scales do not bring the predictions closer.
+        """
+        if self.options.bits is None or calibration is None:
             return self, ()
-        search = self.options.method != RTN
-        roles, groups = mixed(self.roles, self.slots, bits, self.scale, search, calibration, work, progress)
+        plain = self._mix((), calibration, work, progress)
+        if self.options.method != AWQ:
+            return plain
+        scaled = self._mix(self.inputs, calibration, work, progress)
+        plain_run = replace(plain[0], options=replace(self.options, method=MSE))
+        progress.start("compare with the method mse")
+        found = [run._divergence(calibration, work) for run in (plain_run, scaled[0])]
+        return scaled if found[1] < found[0] else (plain_run, plain[1])
+
+    def _mix(
+        self, inputs: Sequence[ScalableInput], calibration: Calibration, work: WorkFolder, progress: Progress
+    ) -> tuple[QuantizeRun, tuple[GroupReport, ...]]:
+        bits, search = self.options.bits, self.options.method != RTN
+        assert bits is not None
+        roles, groups = mixed(
+            self.roles, self.source.tensors, bits, self.scale, search, inputs, calibration, work, progress
+        )
         return replace(self, roles=roles), groups
+
+    def _divergence(self, calibration: Calibration, work: WorkFolder) -> float:
+        """The mean KL divergence with all matrices quantised by a mix, as they are written."""
+        step = f"divergence of {self.options.method}"
+        if work.result(step) is None:
+            inputs = self.inputs if self.options.method == AWQ else ()
+            scales = scales_of_layers(self.source.tensors, self.roles.schemes, self.scale, inputs, calibration)
+            context = MatrixContext(self.scale, search=True)
+            weights = {
+                module: partial(
+                    products_of, ScaledTensor(slot, scales.get(slot.name)), self.roles.schemes[module], context
+                )
+                for module, slot in self.slots.items()
+            }
+            work.finish(step, Sensitivity(calibration).divergence(weights))
+        return float(work.result(step))
 
     def calibration(self, work: WorkFolder, progress: Progress) -> Calibration | None:
         """The model and its windows; None for methods that need none. CheckpointError: as ``check_weights``."""

@@ -1,8 +1,9 @@
-"""The change of a model's predictions when a single group of its matrices is quantised."""
+"""The change of a model's predictions when some of its matrices are quantised."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +23,37 @@ class Sensitivity:
         self._batch = self._first_windows(calibration.windows)
         self._reference = self._logits()
 
-    def divergence(self, weights: Mapping[str, np.ndarray]) -> float:
-        """Mean KL divergence, in nats, when modules get these ``weights`` [rows, columns] float32."""
-        torch, layers = self._calibration.torch, self._calibration.layers_of(weights)
-        originals = {module: layer.weight.data for module, layer in layers.items()}
+    def divergence(self, weights: Mapping[str, Callable[[], np.ndarray]]) -> float:
+        """Mean KL divergence, in nats, when modules get the weights [rows, columns] float32 that ``weights`` compute.
+
+        Modules without a linear layer of their own in transformers keep theirs. One weight at a time is in memory.
+        """
+        hooks = [
+            hook
+            for module, layer in self._calibration.layers_of(weights).items()
+            for hook in self._replacing(layer, weights[module])
+        ]
         try:
-            for module, layer in layers.items():
-                layer.weight.data = torch.from_numpy(weights[module]).to(originals[module].device)
             found = Divergence()
             for reference, logits, tokens in zip(self._reference, self._logits(), self._batch, strict=True):
                 found.add(reference[:-1], logits[:-1], tokens[1:])
             return found.mean
         finally:
-            for module, layer in layers.items():
-                layer.weight.data = originals[module]
+            for hook in hooks:
+                hook.remove()
+
+    def _replacing(self, layer: Any, weight: Callable[[], np.ndarray]) -> tuple[Any, Any]:
+        """Hooks that give ``layer`` another weight while it computes."""
+        kept: list[Any] = []
+
+        def replace(_module: Any, _inputs: Any) -> None:
+            kept.append(layer.weight.data)
+            layer.weight.data = self._calibration.torch.from_numpy(weight()).to(kept[0].device)
+
+        def restore(_module: Any, _inputs: Any, _output: Any) -> None:
+            layer.weight.data = kept.pop()
+
+        return layer.register_forward_pre_hook(replace), layer.register_forward_hook(restore, always_call=True)
 
     def _first_windows(self, windows: Sequence[np.ndarray]) -> np.ndarray:
         """Tokens [rows, T]: the beginnings of a few windows."""
@@ -45,4 +63,4 @@ class Sensitivity:
         return np.stack([window[:length] for window in windows[:rows]])
 
     def _logits(self) -> list[np.ndarray]:
-        return [self._calibration.logits(row) for row in self._batch]
+        return list(self._calibration.logits(self._batch))

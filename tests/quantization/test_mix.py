@@ -14,8 +14,14 @@ import hybridge
 from hybridge.artifact.errors import SettingError
 from hybridge.exporter.rounding.siblings import groups_of
 from hybridge.quantization.budget import Choice, chosen
+from hybridge.quantization.calibration import Calibration
+from hybridge.quantization.run import QuantizeRun
+from hybridge.quantization.work_folder import WorkFolder
 from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
+from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import save_tiny_model
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False}
 
 
 def choices(rng: np.random.Generator) -> list[Choice]:
@@ -52,8 +58,7 @@ def test_groups_share_a_scheme() -> None:
 
 
 def test_bits_are_kept_and_predictions_are_closer(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 64, "tie_word_embeddings": False}
-    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", vocab_size=410, dtype="bfloat16", **sizes)
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", vocab_size=410, dtype="bfloat16", **SIZES)
     byte_level_tokenizer(checkpoint)
     text = tmp_path / "text.txt"
     text.write_text(" ".join(SENTENCES) * 4, encoding="utf-8")
@@ -88,3 +93,30 @@ def test_bits_that_cannot_be_reached(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="group_size: expected none with `bits`, which mixes them, found 32"):
         hybridge.quantize(checkpoint, tmp_path / "out", bits=5, group_size=32)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("awq", "mse"), [(1.0, 2.0), (2.0, 1.0), (1.0, 1.0)])
+def test_scaled_inputs_are_written_only_if_predictions_are_closer(
+    awq: float, mse: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", vocab_size=410, dtype="bfloat16", **SIZES)
+    byte_level_tokenizer(checkpoint)
+    edit_tensors(checkpoint, lambda tensors: [t[::17].fill_(9) for n, t in tensors.items() if "layernorm" in n])
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(SENTENCES) * 4, encoding="utf-8")
+    hybridge.quantize(checkpoint, tmp_path / "mse", method="mse", bits=5.5, text=text)
+    measured: dict[str, float] = {}
+
+    def divergence(run: QuantizeRun, calibration: Calibration, work: WorkFolder) -> float:
+        measured[run.options.method] = real(run, calibration, work)
+        return {"awq": awq, "mse": mse}[run.options.method]
+
+    real = QuantizeRun._divergence
+    monkeypatch.setattr(QuantizeRun, "_divergence", divergence)
+    report = hybridge.quantize(checkpoint, tmp_path / "awq", method="awq", bits=5.5, text=text)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("mse", "awq")]
+    assert (weights[0] == weights[1]) == (awq >= mse)
+    assert any("the weights are those of mse" in note for note in report.notes) == (awq >= mse)
+    # Where features differ as much as here, scales help.
+    assert 0 < measured["awq"] < measured["mse"] < 1

@@ -41,7 +41,7 @@ def killed(function):
 if place == "matrix":
     layer_quantizer.fill_matrix = killed(layer_quantizer.fill_matrix)
 elif place == "sensitivity":
-    mix._measured = killed(mix._measured)
+    mix._Measurement.divergence = killed(mix._Measurement.divergence)
 elif place == "move":
     quantizer.os.rename = killed(quantizer.os.rename)
 
