@@ -44,14 +44,14 @@ class Sensitivity:
 
     def _replacing(self, layer: Any, weight: Callable[[], np.ndarray]) -> tuple[Any, Any]:
         """Hooks that give ``layer`` another weight while it computes."""
-        kept: list[Any] = []
+        stored: list[Any] = []
 
         def replace(_module: Any, _inputs: Any) -> None:
-            kept.append(layer.weight.data)
-            layer.weight.data = self._calibration.torch.from_numpy(weight()).to(kept[0].device)
+            stored.append(layer.weight.data)
+            layer.weight.data = self._calibration.torch.from_numpy(weight()).to(stored[0].device)
 
         def restore(_module: Any, _inputs: Any, _output: Any) -> None:
-            layer.weight.data = kept.pop()
+            layer.weight.data = stored.pop()
 
         return layer.register_forward_pre_hook(replace), layer.register_forward_hook(restore, always_call=True)
 
