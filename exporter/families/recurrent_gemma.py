@@ -45,7 +45,10 @@ def parse(config: HfConfig) -> DecoderConfig:
     """Translate a recurrent_gemma config."""
     config.fill(ABSENT)
     hidden_size = config.positive("hidden_size")
-    config.ignore("w_init_variance_scale", "final_w_init_variance_scale")
+    config.ignore("w_init_variance_scale")
+    # Of initialisation; transformers takes its root when it makes a model.
+    if config.scalar("final_w_init_variance_scale", default=0.0) < 0:
+        raise config.fail("final_w_init_variance_scale", "0 or more")
     check_shares(config, "attention_dropout")
     activation = activation_of(config, "hidden_activation", "gelu_pytorch_tanh")
     bodies: dict[str, BodyConfig] = {RECURRENT: _unit(config, activation), ATTENTION: _attention(config)}
