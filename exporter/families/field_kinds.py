@@ -27,8 +27,9 @@ ALWAYS: Table = {
 
 
 def kinds_of(*tables: Table) -> Mapping[str, str]:
-    """field -> kind, of ``tables`` and of the fields that every config has."""
-    return {name: kind for table in (ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
+    """field -> kind, of ``tables`` and of the fields that every config has, without those whose last kind is ""."""
+    kinds = {name: kind for table in (ALWAYS, *tables) for kind, names in table.items() for name in names.split()}
+    return {name: kind for name, kind in kinds.items() if kind}
 
 
 def check_kinds(fields: Fields, data: Mapping[str, Any], kinds: Mapping[str, str]) -> None:

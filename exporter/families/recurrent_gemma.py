@@ -16,6 +16,8 @@ from hybridge.exporter.families.rope import rope_from_config
 
 # The kinds of fields that transformers declares, and its defaults.
 KINDS = {
+    # Of every other family.
+    "": "initializer_range",
     "int": "num_hidden_layers intermediate_size num_attention_heads attention_window_size conv1d_width",
     "int?": "lru_width num_key_value_heads",
     "float": "logits_soft_cap rms_norm_eps w_init_variance_scale",
@@ -92,7 +94,9 @@ def _unit(config: HfConfig, activation: str) -> RgLruConfig:
     heads, hidden_size = config.positive("num_attention_heads"), config.positive("hidden_size")
     width = config.positive("lru_width", default=hidden_size, null=hidden_size)
     if width % heads or width == 1:
-        raise config.fail("lru_width" if "lru_width" in config else "hidden_size", f"a multiple of {heads} heads")
+        raise config.fail(
+            "lru_width" if "lru_width" in config else "hidden_size", f"a multiple of num_attention_heads {heads}"
+        )
     return RgLruConfig(width, heads, config.positive("conv1d_width", default=4), activation)
 
 
