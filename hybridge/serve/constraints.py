@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hybridge.runtime.chat_output.call_grammar import CallGrammar, Function
 from hybridge.runtime.chat_output.parser import opens_reasoning
 from hybridge.runtime.chat_output.tagged_answer import THINK, THINK_END
 from hybridge.runtime.sampling import AllowedTokens
+from hybridge.runtime.sampling.allowed_tokens import forked
 from hybridge.runtime.text import Tokenizer
 from hybridge.serve.chat import AUTO, NONE, Chat
 from hybridge.serve.errors import ApiError
@@ -109,6 +111,14 @@ class _AroundReasoning:
         if self._reasons:
             return self._only_end if self._budget is not None and self._tokens >= self._budget else self._all
         return self._all if self._content is None else self._content.mask()
+
+    def fork(self) -> _AroundReasoning:
+        """As ``AllowedTokens`` says."""
+        found = copy(self)
+        if self._content is not None:
+            found._content = forked(self._content)
+            assert found._content is not None, "a grammar's tokens can be copied"
+        return found
 
     def accept(self, token: int) -> None:
         if self._reasons:

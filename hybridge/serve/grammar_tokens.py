@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,14 @@ class GrammarTokens:
         if self.matcher.is_error():
             raise grammar_error(self.matcher.get_error())
         return self.computed
+
+    def fork(self) -> GrammarTokens:
+        """As ``AllowedTokens`` says."""
+        found = copy(self)
+        found.matcher = self.matcher.deep_copy()
+        if found.computed is None:
+            self._batch.add(found)
+        return found
 
     def accept(self, token: int) -> None:
         if token in self._stops and (self.matcher.is_accepting() or self.matcher.is_stopped()):

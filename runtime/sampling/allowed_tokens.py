@@ -13,7 +13,11 @@ _NAME = "allowed_tokens"
 
 
 class AllowedTokens(Protocol):
-    """Follows one answer, for example through a grammar. All calls come from one thread, in the order of the tokens."""
+    """Follows one answer, for example through a grammar. All calls come from one thread, in the order of the tokens.
+
+    With a method ``fork() -> AllowedTokens``, a copy that follows the same answer by itself, tokens after draft tokens
+    can be sampled on a GPU.
+    """
 
     def mask(self) -> np.ndarray:
         """uint32 or int32 [ceil(vocab / 32)]: bit t % 32 of word t // 32 says whether token t may come next.
@@ -44,6 +48,18 @@ def accept_token(source: AllowedTokens, token: int) -> None:
         source.accept(token)
     except Exception as error:
         raise RequestError(f"{_NAME}: expected token {token} to be accepted, found {described(error)}") from error
+
+
+def forked(source: AllowedTokens) -> AllowedTokens | None:
+    """A copy of ``source``; None where it has no ``fork``, or that fails."""
+    fork = getattr(source, "fork", None)
+    if not callable(fork):
+        return None
+    try:
+        found: AllowedTokens = fork()
+    except Exception:
+        return None  # tokens are then sampled one after another, without a copy
+    return found
 
 
 def allowed_tokens_of(make: Callable[[], AllowedTokens]) -> AllowedTokens:

@@ -37,6 +37,14 @@ class LogitEdits:
     frequency: float
     presence: float
 
+    def allows(self, token: int) -> bool:
+        """Whether ``token`` can be sampled."""
+        if self.allowed is not None:
+            word, bit = divmod(token, 32)
+            if word >= self.allowed.size or not int(self.allowed[word]) >> bit & 1:
+                return False
+        return token not in self.forbidden
+
 
 _NONE = np.array([], np.int64)
 NO_EDITS = LogitEdits(None, _NONE, _NONE, np.array([], np.float32), _NONE, 1.0, _NONE, np.array([], np.float32), 0, 0)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
 
-from hybridge.runtime.sampling.allowed_tokens import AllowedTokens, accept_token, allowed_tokens_of, checked_mask
+from hybridge.runtime.sampling.allowed_tokens import (
+    AllowedTokens,
+    accept_token,
+    allowed_tokens_of,
+    checked_mask,
+    forked,
+)
 from hybridge.runtime.sampling.edits import LogitEdits, mask_of
 from hybridge.runtime.sampling.params import SamplingParams
 
@@ -52,6 +59,18 @@ class AnswerHistory:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._changing is not None:
             accept_token(self._changing, token)
+
+    def fork(self) -> AnswerHistory | None:
+        """A copy that goes on by itself; None where ``params.allowed_tokens`` cannot be copied."""
+        copied = copy(self)
+        if self._params.allowed_tokens is not None:
+            changing = None if self._changing is None else forked(self._changing)
+            if changing is None:
+                return None
+            copied._changing = changing
+        copied.tokens = list(self.tokens)
+        copied._seen, copied._counts = copy(self._seen), copy(self._counts)
+        return copied
 
     def edits(self, vocab: int) -> LogitEdits:
         """The edits of the logits [vocab] after these tokens; RequestError where ``params.allowed_tokens`` fails."""

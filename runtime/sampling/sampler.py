@@ -61,6 +61,32 @@ class Sampler:
             edits, process = NO_EDITS, partial(_failed, error)
         return TokenSampling(self._params, self._words, self._position, edits, process)
 
+    def samplings(self, vocab: int, draft_tokens: Sequence[int]) -> list[TokenSampling]:
+        """How to choose the next token, and those after each of ``draft_tokens``, had these been sampled.
+
+        At least one, and fewer where the rest is unknown or does not matter: after a draft token that cannot be
+        sampled, with logits processors, or where the request's ``allowed_tokens`` cannot be copied.
+        """
+        found = [self.draw(vocab)]
+        history = self._history
+        if history is not None:
+            history = None if found[0].process is not None else history.fork()
+            if history is None:
+                return found
+        for token in draft_tokens:
+            before = found[-1]
+            edits = None
+            if history is not None:
+                if before.edits is not None and not before.edits.allows(token):
+                    break
+                try:
+                    history.add(token)
+                    edits = history.edits(vocab)
+                except RequestError:
+                    break  # raised again if the token is sampled
+            found.append(before._replace(position=before.position + 1, edits=edits))
+        return found
+
     def sample_draft_token(self, logits: np.ndarray) -> DraftToken:
         """A draft token sampled from a draft model's ``logits`` [vocab] float32 with the request's own settings.
 

@@ -55,10 +55,9 @@ class DraftCheck:
             sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
             if sampler is None or proposal.probabilities is not None:
                 continue
-            how = sampler.draw(vocab)
-            if how.edits is None and how.process is None:
-                tokens = range(1 + len(row.draft_tokens))
-                found |= {first + index: how._replace(position=how.position + index) for index in tokens}
+            following = sampler.samplings(vocab, row.draft_tokens)
+            if following[0].process is None:
+                found |= {first + index: how for index, how in enumerate(following)}
         return found
 
     def verdict(self, step: StepInFlight, result: StepResult, best: Sequence[int | None]) -> Verdict:

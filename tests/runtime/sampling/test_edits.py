@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.sampling import Sampler, SamplingParams, sample_rows
-from hybridge.runtime.sampling.edits import edited_rows
+from hybridge.runtime.sampling.edits import edited_rows, mask_of
 from hybridge.runtime.sampling.history import AnswerHistory
 from tests.runtime.sampling.chi_square import chi_square_fits
 from tests.runtime.sampling.edited import edited
@@ -201,3 +201,63 @@ def test_rows_sampled_together_are_sampled_as_alone(rows: list) -> None:
         assert found == [s.sample(row) for s, row in zip(alone, moved, strict=True)]
         for sampler, (token, _) in zip(together, found, strict=True):  # type: ignore[misc]
             sampler.record(token)
+
+
+class Alternating:
+    """Even tokens, then odd ones, and so on."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._offset = offset
+
+    def mask(self) -> np.ndarray:
+        return mask_of(np.arange(self._offset, VOCAB, 2), VOCAB)
+
+    def accept(self, token: int) -> None:
+        self._offset = 1 - self._offset
+
+    def fork(self) -> Alternating:
+        return Alternating(self._offset)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(PARAMS, TOKENS, TOKENS, st.lists(st.integers(0, VOCAB - 1), max_size=4), WORDS, st.booleans())
+def test_samplings_after_draft_tokens_are_those_after_the_same_answer(
+    given_: dict, prompt: list[int], answer: list[int], drafts: list[int], words: list, changing: bool
+) -> None:
+    """Scores of tokens after draft tokens, up to one that cannot be sampled, are those of the written-out edits."""
+    more: dict[str, Any] = {"allowed_tokens": Alternating} if changing else {}
+    params = SamplingParams(temperature=1.0, seed=1, **given_, **more)
+    sampler, follower = (Sampler(params, prompt, (3,), words) for _ in range(2))
+    for token in answer:
+        for each in (sampler, follower):
+            each.draw(VOCAB)
+            each.record(token)
+    logits = logits_of(1, 5)[0]
+    before = sampler.draw(VOCAB).scores(logits)
+    samplings = sampler.samplings(VOCAB, drafts)
+    for place, how in enumerate(samplings):
+        expected = follower.draw(VOCAB)
+        np.testing.assert_array_equal(how.scores(logits), expected.scores(logits))
+        assert how.words is not None and expected.words is not None
+        assert (how.position, how.words.key) == (expected.position, expected.words.key)
+        if place < len(drafts):
+            allowed = np.isfinite(expected.scores(logits)[drafts[place]])
+            assert allowed == (place + 1 < len(samplings))
+            follower.record(drafts[place])
+    # Nothing was recorded.
+    (after,) = sampler.samplings(VOCAB, [])
+    assert after.position == len(answer)
+    np.testing.assert_array_equal(after.scores(logits), before)
+
+
+class Unforkable(Alternating):
+    """Without a copy."""
+
+    fork = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("more", [{"allowed_tokens": Unforkable}, {"logits_processors": lambda tokens, logits: logits}])
+def test_what_follows_draft_tokens_may_be_unknown(more: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, **more))
+    assert len(sampler.samplings(VOCAB, [2, 3])) == 1
+    assert [how.position for how in Sampler(SamplingParams(temperature=1.0)).samplings(VOCAB, [2, 3])] == [0, 1, 2]

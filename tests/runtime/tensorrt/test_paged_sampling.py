@@ -34,8 +34,11 @@ VOCAB, NEW = 97, 6
 class Thirds:
     """Every third token, beginning with another one after each token."""
 
-    def __init__(self) -> None:
-        self._first = 0
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
+
+    def fork(self) -> Thirds:
+        return type(self)(self._first)
 
     def mask(self) -> np.ndarray:
         return mask_of(np.arange(self._first, VOCAB, 3), VOCAB)
@@ -173,7 +176,12 @@ def test_tokens_after_draft_tokens_are_sampled_on_the_device(
     sizes = {"layout": "paged", "max_batch_size": 3, "max_seq_len": 64}
     folder = artifacts.get("llama", "float32", {"num_hidden_layers": 1}, **sizes).folder
     parsed = ParsedEngine(folder, tmp_path, plugins="off", speculative_tokens=3)
-    params = [{}, {"temperature": 0.3}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.4, "logprobs": 2}]
+    params = [
+        *({}, {"temperature": 0.3}, {"temperature": 0.5, "top_k": 3}, {"temperature": 0.4, "logprobs": 2}),
+        *({"repetition_penalty": 1.2}, {"temperature": 0.4, "frequency_penalty": 0.4, "logit_bias": {4: 3.0}}),
+        *({"allowed_tokens": Thirds}, {"temperature": 0.5, "allowed_tokens": Thirds, "logprobs": 1}),
+        {"allowed_token_ids": [3, 4, 5], "min_tokens": 3},
+    ]
     opened = open_double(parsed, monkeypatch)
     expected = served(opened, params)
     monkeypatch.setattr(StepLogits, "read", refuse)
