@@ -40,10 +40,12 @@ def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return exported_once(arguments)
 
     monkeypatch.setattr(export, "run_measured", in_this_process)
+    monkeypatch.setattr(export, "imports_seconds", lambda: 1.6)
     document = measured("export", export.ExportSettings(TINY, repeats=1, folder=str(tmp_path)))
     assert [command[:3] for command in commands] == [("-m", "hybridge", "export")] * 3
     assert ["--no-scan" in command for command in commands] == [False, False, True]
     assert document["results"]["with_scan"]["wall_s"]["median"] == 2.0
+    assert document["results"]["imports_s"]["median"] == 1.6
     assert 0 < document["results"]["new_bytes"] < 5e6
     assert not list(tmp_path.iterdir())
 
