@@ -19,7 +19,9 @@ def test_every_size_is_a_decoder() -> None:
 
 @pytest.mark.slow
 def test_a_run_says_time_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = Size("tiny", {"model_type": "llama", **BASE_CONFIGS["llama"], "head_dim": 8}, most_seconds=600, most_over_imports=600)
+    size = Size(
+        "tiny", {"model_type": "llama", **BASE_CONFIGS["llama"], "head_dim": 8}, most_seconds=600, most_over_imports=600
+    )
     monkeypatch.setattr(export, "SIZES", (size, Size("other", {}, 1)))
     found = document("export_sizes", SizesSettings(case="tiny", folder=str(tmp_path)))
     result = found["results"]["tiny"]
