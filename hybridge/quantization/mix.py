@@ -60,7 +60,10 @@ class _Group:
         """The schemes that fit every matrix of the group, the smallest one first."""
         columns = math.gcd(*(slot.shape[1] for slot in self.slots.values()))
         sizes: list[int | None] = [size for size in GROUP_SIZES if columns % size == 0]
-        return [*(IntegerScheme(4, size) for size in sizes or [None]), IntegerScheme(8, group_size(columns, 128))]
+        small = [IntegerScheme(4, size) for size in sizes or [None]]
+        # The export does not read 4-bit rows of an odd length.
+        is_odd = any(slot.shape[1] % 2 for slot in self.slots.values())
+        return [*([] if is_odd else small), IntegerScheme(8, group_size(columns, 128))]
 
     def nbytes(self, scheme: Scheme | None, scale: DType) -> int:
         if scheme is None:

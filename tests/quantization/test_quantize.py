@@ -217,12 +217,12 @@ def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **sizes)
     report = hybridge.quantize(checkpoint, tmp_path / "out", group_size=64)
     schemes = {each.module.rsplit(".", 1)[-1]: each.scheme for each in report.matrices}
-    assert schemes["up_proj"] == "int4, groups of 16" and schemes["down_proj"] == "int4, a scale per row"
+    assert schemes["up_proj"] == "int4, groups of 16" and schemes["down_proj"] == "int8, a scale per row"
     assert schemes["lm_head"] == "int8, groups of 16"
     assert len([n for n in report.notes if "group size does not divide" in n]) == 1
     before, after = stored_tensors(checkpoint), dequantized(tmp_path / "out")
     name = "model.layers.0.mlp.down_proj.weight"
-    assert after[name].shape == (48, 75) and relative(after[name], before[name]) < 0.2
+    assert after[name].shape == (48, 75) and relative(after[name], before[name]) < 0.02
 
 
 def test_a_tied_head_stays(tmp_path: Path) -> None:
