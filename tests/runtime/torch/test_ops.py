@@ -34,10 +34,10 @@ CASES = {
         "c = Constant<value_float = 2.5>() d = CastLike(c, x) e = Mul(x, d) f = Sub(e, y) g = Div(f, d) "
         "h = Cast<to = 10>(g) z = Cast<to = 1>(h)",
     ),
-    "Cos Gelu Relu Sigmoid Sin Softplus": (
+    "Cos Gelu Neg Relu Sigmoid Sin Softplus Sqrt Tanh": (
         X,
         'a = Cos(x) b = Sin(a) c = Softplus(b) d = Sigmoid(c) e = Gelu(d) f = Gelu<approximate = "tanh">(e) '
-        "z = Relu(f)",
+        "g = Relu(f) h = Sqrt(d) i = Neg(h) j = Tanh(i) z = Add(g, j)",
     ),
     "Max": (f"{X}, {Y}", "a = Max(x, y) z = Max(a, x, y)"),
     "Abs Clip Less ReduceMax Round": (
