@@ -264,5 +264,5 @@ def _latencies(
 
 
 def _ratio_target(batch: int, ratio: Spread, device: str) -> Target:
-    title = f"{batch} requests at a time over one dense request after another"
+    title = f"{batch} requests at a time, relative to one dense request at a time"
     return Target(title, ratio.median, "at least", LEAST_RATIO[device], "x")

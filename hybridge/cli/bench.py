@@ -160,7 +160,15 @@ COMMAND = Command(
         group=_STEPS,
     ),
     Option("--batch", help="Batch size.", type=INTEGER, metavar="N", default="1", group=_STEPS),
-    Option("--repetitions", "-r", help="Runs of each kind.", type=INTEGER, metavar="N", default="5", group=_STEPS),
+    Option(
+        "--repetitions",
+        "-r",
+        help="Repetitions of each measurement.",
+        type=INTEGER,
+        metavar="N",
+        default="5",
+        group=_STEPS,
+    ),
     Option("--plot", help="Draw the results (PNG, SVG or PDF).", type=PATH, metavar="FILE", group=_STEPS),
     Option("--requests", help="Number of requests.", type=INTEGER, metavar="N", default="64", group=_REQUESTS),
     Option(

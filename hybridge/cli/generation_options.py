@@ -39,7 +39,7 @@ PROMPTS = (
 SAMPLING = (
     Option(
         "--sampling",
-        help="greedy, or recommended: as the checkpoint's generation_config.json. The options below override it.",
+        help="greedy, or recommended (the checkpoint's generation_config.json). The options below override it.",
         type=Value(_sampling, f"{GREEDY} or {RECOMMENDED}", (GREEDY, RECOMMENDED)),
         metavar="NAME",
         default=GREEDY,
@@ -56,7 +56,7 @@ DRAFT = (
     ),
     Option(
         "--draft-tokens",
-        help="Draft tokens of a step.",
+        help="Draft tokens per sequence and step.",
         type=INTEGER,
         metavar="N",
         default="the artifact's, or 4",

@@ -56,7 +56,7 @@ COMMAND = Command(
     _run,
     Argument("path", "A checkpoint, an exported folder or an engine.", metavar="CHECKPOINT|OUT|ENGINE"),
     CHECK,
-    Switch("--onnx-check", help="First run onnx.checker over the graphs of OUT, also with linked weights."),
+    Switch("--onnx-check", help="First run onnx.checker over the graphs of OUT, even with linked weights."),
     JSON,
     QUIET,
 )

@@ -71,7 +71,7 @@ COMMAND = Command(
         type=PATH,
         metavar="FILE",
     ),
-    Switch("--embeddings", help="Serve /v1/embeddings, too (not for dense artifacts)."),
+    Switch("--embeddings", help="Also serve /v1/embeddings (not for dense artifacts)."),
     *options_of(ServeSettings),
     ENGINE_NAME,
     *options_of(EngineOptions, "threads", "engine_folder"),

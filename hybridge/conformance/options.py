@@ -15,7 +15,7 @@ class ConformanceOptions:
     model: str | None = setting(None, "Name of the model.", metavar="NAME", shown_default="the server's first")
     prompts: int = setting(12, "Distinct prompts per scenario.", metavar="N", least=1, most=1024)
     batch: int = setting(64, "Maximum number of concurrent requests.", metavar="N", least=1, most=1024)
-    max_tokens: int = setting(24, "Tokens of each answer.", metavar="N", least=1, most=65536)
+    max_tokens: int = setting(24, "Maximum tokens of an answer.", metavar="N", least=1, most=65536)
     longest: int = setting(600, "Words of the longest prompt.", metavar="N", least=8, most=1_000_000)
     seed: int = setting(0, "Seed of the prompts' words.", metavar="N", least=0)
     tie: float = setting(

@@ -54,7 +54,9 @@ def test_comparisons_are_one_sentence() -> None:
         {"checks": "", "value": 2e-5, "limit": 1e-4},
         {"checks": "", "value": 0, "limit": 0},
     ]
-    expected = "All 6 comparisons passed: 1 of tokens found no difference, the others at most 20 % of the tolerance."
+    expected = (
+        "All 6 comparisons passed: 1 of tokens found no difference, the others errors of at most 20 % of the tolerance."
+    )
     assert expected in page(documents, {})
 
 
