@@ -31,7 +31,7 @@ class ServingSettings:
     the ends of answers, which costs no step.
     speculation: speculative decoding; None (the default) turns it off.
     ring_rows: decode steps of at least that many rows keep what their tokens change in the recurrent states beside
-    them, and write the states once every 16 tokens, which is faster on a GPU (engine torch); None: every step writes them.
+    them, and write the states once every 16 tokens: faster on a GPU (engine torch); None: every step writes them.
     hidden_states: requests may ask for the hidden state of their prompt (``AsyncLLM.embed``); every step then writes
     those of its tokens. Not together with speculation.
     """
