@@ -108,8 +108,8 @@ def _gates(documents: Mapping[str, Document]) -> str:
     exact = [gate for gate in gates if gate["limit"] == 0]
     largest = max((gate["value"] / gate["limit"] for gate in gates if gate["limit"] > 0), default=0.0)
     return (
-        f"All {len(gates)} comparisons passed: {len(exact)} of tokens found no difference, the others errors of at most "
-        f"{100 * largest:.2g} % of the tolerance."
+        f"All {len(gates)} comparisons passed: {len(exact)} of tokens found no difference, the others errors of "
+        f"at most {100 * largest:.2g} % of the tolerance."
     )
 
 
