@@ -18,7 +18,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, OpCall, PackedRows
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.ops.ring import plan_ring
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
-from hybridge.trt_plugins.reference.ring import taken_up
+from hybridge.trt_plugins.reference.ring import flushed_state
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from hybridge.trt_plugins.specs.ring import RING, RINGS
 
@@ -105,15 +105,15 @@ def measured_kernels(rows: int) -> tuple[tuple[Gate, ...], dict[str, Any]]:
 
 
 def _error(call: RingCall) -> float:
-    """Of the output, and of the states with their rings taken up."""
-    before = taken_up(call.operator, call.state.double(), call.ring, call.lengths)
+    """Of the output, and of the flushed states."""
+    before = flushed_state(call.operator, call.state.double(), call.ring, call.lengths)
     given = [each.double() for each in call.inputs]
     given[OPS[call.operator].input_index("state")] = before
     expected = _EAGER[call.operator](*given, int32(len(call.lengths), 1), *call.attributes.values())
     runs = call.runs()
     runs.ringed()
     lengths = (call.lengths + 1) % RING
-    return worst_error((runs.y, taken_up(call.operator, call.state.double(), call.ring, lengths)), expected)
+    return worst_error((runs.y, flushed_state(call.operator, call.state.double(), call.ring, lengths)), expected)
 
 
 def _made(operator: str, rows: int, inputs: list[torch.Tensor], **attributes: object) -> RingCall:

@@ -1,4 +1,4 @@
-// Tokens that a recurrent state has not taken up yet, at most 16: lane j of a warp has what is said of token j.
+// Tokens that have not been written into a recurrent state yet, at most 16: lane j of a warp holds token j.
 #pragma once
 
 static_assert(RING >= 2 && RING <= 16, "lane j + 8 of a warp exists for every token j");

@@ -156,8 +156,8 @@ __device__ __forceinline__ void share_ring_sums(BlockSums& sums_of_warps, const 
 }
 
 // state = decay * state + sum over the tokens of E_j k_j times written_j.
-__device__ __forceinline__ void take_up(StateSlice& state, const SharedRing& shared, int count,
-                                        const float (&decay)[Token::DECAYS], const Place& at) {
+__device__ __forceinline__ void flush(StateSlice& state, const SharedRing& shared, int count,
+                                      const float (&decay)[Token::DECAYS], const Place& at) {
     float values[ROWS][ACCESS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -243,6 +243,6 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
             if (Place::finishes(i)) shared.written[RING - 1][threadIdx.x + i * THREADS] = sums.written[threadIdx.x + i * THREADS];
         __syncthreads();
     }
-    take_up(state, shared, count, decay, at);
+    flush(state, shared, count, decay, at);
     state.store(state_out, at);
 }

@@ -43,8 +43,8 @@ struct Ring {
 };
 
 // state = decay * state + sum over the tokens of factor_j x_j B_j. factors: lane j of a warp has that of token j.
-__device__ __forceinline__ void take_up(StateTile& tile, const Ring& ring, int count, float decay, float factors, int row,
-                                        int lane) {
+__device__ __forceinline__ void flush(StateTile& tile, const Ring& ring, int count, float decay, float factors, int row,
+                                      int lane) {
     float values[PASSES][ELEMENTS];
 #pragma unroll
     for (int p = 0; p < PASSES; ++p) {
@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
     }
     if (!has_token) {
         const RingDecay decay(log_decay);
-        take_up(tile, ring, count, decay.of_state, decay.of_token * dt, row, lane);
+        flush(tile, ring, count, decay.of_state, decay.of_token * dt, row, lane);
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
             tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state, nullptr,
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
     write_rows(static_cast<DATA_T*>(params.y) + view.first_token * params.y_token + head * params.y_head, y, row, lane);
 
     if (count == RING) {
-        take_up(tile, ring, count, decay.of_state, factors, row, lane);
+        flush(tile, ring, count, decay.of_state, factors, row, lane);
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
             tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state, nullptr,

@@ -197,8 +197,8 @@ class PagedEngine(ABC):
         """Let decode steps of at least ``rows`` rows write recurrent states once in several tokens; pools are made
         after it.
 
-        The states that other methods read are whole. A slot takes more memory then. EngineError where the engine
-        cannot.
+        Other methods flush the rings of the states that they read. A slot takes more memory then. EngineError where
+        the engine cannot.
         """
         raise EngineError(f"the {self.name} engine writes its states in every step: use torch, or no ring_rows")
 

@@ -24,7 +24,7 @@ ROUNDED_STATE = 1e-2
 
 
 def steps(case: RingCase, gate: torch.Tensor | None = None) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
-    """Outputs by row and token, and the states with their rings taken up; row r has slot 2 * r + 1 and starts r steps
+    """Outputs by row and token, and the flushed states; row r has slot 2 * r + 1 and starts r steps
     late, so that every row is in another place of its ring."""
     slots = 2 * ROWS + 1
     pool = torch.full((slots, *case.state.shape[1:]), math.nan, dtype=case.state.dtype, device="cuda")
@@ -54,7 +54,7 @@ def run(
     found: list[list[torch.Tensor]],
     gate: torch.Tensor | None,
 ) -> None:
-    """A step of the ``active`` rows and a padding row; without active rows, one that takes up all rings."""
+    """A step of the ``active`` rows and a padding row; without active rows, one that flushes all rings."""
     rows = [*active, -1] if active else list(range(ROWS))
     indices = torch.tensor([2 * row + 1 if row >= 0 else -1 for row in rows], dtype=torch.int32, device="cuda")
     counts = [1] * len(active) + [0] * (len(rows) - len(active))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hybridge.trt_plugins.reference.ring import ring_step, taken_up
+from hybridge.trt_plugins.reference.ring import flushed_state, ring_step
 from hybridge.trt_plugins.specs.ring import RING
 from tests.support.ring_calls import DENSE, STATE, RingCase, delta_case, ssm_case
 
@@ -49,7 +49,7 @@ def test_tokens_one_by_one_are_all_tokens_at_once(name):
         for row, value in zip(rows, y, strict=True):
             found[row].append(value)
             done[row] += 1
-    now = taken_up(case.name, state, [part.nan_to_num() for part in ring], lengths)
+    now = flushed_state(case.name, state, [part.nan_to_num() for part in ring], lengths)
     assert states_written == 3 * 2
     for row in range(3):
         y, expected = case.expected(row, done[row])
@@ -61,4 +61,4 @@ def test_what_is_beyond_a_ring_s_length_is_not_read():
     case = cases()["mamba2"]
     ring = case.rings(3)
     assert all(math.isnan(float(part.flatten()[0])) for part in ring)
-    assert torch.equal(taken_up(case.name, case.state, ring, torch.zeros(3)), case.state)
+    assert torch.equal(flushed_state(case.name, case.state, ring, torch.zeros(3)), case.state)

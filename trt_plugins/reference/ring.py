@@ -38,7 +38,7 @@ def ring_step(
     index = _SPECS[operator].input_index(name)
     given = list(inputs)
     state = given[index]
-    given[index] = before = taken_up(operator, state, ring, lengths)
+    given[index] = before = flushed_state(operator, state, ring, lengths)
     y, after = dense(*given, *attributes.values())
     entry = _ENTRIES[operator](given, before, attributes)
     full = lengths >= RING - 1
@@ -51,7 +51,7 @@ def ring_step(
     return y, torch.where(full[:, None, None, None], after.to(state.dtype), state), added
 
 
-def taken_up(operator: str, state: Tensor, ring: Sequence[Tensor], lengths: Tensor) -> Tensor:
+def flushed_state(operator: str, state: Tensor, ring: Sequence[Tensor], lengths: Tensor) -> Tensor:
     """The states [rows, ...] after the tokens of their rings, in the precision of states' maths."""
     left, right, log_decay = _UPDATES[operator](ring, state.shape[1])
     found = state.to(work_dtype(state))

@@ -4,8 +4,8 @@ The ring of a slot holds what its last tokens, fewer than RING, have to do with 
 its slot after these tokens. A call with one token a row, of packed rows, reads both:
 
 * Where the ring has fewer than RING - 1 tokens, the token is added to it, and the state in memory stays the same.
-* Otherwise the state takes up the ring and the token, and the ring is empty.
-* A row without a token has its ring taken up by the state.
+* Otherwise ring and token are written into the state, and the ring is empty.
+* A row without a token has its ring flushed into the state.
 
 An engine keeps the rings, and how many tokens each has, beside the pools of states. Engines of exported graphs use this
 form of an operator (as they do with slots for draft tokens); it is not in model files.

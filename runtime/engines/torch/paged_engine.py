@@ -256,7 +256,7 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
             if self._steps.phase_of(inputs) is Phase.RING:
                 self._pools.rings.use(slots)
             else:
-                self._pools.make_whole(slots)
+                self._pools.flush(slots)
 
     def _deferring(self, inputs: PackedInputs) -> PackedInputs:
         """``inputs`` in the graph's form where they defer states; ends what was deferred before."""

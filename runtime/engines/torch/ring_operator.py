@@ -13,7 +13,7 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS, spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
 from hybridge.trt_plugins.kernels.ops.ring import plan_ring
-from hybridge.trt_plugins.reference.ring import ring_step, taken_up
+from hybridge.trt_plugins.reference.ring import flushed_state, ring_step
 from hybridge.trt_plugins.spec import AttributeValue
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, STATE_INDICES, is_packed, is_pool
 
@@ -56,8 +56,8 @@ class RingOperator:
             self._computed(given, ring, lengths, gate, y, singles)
         return y
 
-    def take_up(self, inputs: Tensors, ring: Tensors, lengths: torch.Tensor, slots: torch.Tensor) -> None:
-        """Let the states of ``slots`` take up their rings. inputs: as for ``step``, of any one token."""
+    def flush(self, inputs: Tensors, ring: Tensors, lengths: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the rings of ``slots`` into their states. inputs: as for ``step``, of any one token."""
         given = list(inputs)
         given[self._bounds] = torch.zeros(len(slots) + 1, dtype=torch.int32, device=slots.device)
         given[self._slots] = slots
@@ -66,7 +66,7 @@ class RingOperator:
         pool = given[self.state]
         at, in_ring = _slots_in(slots, pool), _slots_in(slots, lengths)
         parts = [part.index_select(0, in_ring) for part in ring]
-        found = taken_up(self.name, pool.index_select(0, at), parts, lengths.index_select(0, in_ring))
+        found = flushed_state(self.name, pool.index_select(0, at), parts, lengths.index_select(0, in_ring))
         pool.index_copy_(0, at, found.to(pool.dtype))
 
     def _launched(

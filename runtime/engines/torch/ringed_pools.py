@@ -1,4 +1,4 @@
-"""Pools whose states may have rings: what reads a state outside of decode steps finds it whole."""
+"""Pools whose states may have rings, which are flushed before anything but a decode step reads the state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridge.runtime.engines.torch.state_rings import StateRings
 
 
 class RingedPools(TorchPools):
-    """Copies, saved states and packed ones have taken up their rings; a state that is replaced loses its ring."""
+    """Copies, saved states and packed ones are flushed; a state that is replaced loses its ring."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class RingedPools(TorchPools):
                 f"expected memory for the rings of {sizes.num_slots} slots, found too little: lower `memory_bytes`"
             ) from error
 
-    def make_whole(self, slots: Sequence[int] | None = None) -> None:
-        """Let the states of ``slots`` (None: all) take up their rings."""
-        self.rings.take_up(self.tensors, slots)
+    def flush(self, slots: Sequence[int] | None = None) -> None:
+        """Write the rings of ``slots`` (None: all) into the states."""
+        self.rings.flush(self.tensors, slots)
 
     def read(self, name: str) -> np.ndarray:
-        self.make_whole()
+        self.flush()
         return super().read(name)
 
     def fill(self, value: float) -> None:
@@ -49,7 +49,7 @@ class RingedPools(TorchPools):
         super().fill(value)
 
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.make_whole(sources)
+        self.flush(sources)
         super().copy_slots(sources, targets)
         self.rings.empty(targets)
 
@@ -58,7 +58,7 @@ class RingedPools(TorchPools):
         self.rings.empty(slots)
 
     def swap_out(self, blocks: Sequence[int], slots: Sequence[int]) -> TorchCopy:
-        self.make_whole(slots)
+        self.flush(slots)
         return super().swap_out(blocks, slots)
 
     def swap_in(self, copy: HostCopy, blocks: Sequence[int], slots: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class RingedPools(TorchPools):
         self.rings.empty(slots)
 
     def pack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.make_whole(sources)
+        self.flush(sources)
         super().pack_slots(sources, targets)
 
     def unpack_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:

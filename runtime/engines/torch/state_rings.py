@@ -15,7 +15,7 @@ from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.ring_operator import RingOperator
 from hybridge.trt_plugins.specs.ring import RING
 
-# Slots that one call takes up: further ones are padding.
+# Slots that one call flushes: further ones are padding.
 _AT_ONCE = (1, 8, 64)
 _LENGTH_BYTES = 4
 
@@ -29,7 +29,7 @@ class StateRings:
     """Rings of ``slots`` slots of each of ``layers``; all of a slot's rings have the same length.
 
     The lengths are on the device, as a row may end there without the host's knowledge. The host knows the slots that
-    may have tokens in their rings: the states of all others are whole.
+    may have tokens in their rings: those of all others are empty.
     """
 
     def __init__(self, device: TorchDevice, layers: Sequence[RingLayer], slots: int) -> None:
@@ -73,8 +73,8 @@ class StateRings:
             with self._device.active():
                 self.lengths.index_fill_(0, self._index(sorted(found)).long(), 0)
 
-    def take_up(self, pools: Mapping[str, torch.Tensor], slots: Collection[int] | None = None) -> None:
-        """Let the states of ``slots`` (None: all) in ``pools`` take up their rings."""
+    def flush(self, pools: Mapping[str, torch.Tensor], slots: Collection[int] | None = None) -> None:
+        """Write the rings of ``slots`` (None: all) into their states in ``pools``."""
         found = sorted(self._used if slots is None else self._used.intersection(slots))
         with self._device.active():
             while found:
@@ -84,7 +84,7 @@ class StateRings:
                 for layer, operator, ring in zip(self._layers, self._operators, self._rings, strict=True):
                     inputs = [self._token(*each) for each in layer.inputs]
                     inputs[operator.state] = pools[layer.pool]
-                    operator.take_up(inputs, ring, self.lengths, chosen)
+                    operator.flush(inputs, ring, self.lengths, chosen)
                 self.empty(part)
 
     def _token(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
