@@ -64,7 +64,7 @@ def shared_block_sources(s: SharedBlockConfig, hidden: int) -> Iterator[tuple[st
 
 
 def stored_block(s: SharedBlockConfig, root: str, layer: str, tensors: Container[str]) -> SharedBlockConfig:
-    """``s`` as ``layer`` stores it, where it does: transformers ties the blocks of layers only with the embeddings."""
+    """``s`` with ``layer``'s own weights if it stores any: transformers ties blocks only if it ties the embeddings."""
     own = layer + s.source.rpartition(".")[2]
     return replace(s, source=own) if f"{root}{own}.{FIRST_NORM}" in tensors else s
 

@@ -130,7 +130,7 @@ COMMAND = Command(
     Option(
         "--prompt-tokens",
         "-p",
-        help="Prompt lengths; one length for many requests.",
+        help="Prompt lengths; a single one when measuring many requests.",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_PROMPT_TOKENS),
@@ -138,7 +138,7 @@ COMMAND = Command(
     Option(
         "--new-tokens",
         "-n",
-        help="Tokens generated; one number for many requests.",
+        help="Tokens generated; a single number when measuring many requests.",
         type=INTEGERS,
         metavar="N,...",
         default=str(DEFAULT_NEW_TOKENS),

@@ -68,7 +68,7 @@ DRAFTS = (
     Switch("--draft-sampling", help="Sample the tokens of a draft model for requests that sample.", group=_DRAFTS),
     Option(
         "--speculative-mode",
-        help="States while draft tokens are verified: auto, replay, snapshot, or by operator as OP=MODE,...",
+        help="How to roll back draft tokens: auto, replay, snapshot, or by operator as OP=MODE,...",
         metavar="MODE",
         default="auto",
         group=_DRAFTS,

@@ -35,7 +35,7 @@ class QuantizeOptions:
         metavar="N",
         least=4,
         most=12,
-        shown_default="one format",
+        shown_default="off",
     )
     method: str = setting(
         MSE,

@@ -13,9 +13,9 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class StoredResponses:
-    """The latest conversations, up to ``most_bytes`` of JSON in all; the one that was unused for longest is dropped.
+    """The latest conversations, up to ``most_bytes`` of JSON in all; the least recently used is dropped first.
 
-    A client sees only its own.
+    A client sees only its own conversations.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -39,7 +39,7 @@ class StoredResponses:
             self._bytes -= dropped
 
     def messages(self, tenant: str, response: str) -> Messages:
-        """The conversation up to a response; ApiError where it is not stored."""
+        """The conversation up to a response; ApiError if it is not stored."""
         key = (tenant, response)
         if key not in self._stored:
             raise ApiError(

@@ -18,7 +18,7 @@ _Producers = Mapping[str, onnx.NodeProto]
 
 
 def product_inputs(artifact: Path) -> dict[str, str]:
-    """Module of the checkpoint to the value [..., features] that its product rounds, without those of experts.
+    """A map from modules of the checkpoint to the value [..., features] that their product rounds; without experts.
 
     A value is multiplied by the module's factors, if it has any. ArtifactError: the graph cannot be read.
     """
@@ -31,7 +31,7 @@ def product_inputs(artifact: Path) -> dict[str, str]:
             value = _rounded(producers, node.input[0])
             if value is not None and matrix.endswith(_MATRIX):
                 module = matrix.removesuffix(_MATRIX).removesuffix(_WEIGHT)
-                # A Gather puts the columns into the order of the weight's.
+                # A Gather reorders the columns to match the weight.
                 found[module] = _before(producers, "Gather", value)
     return found
 

@@ -92,7 +92,7 @@ class BuildOptions:
     )
     mtp: bool = setting(
         True,
-        "Do not build the engine of the artifact's prediction head, which --speculative-tokens builds too.",
+        "With --speculative-tokens: do not build an engine for the prediction head.",
         flag="--no-mtp",
         group=_SPECULATION,
     )

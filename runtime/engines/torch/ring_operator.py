@@ -21,9 +21,9 @@ Tensors = Sequence[torch.Tensor]
 
 
 class RingOperator:
-    """One operator. Slots: -1 in ``slots`` [rows] int32 is a row that touches nothing.
+    """One operator over a pool and its rings. ``slots`` [rows] int32: the slot of each row; -1 marks a padding row.
 
-    Where it runs in torch, such rows use the last slot of pools and rings, which no sequence has.
+    In torch, padding rows use the last slot of pools and rings, which no sequence owns.
     """
 
     def __init__(self, name: str, attributes: dict[str, AttributeValue], kernels: KernelRunner | None) -> None:
@@ -46,8 +46,8 @@ class RingOperator:
     ) -> torch.Tensor:
         """One token a row; the output [tokens, ...]. State and ring change in place, ``lengths`` do not.
 
-        inputs: the packed operator's, with query_start_loc as a tensor. singles: the rows that have a token, which
-        come first.
+        inputs: the packed operator's, with query_start_loc as a tensor. singles: number of rows with a token;
+        these come first.
         """
         given = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
         data = given[self._data]
@@ -57,7 +57,7 @@ class RingOperator:
         return y
 
     def flush(self, inputs: Tensors, ring: Tensors, lengths: torch.Tensor, slots: torch.Tensor) -> None:
-        """Write the rings of ``slots`` into their states. inputs: as for ``step``, of any one token."""
+        """Write the rings of ``slots`` into their states. inputs: as for ``step``, of one token, which is not read."""
         given = list(inputs)
         given[self._bounds] = torch.zeros(len(slots) + 1, dtype=torch.int32, device=slots.device)
         given[self._slots] = slots
@@ -72,7 +72,7 @@ class RingOperator:
     def _launched(
         self, given: Tensors, ring: Tensors, lengths: torch.Tensor, gate: torch.Tensor | None, y: torch.Tensor
     ) -> bool:
-        """Run the kernel; False, and nothing was done, where there is none for these sizes."""
+        """Launch the kernel; False, without any effect, if no kernel supports these sizes."""
         if self._kernels is None:
             return False
         own = [*given[: self._bounds], None, *given[self._slots + 1 :]]

@@ -1,4 +1,4 @@
-"""The rings of all states of a set of pools: their memory, and which slots have tokens in them."""
+"""The rings of all states of a set of pools: their memory, and the slots whose rings may have tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.ring_operator import RingOperator
 from hybridge.trt_plugins.specs.ring import RING
 
-# Slots that one call flushes: further ones are padding.
+# Sizes of a flush, in slots; a smaller number of slots is padded.
 _AT_ONCE = (1, 8, 64)
 _LENGTH_BYTES = 4
 
@@ -28,8 +28,8 @@ def ring_bytes(layers: Sequence[RingLayer]) -> int:
 class StateRings:
     """Rings of ``slots`` slots of each of ``layers``; all of a slot's rings have the same length.
 
-    The lengths are on the device, as a row may end there without the host's knowledge. The host knows the slots that
-    may have tokens in their rings: those of all others are empty.
+    The lengths are on the device, because a row may finish there before the host knows. The host knows which rings may
+    have tokens; all others are empty.
     """
 
     def __init__(self, device: TorchDevice, layers: Sequence[RingLayer], slots: int) -> None:
@@ -67,7 +67,7 @@ class StateRings:
         self.lengths.index_copy_(0, chosen, (self.lengths.index_select(0, chosen) + 1) % RING)
 
     def empty(self, slots: Collection[int]) -> None:
-        """The states of ``slots`` are replaced: forget their rings."""
+        """Drop the tokens in the rings of ``slots``, whose states are replaced."""
         if found := self._used.intersection(slots):
             self._used -= found
             with self._device.active():
@@ -88,7 +88,7 @@ class StateRings:
                 self.empty(part)
 
     def _token(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the shape of an input, which is not read."""
+        """A tensor with the shape of an input; its contents are not read."""
         key = shape, dtype
         if key not in self._tokens:
             self._tokens[key] = torch.empty(shape, dtype=dtype, device=self._device.torch)

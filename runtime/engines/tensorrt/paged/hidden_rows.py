@@ -14,9 +14,9 @@ from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT, DeviceMemory
 
 
 class DeviceRows(HiddenRows):
-    """Rows [slots, hidden] of one type. Behind those of a step are ``own`` rows of the head's own last states.
+    """Rows [slots, hidden] of one type. After those of a step come ``own`` rows for the last states of the head itself.
 
-    A step that runs in parts writes each to the rows of a step, from where it is collected.
+    Each part of a step in several parts writes to the same rows; ``collect`` copies them before the next part runs.
     """
 
     def __init__(self, memory: DeviceMemory, reserved: int, tokens: int, own: int, hidden: int, dtype: DType) -> None:
@@ -35,17 +35,17 @@ class DeviceRows(HiddenRows):
 
     @property
     def first(self) -> int:
-        """Place of the first token of a step, whose address TensorRT needs aligned."""
+        """Index of the row of a step's first token; TensorRT requires its address to be aligned."""
         return _first(self.reserved, self.row_bytes)
 
     @property
     def own_first(self) -> int:
-        """Place of the head's own state of the first row of a step."""
+        """Index of the first row with a state of the head itself."""
         return self.first + self._tokens
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of all rows."""
+        """[rows, hidden] of the whole buffer."""
         return self.count, self._hidden
 
     @property
@@ -58,14 +58,14 @@ class DeviceRows(HiddenRows):
         return self.address + place * self.row_bytes
 
     def collect(self, tokens: np.ndarray) -> None:
-        """Put aside what the last part of a step has written: the states of ``tokens`` [n] of the whole step."""
+        """Copy what the last part wrote. ``tokens`` [n]: indices of its tokens in the whole step."""
         bounds = [0, *(np.flatnonzero(np.diff(tokens) != 1) + 1).tolist(), len(tokens)]
         for begin, end in pairwise(bounds):
             target = self._parts.address + int(tokens[begin]) * self.row_bytes
             self._memory.copy(target, self.address_of(self.first + begin), (end - begin) * self.row_bytes)
 
     def join(self, tokens: int) -> None:
-        """Put the states of all ``tokens`` tokens, which were collected, in their places."""
+        """Copy the collected states of all ``tokens`` tokens to the rows of the step."""
         self._memory.copy(self.address_of(self.first), self._parts.address, tokens * self.row_bytes)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -82,7 +82,7 @@ class DeviceRows(HiddenRows):
         return found.astype(np.float32)
 
     def free(self) -> None:
-        """Give the memory back; calling it twice is allowed."""
+        """Release the memory; calling it twice is allowed."""
         self._rows.free()
         self._parts.free()
 

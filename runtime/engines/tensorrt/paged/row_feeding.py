@@ -1,4 +1,4 @@
-"""The rows of a decode step get the tokens that the step before it has chosen, on the GPU."""
+"""Feeds the tokens that the previous step chose to the rows of a decode step, on the GPU."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class RowFeeding:
         self._kernels: dict[int, Kernels] = {}
 
     def fill(self, tokens: ChosenTokens, stops: Sequence[Collection[int]]) -> None:
-        """As ``FeedingTables.fill``; the step before that used them must be done."""
+        """As ``FeedingTables.fill``; the last step that used the tables must have ended."""
         self._tables.fill(tokens, stops)
 
     def prepare(self, rows: int) -> None:
-        """Load the kernel for steps of ``rows`` rows, which cannot be done while one is captured."""
+        """Load the kernel for steps of ``rows`` rows; not possible during a capture."""
         if rows not in self._kernels:
             self._kernels[rows] = self._memory.bind(lambda traits: token_feeding.plan(FeedingProblem(rows), traits))
 
     def enqueue(self, rows: int, addresses: Mapping[str, int]) -> None:
-        """Enqueue the kernel that changes the inputs of a step of ``rows`` rows; ``addresses``: of these inputs."""
+        """Enqueue the kernel that changes the inputs of a step of ``rows`` rows, at ``addresses``, by input name."""
         source = self._pinned.address
         outputs = [addresses[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)]
         self._kernels[rows].launch(self._memory.stream, (source, source + _SOURCE_BYTES), outputs)

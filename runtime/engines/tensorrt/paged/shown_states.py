@@ -15,7 +15,7 @@ from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 
 
 class ShownStates:
-    """Rows to which an engine with this output writes from the start, whether or not they are read."""
+    """The rows for an engine's output of hidden states: bound from the start, even if nothing reads them."""
 
     def __init__(self, memory: DeviceMemory, steps: PagedSteps, bindings: StepBindings, config: RuntimeConfig) -> None:
         """OutOfDeviceMemory when there is too little memory."""
@@ -31,7 +31,7 @@ class ShownStates:
         return self._bindings.hidden is HiddenForm.SHOWN
 
     def show(self, reserved: int) -> DeviceRows:
-        """New rows, with ``reserved`` slots for the caller, in place of those before; no step may be pending."""
+        """New rows, with ``reserved`` slots for the caller, in place of the previous ones; no step may be pending."""
         if not self.exist:
             raise EngineError(
                 "expected an engine that shows hidden states, found one without: run hybridge build-engine again with "
@@ -41,12 +41,12 @@ class ShownStates:
         return self._make(reserved)
 
     def collect(self, part: StepPart, whole: PackedInputs) -> None:
-        """``part`` of a step has been enqueued."""
+        """Collect the rows of ``part``; to be called once it is enqueued."""
         if self._rows is not None and self._is_read and part.inputs is not whole:
             self._rows.collect(part.tokens)
 
     def join(self, whole: PackedInputs) -> None:
-        """All parts of a step of several have been enqueued."""
+        """Join the collected rows of ``whole``; to be called once all its parts are enqueued."""
         if self._rows is not None and self._is_read:
             self._rows.join(len(whole.input_ids))
 

@@ -1,4 +1,4 @@
-"""Launches the steps of a paged engine, in parts that fit its profiles, and follows those that may still run."""
+"""Launches the steps of a paged engine, in parts that fit its profiles, and tracks those in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 
 
 class StepLauncher:
-    """Two steps at most run or wait at a time: the second is launched ahead of the end of the first."""
+    """At most two steps are in flight: the second is launched before the first ends."""
 
     def __init__(
         self, memory: DeviceMemory, bindings: StepBindings, steps: PagedSteps, drafts: DraftRows, shown: ShownStates
@@ -34,7 +34,7 @@ class StepLauncher:
 
     def launch(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> DeviceResult:
         """As ``PagedEngine.launch``."""
-        # The pinned inputs and logits of the step before are about to be overwritten.
+        # The pinned inputs and logits of the previous step are about to be overwritten.
         self.finish()
         self._drafts.forget()
         *first, last = step_parts(inputs, self._bindings.row_tokens, self._bindings.largest.logits)
@@ -58,7 +58,7 @@ class StepLauncher:
         if tokens is None or not can_feed(feeding.stops):
             return None
         assert self._pending and result.is_of(self._pending[-1]), "another step was launched after that of the result"
-        # The pinned inputs of the step before that are about to be overwritten.
+        # The pinned inputs of the step before the previous one are about to be overwritten.
         self.finish(keep=1)
         output = self._steps.run_next(inputs, pools, tokens, feeding)
         if output is None:
@@ -94,7 +94,7 @@ class StepLauncher:
         return output
 
     def _recorded(self, output: StepOutput) -> PendingStep[StepOutput]:
-        """The step of ``output``, which ends where the stream ends now; takes the marker of one that is done."""
+        """The pending step of ``output``, with a marker recorded on the stream, reused from a finished step."""
         marker = self._markers.pop(0)
         self._markers.append(marker)
         marker.record()
