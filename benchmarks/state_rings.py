@@ -1,4 +1,4 @@
-"""Decode steps of many rows whose recurrent states are written once a ring, beside the same with every write.
+"""Decode steps of many rows: recurrent states with rings, compared with a write in every step.
 
 A 2.65 B hybrid model in bfloat16, and the kernels of three operators with float32 states, on a GPU.
 """
@@ -33,7 +33,7 @@ _WARM_STEPS = 3
 
 @dataclass(frozen=True)
 class StateRingSettings:
-    """``steps`` decode steps of ``rows`` rows, a multiple of a ring's tokens.
+    """``steps`` decode steps of ``rows`` rows; steps are a multiple of RING.
 
     Logits after ``gate_tokens`` and ``gate_steps`` more tokens are compared with transformers in float32. step_goal:
     time of a step with plain states divided by that with rings; kernel_goals: the same of the kernels, on a GPU.

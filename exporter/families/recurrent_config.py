@@ -15,7 +15,7 @@ class MambaConfig:
     """A Mamba2 mixer. ``norm_groups`` groups of the gated RMS norm; dt is clamped to ``time_step_limit`` (seconds).
 
     Without ``has_norm`` the gate alone follows the scan. ``norm_eps`` None is the model's epsilon, ``out_bias`` None is
-    ``proj_bias``. ``multipliers`` of what in_proj gives: gate, x, B, C and dt.
+    ``proj_bias``. ``multipliers`` scale the outputs of in_proj: gate, x, B, C and dt.
     """
 
     num_heads: int
@@ -65,9 +65,8 @@ class GatedDeltaConfig:
     one convolution each for q, k and v) or, with one decay for each key channel (Kimi Delta Attention, arXiv
     2510.26692), "channels" (f_proj instead of a_proj) and "low_rank" (f_proj and g_proj as two matrices each, of rank
     value_size). ``decay_bound``: the log of the decay is this times a sigmoid. ``decay_shape`` is that of A_log.
-    ``beta_scale`` multiplies the sigmoid that beta is. ``gate_activation`` is of the output's gate. ``norm_eps`` None
-    is the model's epsilon. ``conv_parts`` are the channels of the three convolutions where they are not those of q, k
-    and v.
+    ``beta_scale``: beta is this times a sigmoid. ``gate_activation``: that of the output gate. ``norm_eps`` None is the
+    model's epsilon. ``conv_parts``: the channels of the three convolutions where they differ from those of q, k and v.
     """
 
     num_key_heads: int
@@ -120,7 +119,7 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True)
 class ShortConvConfig:
-    """A gated short convolution over ``conv_dim`` channels; ``bias`` is of it and of both projections."""
+    """A gated short convolution over ``conv_dim`` channels; ``bias``: whether it and both projections have one."""
 
     conv_dim: int
     conv_kernel: int
@@ -138,7 +137,7 @@ class ShortConvConfig:
 class LightningAttentionConfig:
     """Linear attention whose decays are constants (MiniMax-01, arXiv 2501.08313).
 
-    ``layer`` of ``layers``, counted from 0, tells the decays: in front they are the strongest.
+    The decays depend on ``layer`` (from 0) of ``layers``; they are strongest in the first.
     """
 
     num_heads: int

@@ -1,11 +1,11 @@
-// One token a row, of states with a ring: the state is read in every step and written once in RING steps.
+// One token per row, states with rings: a state is read in every step and written once in RING steps.
 //
 // With S the state in memory, tokens 1 to m in the ring, token t = m + 1, g_j the log decay of token j, w_j what it
 // writes, and E_j = exp(g_{j+1} + ... + g_t) (one a head, or one a key channel):
 //     k_t S' = k_t exp(g_1 + ... + g_t) S + sum over j <= m of (k_t E_j k_j) w_j, and so for q_t
 //     w_t    = beta (v_t - k_t S'),   o_t = q_t S' + (q_t k_t) w_t
-// Token t is added to the ring, or, if it is the RING-th, all of them to the state. A row without a token adds its ring
-// to the state. What changes the length of a ring is not in this kernel, as all blocks of a row read it.
+// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For a row without a token
+// the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row read it here.
 //
 // Macros: those of decode_token.cuh; AT_ONCE as in decode_slices.cu; RING (at most 16). Grid: as of decode_slices.cu.
 #include "common/async_copy.cuh"

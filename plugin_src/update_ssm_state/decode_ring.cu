@@ -1,9 +1,9 @@
-// One token a row, of states with a ring: the state is read in every step and written once in RING steps.
+// One token per row, states with rings: a state is read in every step and written once in RING steps.
 //
 // With S the state in memory, tokens 1 to m in the ring, token t = m + 1, and a_j the log decay of token j:
 //     y_t = exp(a_1 + ... + a_t) S C_t + sum over j <= t of exp(a_{j+1} + ... + a_t) dt_j (B_j C_t) x_j + D x_t
-// Token t is added to the ring, or, if it is the RING-th, all of them to the state. A row without a token adds its ring
-// to the state. What changes the length of a ring is not in this kernel, as all blocks of a row read it.
+// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For a row without a token
+// the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row read it here.
 //
 // Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED; RING (at most 16). Grid: as of decode_lanes.cu.
 #include "common/launch.cuh"

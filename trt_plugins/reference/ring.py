@@ -52,7 +52,7 @@ def ring_step(
 
 
 def flushed_state(operator: str, state: Tensor, ring: Sequence[Tensor], lengths: Tensor) -> Tensor:
-    """The states [rows, ...] after the tokens of their rings, in the precision of states' maths."""
+    """The states [rows, ...] after the tokens of their rings, in the type that computes states."""
     left, right, log_decay = _UPDATES[operator](ring, state.shape[1])
     found = state.to(work_dtype(state))
     for token in range(RING):
@@ -63,7 +63,7 @@ def flushed_state(operator: str, state: Tensor, ring: Sequence[Tensor], lengths:
 
 
 def _ssm_update(ring: Sequence[Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What a token adds, as the outer product of two vectors [rows, heads, RING, size], and log decays of rows."""
+    """The two vectors [rows, heads, RING, size] whose outer product each token adds, and the log decays."""
     x, B, steps = ring
     log_decay, step = steps.split(1, -1)
     return x * step, B.repeat_interleave(heads // B.shape[1], 1), log_decay
@@ -75,7 +75,7 @@ def _delta_update(ring: Sequence[Tensor], heads: int) -> tuple[Tensor, Tensor, T
 
 
 def _ssm_entry(inputs: Sequence[Tensor], state: Tensor, attributes: Mapping[str, object]) -> tuple[Tensor, ...]:
-    """What the ring holds of a token; ``state``: before it."""
+    """The ring's entry for a token; ``state``: before the token."""
     x, A, B, _, _, dt, bias = inputs[:7]
     softplus, least, most = (attributes[name] for name in ("dt_softplus", "time_step_min", "time_step_max"))
     assert isinstance(softplus, int) and isinstance(least, float) and isinstance(most, float)

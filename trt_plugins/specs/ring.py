@@ -1,13 +1,13 @@
 """Recurrent operators whose states have rings: a state is read in every step, and written once in RING steps.
 
-The ring of a slot holds what its last tokens, fewer than RING, have to do with its state. A sequence's state is that of
-its slot after these tokens. A call with one token a row, of packed rows, reads both:
+The ring of a slot holds the updates of its last tokens (at most RING - 1), which the stored state does not have yet. A
+call on packed rows of one token reads both:
 
-* Where the ring has fewer than RING - 1 tokens, the token is added to it, and the state in memory stays the same.
-* Otherwise ring and token are written into the state, and the ring is empty.
+* If the ring has fewer than RING - 1 tokens, the token is added to it, and the state in memory does not change.
+* Otherwise the ring and the token are written into the state, and the ring becomes empty.
 * A row without a token has its ring flushed into the state.
 
-An engine keeps the rings, and how many tokens each has, beside the pools of states. Engines of exported graphs use this
+The engine stores the rings and their lengths beside the pools of states. Engines of exported graphs use this
 form of an operator (as they do with slots for draft tokens); it is not in model files.
 """
 
@@ -23,12 +23,12 @@ from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
 from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 RING = 16
-"""Tokens, of which a ring holds one less: with the last one the state is written."""
+"""Tokens per write of a state; a ring holds at most one fewer."""
 
 
 @dataclass(frozen=True)
 class RingTensor:
-    """One tensor of a ring, [slots, outer, RING, inner], without gaps.
+    """One tensor of a ring, [slots, outer, RING, inner], contiguous.
 
     dtype: None for that of the operator's data. outer, inner: dims of the operator's inputs, or sizes.
     """

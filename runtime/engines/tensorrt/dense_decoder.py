@@ -17,18 +17,18 @@ from hybridge.runtime.sampling import NO_SAMPLING, DrawError, SampledToken, Toke
 
 @dataclass(frozen=True, eq=False)
 class SampledStep:
-    """What a decode step has left on the device, by batch row. logits: copies all rows [batch, vocab] to the host."""
+    """The output of a decode step on the device, by batch row. logits: copies all rows [batch, vocab] to the host."""
 
     sampler: StepSampler
     logits: Callable[[], np.ndarray]
 
 
-# A step of these states whose tokens are chosen on the GPU, by batch row; None where that cannot be done.
+# Launches a step that samples on the GPU, by batch row; None if that is not possible.
 Submit = Callable[[StepInputs, DeviceStateSet, Mapping[int, TokenSampling]], PendingStep[SampledStep] | None]
 
 
 class DeviceDecoder(StepDecoder):
-    """Logits of steps come to the host only where something asks for them."""
+    """Copies the logits of a step to the host only on request."""
 
     def __init__(self, engine: DenseEngine, rows: Sequence[int], states: DeviceStateSet, submit: Submit) -> None:
         super().__init__(engine, rows, states)

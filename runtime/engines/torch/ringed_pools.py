@@ -1,4 +1,4 @@
-"""Pools whose states may have rings, which are flushed before anything but a decode step reads the state."""
+"""Pools whose states may have rings; these are flushed before anything but a decode step reads the states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridge.runtime.engines.torch.state_rings import StateRings
 
 
 class RingedPools(TorchPools):
-    """Copies, saved states and packed ones are flushed; a state that is replaced loses its ring."""
+    """Rings are flushed before states are copied, saved or packed, and emptied when states are replaced."""
 
     def __init__(
         self,

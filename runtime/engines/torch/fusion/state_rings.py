@@ -46,7 +46,7 @@ class RingLayer:
 
 
 def ring_layers(graph: ir.Graph) -> Iterator[RingLayer]:
-    """The operators of a packed graph whose states can have rings; EngineError where it has no shapes."""
+    """The operators of a packed graph whose states can have rings; EngineError if shapes are missing."""
     for node in graph:
         if node.domain == DOMAIN and node.op_type in RINGS:
             spec = spec_of(node.op_type, PACKED_VERSION)
@@ -66,7 +66,7 @@ def ring_layers(graph: ir.Graph) -> Iterator[RingLayer]:
 
 
 def use_rings(graph: ir.Graph) -> None:
-    """Let these operators read and extend their rings, in place. They gate their output where a Mamba2 mixer does."""
+    """Make these operators read and extend their rings in place; in a Mamba2 mixer they also apply the gate."""
     mixers = {mixer.scan: mixer for mixer in find_mixers(graph)}
     for node in list(graph):
         if node.domain == DOMAIN and node.op_type in RINGS:
