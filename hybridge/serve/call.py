@@ -245,7 +245,7 @@ class Call:
 
 
 class _CallStream(EventStream):
-    """Ends its call when it ends, also when it never begins."""
+    """The event stream of a call; ends the call when the stream ends or fails to start."""
 
     def __init__(self, call: Call, batches: AsyncIterator[Sequence[Piece]], writer: EventWriter) -> None:
         super().__init__(call.request, batches, writer, call.service)

@@ -87,7 +87,7 @@ class Grammars:
         return lambda: GrammarTokens(found.deep_copy(), stops, self._masks)
 
     async def _in_turn(self, grammar: str) -> LLMatcher:
-        """Compile when the grammars before it are done: the time limit begins then, whatever they took."""
+        """Compile after all earlier grammars; the time limit starts only then."""
         async with self._turn:
             if self._compiling is not None:
                 await asyncio.wait([self._compiling])

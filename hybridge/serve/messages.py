@@ -11,7 +11,7 @@ from hybridge.serve.schemas.tools import ToolCall
 
 
 def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
-    """Parts of a content are joined, and a developer's message is one of the system, as templates expect.
+    """Join the parts of a content and turn developer messages into system messages, as templates expect.
 
     Arguments of earlier calls become objects, which templates write in their own format.
     """
