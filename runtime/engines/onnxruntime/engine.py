@@ -27,9 +27,6 @@ from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
 # Larger steps are not faster, but attention scores grow with tokens times context.
 _STEP_TOKENS = 512
-# With fewer bytes of weights, one thread decodes one row faster than several, which wait for each other in every
-# product (14 MB: 0.85 ms per token, 1.35 with two threads).
-_ONE_THREAD_BYTES = 32 * MIB
 # Each session packs its own copy of the quantised weights. Above this number of bytes, one session runs every step
 # without padding: a token then takes a millisecond longer than in a session for single tokens.
 MOST_BLOCK_BYTES = 128 * MIB
@@ -51,15 +48,14 @@ class OnnxRuntimeEngine(ArrayEngine):
         graphs: GraphCache | None = None,
         exact_products: bool = False,
     ) -> None:
-        """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use, and to 1
-        where a small model decodes one row.
+        """Load the artifact in ``folder``; ``threads`` defaults to the CPUs that this process may use.
 
         graphs: cache of rewritten graphs for later starts; None rewrites them each time. exact_products: as in
         EngineOptions.
         ArtifactError when the folder is not a complete artifact, EngineError when ONNX Runtime refuses it.
         """
         super().__init__(folder)
-        self._requested_threads, self._threads = threads, threads or available_cpus()
+        self._threads = threads or available_cpus()
         self._graphs, self._exact = graphs, exact_products
         self._weights = WeightStore(self._folder)
         self._forms: dict[GraphForm, FormSession] = {}
@@ -183,9 +179,7 @@ class OnnxRuntimeEngine(ArrayEngine):
             graph = self._graphs.get(self._folder, key, lambda: self._rewritten(form))
         self._opened.check()
         repeats = form in (GraphForm.ONE_TOKEN, GraphForm.TOKEN_PER_ROW)
-        alone = form is GraphForm.ONE_TOKEN and not self._requested_threads and graph.read_bytes < _ONE_THREAD_BYTES
-        threads = 1 if alone else self._threads
-        session = create_session(graph, self._weights, self._folder, threads, plans_memory=repeats)
+        session = create_session(graph, self._weights, self._folder, self._threads, plans_memory=repeats)
         return FormSession(session, graph.inputs, graph.in_place), graph
 
     def _rewritten(self, form: GraphForm, values: Sequence[str] = ()) -> DenseGraph:

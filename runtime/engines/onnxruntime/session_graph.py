@@ -113,13 +113,6 @@ class SessionGraph:
         whole = (weight for weight in self.weights if weight.form == WHOLE)
         return sum(4 * math.prod(part.shape) for weight in whole for part in weight.parts)
 
-    @property
-    def read_bytes(self) -> int:
-        """Approximate bytes of weights that a step reads."""
-        linear = (weight for weight in self.weights if weight.form in (LINEAR, LINEAR_FLOATS))
-        stored = sum(_stored_bytes(part) for weight in linear for part in weight.parts)
-        return self.float32_bytes + self.block_bytes + stored
-
     def rounding_notes(self, exact: bool) -> tuple[str, ...]:
         """Notes for the user on rounded inputs of quantised weights; none if ``exact``, when inputs are not rounded."""
         count = sum(weight.form in (BLOCKS, LINEAR) for weight in self.weights)
@@ -142,12 +135,6 @@ class SessionGraph:
         return sum(
             kernel_bits(part) * math.prod(part.shape) // 8 for part in parts if isinstance(part, QuantizedMatrix)
         )
-
-
-def _stored_bytes(part: Part) -> int:
-    """Bytes of the numbers of ``part`` in its file, without scales."""
-    stored = part.values if isinstance(part, QuantizedMatrix) else part
-    return stored.dtype.nbytes(math.prod(stored.shape))
 
 
 @dataclass(frozen=True)
