@@ -133,7 +133,7 @@ class ServingLoop:
             arrivals()
             arrivals = None
         try:
-            self._settle(self._launch_next())
+            self._settle(self._launch_next() if self._chains_steps else None)
             if self._runs_ahead and self._in_flight is None:
                 self._launch(arrivals)
         finally:

@@ -36,6 +36,20 @@ def join_reshapes(model: ir.Model) -> None:
             replace_node(node, [insert.op("Reshape", sources[-1], insert.ints(*sizes))])
 
 
+def reshape_gathers_of_one(model: ir.Model) -> None:
+    """Replace every GatherND of one element along an axis of size 1, as of the last of one token, by a Reshape."""
+    for node in list(model.graph):
+        if node.op_type != "GatherND" or node.domain:
+            continue
+        data, batch_dims = node.inputs[0], node.attributes.get("batch_dims")
+        shape, found = fixed_shape(data), fixed_shape(node.outputs[0])
+        if batch_dims is None or batch_dims.as_int() != 1 or shape is None or found is None:
+            continue
+        if shape[1] == 1 and len(found) == len(shape) - 1 and None not in found[1:] and found[1:] == shape[2:]:
+            insert = Inserter(model.graph, node)
+            replace_node(node, [insert.op("Reshape", data, insert.ints(-1, *(int(size or 0) for size in found[1:])))])
+
+
 def _is_reshape(node: ir.Node | None) -> bool:
     return node is not None and node.op_type in _RESHAPES and not node.domain
 

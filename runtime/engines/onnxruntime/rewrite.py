@@ -26,7 +26,7 @@ from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
 from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
-from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes, reshape_gathers_of_one
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -86,6 +86,7 @@ def rewrite(
     use_group_query_attention(model, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels, padded)
+    reshape_gathers_of_one(model)
     join_reshapes(model)
     if form is GraphForm.TOKEN_PER_ROW:
         put_weights_left(model)

@@ -24,7 +24,7 @@ from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
-from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes, reshape_gathers_of_one
 from hybridge.runtime.engines.onnxruntime.rewrite import rewrite
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 from tests.runtime.onnxruntime.hand_made import HandMade
@@ -264,6 +264,16 @@ def test_reshapes_that_lead_back_to_a_shape_disappear() -> None:
     join_reshapes(model)
     remove_dead_code(model)
     assert op_types(model) == ["Neg"]
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1, ["Reshape"]), (2, ["GatherND"])])
+def test_the_last_of_one_token_is_not_gathered(tokens: int, expected: list[str]) -> None:
+    node = helper.make_node("GatherND", ["x", "index"], ["y"], batch_dims=1)
+    shapes = {"index": np.array([[0], [0], [0]])}
+    model = graph_of([node], {"x": (FLOAT, [3, tokens, 6])}, {"y": (FLOAT, [3, 6])}, shapes)
+    reshape_gathers_of_one(model)
+    remove_dead_code(model)
+    assert op_types(model) == expected
 
 
 def test_a_reshape_that_undoes_an_unsqueeze_disappears() -> None:
