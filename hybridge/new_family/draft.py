@@ -143,5 +143,5 @@ def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any]
         "exporter/families/registry.py": f'"{model_type}": {model_type}.parse,',
         "README.md": f"| `{model_type}` | attention |",
         "tests/support/tiny_models.py": f'"{model_type}": {{\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}\n}},',
-        "tests/exporter/families/test_against_transformers.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
+        "tests/exporter/families/rows/attention.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
     }
