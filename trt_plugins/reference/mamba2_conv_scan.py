@@ -47,19 +47,12 @@ def mamba2_conv_scan(
         UnsupportedError: the channels are not x, B and C of a whole number of groups.
     """
     work, (heads, head_dim, state_size) = work_dtype(conv_input), state.shape[1:]
-    inner = heads * head_dim
-    groups = group_count(conv_input.shape[-1], inner, state_size)
-    if gate.shape[-1] != inner or groups == 0 or heads % groups:
-        raise UnsupportedError(
-            f"mamba2_conv_scan: expected a gate of {inner} channels and a conv_dim of {inner} + 2 * groups * "
-            f"{state_size} where groups divides {heads}, found {gate.shape[-1]} and {conv_input.shape[-1]}; "
-            "check the split of the projection"
-        )
+    groups = _checked_groups(conv_input.shape[-1], gate.shape[-1], heads, head_dim, state_size)
     bias = None if conv_bias is None else conv_bias.to(work)
     mixed, conv_state_out = causal_conv1d(
         conv_input.to(work), conv_weight.to(work), bias, conv_state.to(work), context_lengths, activation
     )
-    x, B, C = mixed.split([inner, groups * state_size, groups * state_size], dim=-1)
+    x, B, C = mixed.split([heads * head_dim, groups * state_size, groups * state_size], dim=-1)
     y, state_out = update_ssm_state(
         x.unflatten(-1, (heads, head_dim)),
         A,
@@ -79,3 +72,16 @@ def mamba2_conv_scan(
     time = gate.shape[1] if gate.ndim == 3 else 1
     valid = valid_tokens(clamped_lengths(context_lengths, time), time).view(*gate.shape[:-1], 1)
     return gated.masked_fill(~valid, 0.0).to(gate.dtype), conv_state_out.to(conv_state.dtype), state_out
+
+
+def _checked_groups(conv_dim: int, gate_dim: int, heads: int, head_dim: int, state_size: int) -> int:
+    """How many groups of B and C the ``conv_dim`` channels hold."""
+    inner = heads * head_dim
+    groups = group_count(conv_dim, inner, state_size)
+    if gate_dim != inner or groups == 0 or heads % groups:
+        raise UnsupportedError(
+            f"mamba2_conv_scan: expected a gate of {inner} channels and a conv_dim of {inner} + 2 * groups * "
+            f"{state_size} where groups divides {heads}, found {gate_dim} and {conv_dim}; "
+            "check the split of the projection"
+        )
+    return groups
