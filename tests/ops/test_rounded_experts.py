@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.ops.rounded_experts import ExpertRounding
-from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
+from hybridge.runtime.engines.torch.ops.routing import ExpertMatrices, RoutedExperts
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.functions import attach_functions
@@ -147,7 +147,8 @@ def test_forms_of_the_torch_engine(rounding: str, group: int, form: str, monkeyp
     x, ids, weights, up, down, *scales = (torch.from_numpy(array) for array in inputs_of(case).values())
     experts = RoutedExperts(ExpertActivation("silu", True))
     monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
-    y = experts(x, ids, weights, up, down, ExpertRounding(rounding, group).of(*scales))
+    rounds = ExpertRounding(rounding, group).of(*scales)
+    y = experts(x, ids, weights, ExpertMatrices(up, down, rounds=rounds))
     assert relative_error(y.numpy(), expected(case, 1, rounding, group)) < 1e-6
 
 

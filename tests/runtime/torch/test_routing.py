@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybridge.runtime.engines.torch.ops.routing import RoutedExperts
+from hybridge.runtime.engines.torch.ops.routing import ExpertMatrices, RoutedExperts
 from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 from tests.ops.expert_cases import CLAMPED, expert_case, expert_loop
 from tests.ops.oracle import relative_error
@@ -22,7 +22,7 @@ def test_each_form(form: str, time: int, activation: str, gated: int, monkeypatc
     if form == "grouped" and not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("needs torch 2.10: grouped_mm")
     monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
-    y = experts(x.float(), ids, weights.float(), up.float(), down.float())
+    y = experts(x.float(), ids, weights.float(), ExpertMatrices(up.float(), down.float()))
     assert relative_error(y.numpy(), expert_loop(case, activation, gated)) < 1e-6
 
 
@@ -33,7 +33,7 @@ def test_biases_and_a_clamped_gate(form: str, monkeypatch: pytest.MonkeyPatch) -
     up, down, *biases = (tensor.float() for tensor in rest)
     experts = RoutedExperts(ExpertActivation("silu", True, **CLAMPED))
     monkeypatch.setattr(experts, "by_expert", getattr(experts, form))
-    y = experts(x.float(), ids, weights.float(), up, down, biases=(biases[0], biases[1]))
+    y = experts(x.float(), ids, weights.float(), ExpertMatrices(up, down, (biases[0], biases[1])))
     assert relative_error(y.numpy(), expert_loop(case, "silu", 1, clamped=True)) < 1e-6
 
 
@@ -44,7 +44,7 @@ def test_on_a_gpu(time: int) -> None:
     arrays = (torch.from_numpy(array).cuda() for array in case.arrays().values())
     x, ids, weights, up, down = arrays
     y = RoutedExperts(ExpertActivation("silu", True))(
-        x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16()
+        x.bfloat16(), ids, weights.float(), ExpertMatrices(up.bfloat16(), down.bfloat16())
     )
     assert relative_error(y.double().cpu().numpy(), expert_loop(case, "silu", 1)) < 3e-2
 
@@ -61,7 +61,7 @@ def test_prompts_need_nothing_from_the_host(favourite: bool) -> None:
     """66 tokens and 40 experts, so that some have no token."""
     case = expert_case(time=33, experts=40, top_k=3, hidden=72, intermediate=40, favourite=favourite)
     x, ids, weights, up, down = (torch.from_numpy(array).cuda() for array in case.arrays().values())
-    inputs = x.bfloat16(), ids, weights.float(), up.bfloat16(), down.bfloat16()
+    inputs = x.bfloat16(), ids, weights.float(), ExpertMatrices(up.bfloat16(), down.bfloat16())
     experts = RoutedExperts(ExpertActivation("silu", True))
     experts(*inputs)  # the first call may load what the others use
     torch.cuda.set_sync_debug_mode("error")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
-from hybridge.runtime.engines.torch.ops.routing import Roundings, RoutedExperts, biases_of
+from hybridge.runtime.engines.torch.ops.routing import ExpertMatrices, Roundings, RoutedExperts, biases_of
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.reference.rounded_experts import rounded
 from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
@@ -56,7 +56,8 @@ def _rounded_experts(context: NodeContext) -> Run:
         down_scale: torch.Tensor,
         *biases: torch.Tensor,
     ) -> torch.Tensor:
-        return experts(x, ids, weights, up, down, rounding.of(up_scale, down_scale), biases_of(biases))
+        matrices = ExpertMatrices(up, down, biases_of(biases), rounding.of(up_scale, down_scale))
+        return experts(x, ids, weights, matrices)
 
     return run
 

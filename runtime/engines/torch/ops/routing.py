@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
@@ -53,7 +55,7 @@ def _routed_experts(context: NodeContext) -> Run:
         x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *matrices_and_biases: torch.Tensor
     ) -> torch.Tensor:
         up, down, *biases = matrices_and_biases
-        return experts(x, ids, weights, up, down, biases=biases_of(biases))
+        return experts(x, ids, weights, ExpertMatrices(up, down, biases_of(biases)))
 
     return run
 
@@ -112,6 +114,19 @@ def biases_of(inputs: Sequence[torch.Tensor]) -> Biases:
     return (inputs[0], inputs[1]) if inputs else None
 
 
+@dataclass(frozen=True)
+class ExpertMatrices:
+    """Of all experts: up [experts, rows, hidden], down [experts, hidden, intermediate], and their biases.
+
+    rounds: how the inputs of both products are rounded.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    biases: Biases = None
+    rounds: Roundings = EXACT
+
+
 class RoutedExperts:
     """The weighted sum of each token's experts; x [..., hidden], ids and weights [..., top_k] -> [..., hidden].
 
@@ -123,23 +138,16 @@ class RoutedExperts:
         self._kernel = None if kernels is None else OptionalKernel(kernels, routed_experts.plan)
 
     def __call__(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        weights: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        rounds: Roundings = EXACT,
-        biases: Biases = None,
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, matrices: ExpertMatrices
     ) -> torch.Tensor:
-        """rounds: how the inputs of both products are rounded."""
         tokens, chosen = x.reshape(-1, x.shape[-1]), ids.reshape(-1, ids.shape[-1])
-        if self._kernel is not None and rounds is EXACT and chosen.numel() <= LARGEST_ROUTES:
-            y = self._launched(tokens, chosen, weights.reshape(chosen.shape), up, down, *(biases or ()))
+        biases = matrices.biases
+        if self._kernel is not None and matrices.rounds is EXACT and chosen.numel() <= LARGEST_ROUTES:
+            routes = tokens, chosen, weights.reshape(chosen.shape)
+            y = self._launched(*routes, matrices.up, matrices.down, *(biases or ()))
             if y is not None:
                 return y.view(x.shape)
-        up_bias = None if biases is None else biases[0]
-        results = self._form(tokens, chosen, up, down)(tokens, chosen, up, down, rounds, up_bias).float()
+        results = self._form(tokens, chosen, matrices)(tokens, chosen, matrices).float()
         if biases is not None:
             results = results + biases[1][chosen.long()].float()
         mixed = (results * weights.reshape(*chosen.shape, 1)).sum(1)
@@ -169,77 +177,58 @@ class RoutedExperts:
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         return y if self._kernel.launch(problem, inputs, [y]) else None
 
-    def _form(self, x: torch.Tensor, ids: torch.Tensor, *weights: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def _form(
+        self, x: torch.Tensor, ids: torch.Tensor, matrices: ExpertMatrices
+    ) -> Callable[[torch.Tensor, torch.Tensor, ExpertMatrices], torch.Tensor]:
         """The fastest of the three forms below."""
         if not x.is_cuda:
             return self.by_expert
         if ids.numel() <= GATHERED_ROUTES:
             return self.gathered
-        sizes = {size for weight in weights for size in weight.shape[1:]}
+        sizes = {*matrices.up.shape[1:], *matrices.down.shape[1:]}
         aligned = all(size * x.element_size() % _ALIGNMENT == 0 for size in sizes)
-        grouped = hasattr(torch.nn.functional, "grouped_mm") and x.dtype == torch.bfloat16 and aligned
+        grouped = hasattr(F, "grouped_mm") and x.dtype == torch.bfloat16 and aligned
         return self.grouped if grouped and torch.cuda.get_device_capability(x.device) in _GROUPED else self.by_expert
 
-    def gathered(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        rounds: Roundings = EXACT,
-        up_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def gathered(self, x: torch.Tensor, ids: torch.Tensor, matrices: ExpertMatrices) -> torch.Tensor:
         """Result of every route [n, k, hidden] without the last bias, from copies of the chosen experts.
 
         Nothing waits for the device.
         """
         routes = ids.reshape(-1)
-        rows = rounds[0](x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0]), routes)
-        inner = self._inner(torch.bmm(up.index_select(0, routes), rows[:, :, None]).squeeze(-1), up_bias, routes)
-        y = torch.bmm(down.index_select(0, routes), rounds[1](inner, routes)[:, :, None])
+        rows = matrices.rounds[0](x.repeat_interleave(ids.shape[1], 0, output_size=routes.shape[0]), routes)
+        up = torch.bmm(matrices.up.index_select(0, routes), rows[:, :, None]).squeeze(-1)
+        inner = self._inner(up, matrices, routes)
+        y = torch.bmm(matrices.down.index_select(0, routes), inner[:, :, None])
         return y.reshape(*ids.shape, x.shape[-1])
 
-    def grouped(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        rounds: Roundings = EXACT,
-        up_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def grouped(self, x: torch.Tensor, ids: torch.Tensor, matrices: ExpertMatrices) -> torch.Tensor:
         """Result of every route [n, k, hidden], routes in the order of their experts; nothing waits for the device."""
-        product = torch.nn.functional.grouped_mm
+        product = F.grouped_mm
         experts, order = ids.reshape(-1).sort(stable=True)
-        all_experts = torch.arange(up.shape[0], dtype=experts.dtype, device=experts.device)
+        all_experts = torch.arange(matrices.up.shape[0], dtype=experts.dtype, device=experts.device)
         ends = torch.searchsorted(experts, all_experts, right=True, out_int32=True)
-        rows = rounds[0](x[order // ids.shape[1]], experts)
-        inner = self._inner(product(rows, up.transpose(1, 2), offs=ends), up_bias, experts)
-        y = product(rounds[1](inner, experts), down.transpose(1, 2), offs=ends)
+        rows = matrices.rounds[0](x[order // ids.shape[1]], experts)
+        inner = self._inner(product(rows, matrices.up.transpose(1, 2), offs=ends), matrices, experts)
+        y = product(inner, matrices.down.transpose(1, 2), offs=ends)
         return torch.empty_like(y).index_copy_(0, order, y).reshape(*ids.shape, x.shape[-1])
 
-    def by_expert(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor,
-        up: torch.Tensor,
-        down: torch.Tensor,
-        rounds: Roundings = EXACT,
-        up_bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def by_expert(self, x: torch.Tensor, ids: torch.Tensor, matrices: ExpertMatrices) -> torch.Tensor:
         """Result of every route [n, k, hidden], from the experts where they are."""
         results = x.new_empty((*ids.shape, x.shape[-1]))
         for expert in ids.unique().tolist():
             token, place = torch.where(ids == expert)
             own = ids[token, place]
-            inner = self._inner(torch.nn.functional.linear(rounds[0](x[token], own), up[expert]), up_bias, own)
-            results[token, place] = torch.nn.functional.linear(rounds[1](inner, own), down[expert])
+            up = F.linear(matrices.rounds[0](x[token], own), matrices.up[expert])
+            results[token, place] = F.linear(self._inner(up, matrices, own), matrices.down[expert])
         return results
 
-    def _inner(self, up: torch.Tensor, bias: torch.Tensor | None, experts: torch.Tensor) -> torch.Tensor:
-        """up [routes, rows], experts [routes] -> [routes, intermediate]."""
-        wide = up.float() if bias is None else up.float() + bias[experts.long()].float()
-        return expert_activation(wide, self._activation).to(up.dtype)
+    def _inner(self, up: torch.Tensor, matrices: ExpertMatrices, experts: torch.Tensor) -> torch.Tensor:
+        """up [routes, rows], experts [routes] -> the inputs of the second product [routes, intermediate], rounded."""
+        wide = up.float()
+        if matrices.biases is not None:
+            wide = wide + matrices.biases[0][experts.long()].float()
+        return matrices.rounds[1](expert_activation(wide, self._activation).to(up.dtype), experts)
 
 
 ROWS: dict[str, Builder] = {"ReduceSum": _reduce_sum, "Softmax": _softmax, "TopK": _top_k}

@@ -12,7 +12,7 @@ from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.runtime.engines.torch.ops.rounded_experts import ExpertRounding, taken_rounding
-from hybridge.runtime.engines.torch.ops.routing import EXACT, Roundings, RoutedExperts, biases_of
+from hybridge.runtime.engines.torch.ops.routing import EXACT, ExpertMatrices, Roundings, RoutedExperts, biases_of
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
 from hybridge.trt_plugins.kernels.fused import tiled_experts
 from hybridge.trt_plugins.kernels.fused.routed_experts import LARGEST_ROUTES
@@ -89,7 +89,7 @@ class TiledExperts:
         problem = UnpackTiles(sizes.down, sizes.experts * sizes.hidden, sizes.intermediate)
         down_matrix = unpacked_tiles(self._kernels, problem, down, down_factors)
         up, down = (matrix.view(sizes.experts, -1, matrix.shape[1]) for matrix in (up_matrix, down_matrix))
-        return self._with_matrices(x, ids, weights, up, down, rounds, biases_of(biases))
+        return self._with_matrices(x, ids, weights, ExpertMatrices(up, down, biases_of(biases), rounds))
 
     def _launched(self, inputs: list[torch.Tensor]) -> torch.Tensor | None:
         """The result [n, hidden] of the kernels; None where they do not support the sizes."""
