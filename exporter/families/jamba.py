@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, decoder_of, head_counts
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba import IMPLEMENTATIONS, MIXER_NAMES, time_step_rank
-from hybridge.exporter.families.mamba1_config import INNER_NORMS, Mamba1Config
+from hybridge.exporter.families.mamba import IMPLEMENTATIONS, MIXER_NAMES
+from hybridge.exporter.families.mamba1_config import INNER_NORMS
+from hybridge.exporter.families.mamba_fields import mamba1_of
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 
@@ -26,9 +29,10 @@ def parse(config: HfConfig) -> DecoderConfig:
     count = config.layer_count()
     attends = _periodic(config, "attn_layer", 8, 4, count)
     has_experts = _periodic(config, "expert_layer", 2, 1, count)
+    mixer = replace(mamba1_of(config), inner_norms="weighted", norm_eps=eps)
     mixers = {
         True: BlockConfig("input_layernorm", "self_attn", _attention(config)),
-        False: BlockConfig("input_layernorm", "mamba", _mixer(config, eps), names=(*MIXER_NAMES, *NORM_NAMES)),
+        False: BlockConfig("input_layernorm", "mamba", mixer, names=(*MIXER_NAMES, *NORM_NAMES)),
     }
     parts = {
         False: BlockConfig("pre_ff_layernorm", "feed_forward", MlpConfig(config.positive("intermediate_size"), "silu")),
@@ -54,19 +58,6 @@ def _attention(config: HfConfig) -> AttentionConfig:
         raise config.fail("hidden_size", f"a multiple of num_attention_heads {heads}")
     head_dim = config.positive("head_dim", default=hidden_size // heads)
     return AttentionConfig(heads, kv_heads, head_dim, scale=head_dim**-0.5)
-
-
-def _mixer(config: HfConfig, eps: float) -> Mamba1Config:
-    return Mamba1Config(
-        intermediate_size=config.positive("mamba_expand", default=2) * config.positive("hidden_size"),
-        state_size=config.positive("mamba_d_state", default=16),
-        rank=time_step_rank(config, "mamba_dt_rank"),
-        conv_kernel=config.positive("mamba_d_conv", default=4),
-        proj_bias=config.flag("mamba_proj_bias", default=False),
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        inner_norms="weighted",
-        norm_eps=eps,
-    )
 
 
 def _feed_forward(config: HfConfig) -> MlpConfig | MoeConfig:

@@ -6,7 +6,7 @@ from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.exporter.families.mamba1_config import Mamba1Config
-from hybridge.exporter.families.mamba_fields import mamba_decoder_of
+from hybridge.exporter.families.mamba_fields import mamba_decoder_of, time_step_rank
 
 # Where dt_proj keeps the bias that the operator adds.
 MIXER_NAMES = (("dt_bias", "dt_proj.bias"),)
@@ -29,14 +29,6 @@ def parse_mamba(config: HfConfig) -> DecoderConfig:
 def parse_falcon_mamba(config: HfConfig) -> DecoderConfig:
     """Translate a falcon_mamba config: dt, B and C are normed, without weights."""
     return _decoder(config, "falcon_mamba", "plain", config.scalar("mixer_rms_eps", default=1e-6, positive=True))
-
-
-def time_step_rank(config: HfConfig, name: str) -> int:
-    """The rank of dt_proj: field ``name``, by default a sixteenth of the hidden size, rounded up."""
-    if config.raw(name, "auto") == "auto":
-        return -(-int(config.positive("hidden_size")) // 16)
-    rank: int = config.positive(name)
-    return rank
 
 
 def _decoder(config: HfConfig, model_type: str, inner_norms: str, norm_eps: float = 1e-6) -> DecoderConfig:

@@ -1,9 +1,10 @@
-"""Config fields of models whose layers are all Mamba1 or Mamba2 mixers (mamba, falcon_mamba, mamba2)."""
+"""Config fields that families with Mamba1 mixers share, and those whose layers are all Mamba1 or Mamba2 mixers."""
 
 from __future__ import annotations
 
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.mamba1_config import Mamba1Config
 
 # Fields of initialisation.
 INITIALISATION_FIELDS = (
@@ -13,6 +14,26 @@ INITIALISATION_FIELDS = (
     "time_step_min",
     "time_step_scale",
 )
+
+
+def time_step_rank(config: HfConfig, name: str) -> int:
+    """The rank of dt_proj: field ``name``, by default a sixteenth of the hidden size, rounded up."""
+    if config.raw(name, "auto") == "auto":
+        return -(-int(config.positive("hidden_size")) // 16)
+    rank: int = config.positive(name)
+    return rank
+
+
+def mamba1_of(config: HfConfig) -> Mamba1Config:
+    """The mixer of jamba and zamba, without their own fields."""
+    return Mamba1Config(
+        intermediate_size=config.positive("mamba_expand", default=2) * config.positive("hidden_size"),
+        state_size=config.positive("mamba_d_state", default=16),
+        rank=time_step_rank(config, "mamba_dt_rank"),
+        conv_kernel=config.positive("mamba_d_conv", default=4),
+        proj_bias=config.flag("mamba_proj_bias", default=False),
+        conv_bias=config.flag("mamba_conv_bias", default=True),
+    )
 
 
 def mamba_decoder_of(config: HfConfig, model_type: str, mixer: BlockConfig, tied: bool) -> DecoderConfig:

@@ -7,8 +7,8 @@ from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import CONV_ACTIVATIONS, decoder_of, head_counts
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mamba import time_step_rank
 from hybridge.exporter.families.mamba1_config import HeadedMamba1Config
+from hybridge.exporter.families.mamba_fields import mamba1_of
 from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.shared_block import SharedBlockConfig
 from hybridge.exporter.families.zamba_fields import HYBRID, MAMBA, layer_kinds, layers_with, same_as
@@ -68,20 +68,11 @@ def _periodic(config: HfConfig) -> list[str]:
 
 
 def _mixer(config: HfConfig) -> HeadedMamba1Config:
-    heads, expand = config.positive("n_mamba_heads"), config.positive("mamba_expand", default=2)
-    size = expand * config.positive("hidden_size")
-    if size % heads:
-        raise config.fail("n_mamba_heads", f"a divisor of mamba_expand x hidden_size {size}")
+    heads, mixer = config.positive("n_mamba_heads"), mamba1_of(config)
+    if mixer.intermediate_size % heads:
+        raise config.fail("n_mamba_heads", f"a divisor of mamba_expand x hidden_size {mixer.intermediate_size}")
     config.expect("hidden_mamba_act", CONV_ACTIVATIONS, "silu")
-    return HeadedMamba1Config(
-        intermediate_size=size,
-        state_size=config.positive("mamba_d_state", default=16),
-        rank=time_step_rank(config, "mamba_dt_rank"),
-        conv_kernel=config.positive("mamba_d_conv", default=4),
-        proj_bias=config.flag("mamba_proj_bias", default=False),
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        num_heads=heads,
-    )
+    return HeadedMamba1Config(**vars(mixer), num_heads=heads)
 
 
 def _shared(config: HfConfig) -> SharedBlockConfig:

@@ -199,6 +199,18 @@ def _mamba(random: Random, _family: str) -> dict[str, Any]:
     }
 
 
+def _mamba1(random: Random) -> dict[str, Any]:
+    """Of jamba and zamba."""
+    return {
+        "mamba_d_state": random.choice(STATE_SIZES),
+        "mamba_d_conv": random.randint(2, 8),
+        "mamba_expand": random.choice((1, 2, 3)),
+        "mamba_dt_rank": random.choice(("auto", 1, 3, 24)),
+        "mamba_conv_bias": random.random() < 0.5,
+        "mamba_proj_bias": random.random() < 0.5,
+    }
+
+
 def _jamba(random: Random, _family: str) -> dict[str, Any]:
     attention, experts, count = random.randint(1, 4), random.randint(1, 3), random.choice((1, 2, 3, 5))
     return {
@@ -211,12 +223,7 @@ def _jamba(random: Random, _family: str) -> dict[str, Any]:
         "intermediate_size": random.choice((20, 52)),
         "num_experts": count,
         "num_experts_per_tok": random.randint(1, count),
-        "mamba_d_state": random.choice(STATE_SIZES),
-        "mamba_d_conv": random.randint(2, 8),
-        "mamba_expand": random.choice((1, 2, 3)),
-        "mamba_dt_rank": random.choice(("auto", 1, 3, 24)),
-        "mamba_conv_bias": random.random() < 0.5,
-        "mamba_proj_bias": random.random() < 0.5,
+        **_mamba1(random),
     }
 
 
@@ -266,12 +273,7 @@ def _zamba(random: Random, _family: str) -> dict[str, Any]:
         "intermediate_size": random.choice((20, 52)),
         "hidden_act": random.choice(("gelu", "silu")),
         "n_mamba_heads": random.choice((1, 2, 3, 6)),
-        "mamba_d_state": random.choice(STATE_SIZES),
-        "mamba_d_conv": random.randint(2, 8),
-        "mamba_expand": random.choice((1, 2, 3)),
-        "mamba_dt_rank": random.choice(("auto", 1, 3, 24)),
-        "mamba_conv_bias": random.random() < 0.5,
-        "mamba_proj_bias": random.random() < 0.5,
+        **_mamba1(random),
     }
 
 
