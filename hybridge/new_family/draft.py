@@ -142,6 +142,6 @@ def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any]
     return {
         "exporter/families/registry.py": f'"{model_type}": {model_type}.parse,',
         "README.md": f"| `{model_type}` | attention |",
-        "tests/support/tiny_models.py": f'"{model_type}": {{\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}\n}},',
+        "tests/support/tiny_configs/attention.py": f'"{model_type}": {{\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}\n}},',
         "tests/exporter/families/rows/attention.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
     }
