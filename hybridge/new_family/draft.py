@@ -137,11 +137,12 @@ def _in_first_layer(name: str) -> bool:
 def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, str]:
     head_dim = '\n    "head_dim": 14,' if "head_dim" in kinds else ""
     sizes = "".join(f'\n    "{name}": {value},' for name, value in _TINY.items())
+    tiny = f"\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}"
     switches = [name for name, kind in kinds.items() if kind == "bool" and name.endswith(("bias", "embeddings"))]
     flips = "".join(f', {{"{name}": {not defaults[name]}}}' for name in switches)
     return {
         "exporter/families/registry.py": f'"{model_type}": {model_type}.parse,',
         "README.md": f"| `{model_type}` | attention |",
-        "tests/support/tiny_configs/attention.py": f'"{model_type}": {{\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}\n}},',
+        "tests/support/tiny_configs/attention.py": f'"{model_type}": {{{tiny}\n}},',
         "tests/exporter/families/rows/attention.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
     }
