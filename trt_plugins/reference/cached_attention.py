@@ -59,25 +59,16 @@ def attention_with_sinks(
     Returns:
         y like query.
     """
-    parts = zip(query.split(_TOKENS, 2), visible.split(_TOKENS, 2), strict=True)
-    return torch.cat([_with_sinks(q, keys, values, seen, sinks, scale) for q, seen in parts], 2)
-
-
-def _with_sinks(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor,
-    sinks: torch.Tensor,
-    scale: float,
-) -> torch.Tensor:
     work, kv_heads = work_dtype(query), keys.shape[1]
-    grouped = query.unflatten(1, (kv_heads, -1)).to(work)  # [b, kv_heads, ratio, t, head_dim]
-    scores = grouped @ keys.to(work).transpose(-1, -2)[:, :, None] * scale
-    scores = scores.masked_fill(~visible[:, :, None], -torch.inf)
-    column = sinks.to(work).view(1, kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
-    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
-    return (weights @ values.to(work)[:, :, None]).flatten(1, 2).to(query.dtype)
+    keys, values = (cache.to(work)[:, :, None] for cache in (keys, values))
+    column = sinks.to(work).view(1, kv_heads, -1, 1, 1)
+    results = []
+    for part, seen in zip(query.split(_TOKENS, 2), visible.split(_TOKENS, 2), strict=True):
+        grouped = part.unflatten(1, (kv_heads, -1)).to(work)  # [b, kv_heads, ratio, t, head_dim]
+        scores = (grouped @ keys.transpose(-1, -2) * scale).masked_fill(~seen[:, :, None], -torch.inf)
+        weights = torch.cat([scores, column.expand(*scores.shape[:-1], 1)], -1).softmax(-1)[..., :-1]
+        results.append((weights @ values).flatten(1, 2).to(query.dtype))
+    return torch.cat(results, 2)
 
 
 def _written(
