@@ -15,6 +15,7 @@ from transformers import CONFIG_MAPPING
 from hybridge.artifact.errors import HybridgeError
 from hybridge.exporter.families.registry import FAMILIES, declared_kinds, decoder_config
 from hybridge.new_family.kinds import declared_kinds as kinds_that_transformers_declares
+from tests.exporter.families.rows.parts import LLAMA3
 from tests.support.config_oracle import AGREES, TOO_LARGE, Judge, complete_config, recorded
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 from tests.support.versions import skip_ungrouped_norms
@@ -58,18 +59,7 @@ ROPES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "truncate": False,
         },
     ),
-    "llama3": (
-        "llama",
-        "rope_parameters",
-        {
-            "rope_type": "llama3",
-            "rope_theta": 5e3,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-    ),
+    "llama3": ("llama", "rope_parameters", LLAMA3),
     "longrope": (
         "phi3",
         "rope_parameters",
