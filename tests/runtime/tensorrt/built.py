@@ -24,6 +24,7 @@ from tests.runtime.tensorrt.paged_double import ParsedEngine
 from tests.runtime.tensorrt.stand_in import Compute, StandIn
 
 PRESET = "rtx-ampere"
+SMALL = Plan(max_seq_len=48, max_batch_size=3)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,7 @@ from hybridge.runtime.engines.tensorrt.binding_plan import BindingPlan, binding_
 from hybridge.runtime.engines.tensorrt.engine_tensors import EngineTensor
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.plugins.data_types import dtype_from_trt
-from tests.runtime.onnxruntime.hand_made_plan import Plan
-from tests.runtime.tensorrt.built import BuiltArtifact, BuiltArtifacts
-
-SMALL = Plan(max_seq_len=48, max_batch_size=3)
+from tests.runtime.tensorrt.built import SMALL, BuiltArtifact, BuiltArtifacts
 
 
 @pytest.fixture

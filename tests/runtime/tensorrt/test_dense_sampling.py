@@ -15,17 +15,16 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
-from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
+from tests.runtime.onnxruntime.hand_made_plan import VOCAB
 from tests.runtime.serving.toy_loop import run_all
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
 from hybridge.runtime.engines.tensorrt import step_sampling
 from hybridge.runtime.engines.tensorrt.step_io import LogitsStage
-from tests.runtime.tensorrt.built import BuiltArtifacts, open_engine
+from tests.runtime.tensorrt.built import SMALL, BuiltArtifacts, open_engine
 from tests.runtime.tensorrt.test_paged_sampling import no_kernels
 
-SMALL = Plan(max_seq_len=48, max_batch_size=3)
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8},

@@ -18,12 +18,10 @@ from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.library import RuntimeLibrary
 from hybridge.runtime.engines.tensorrt.selection import BuiltEngine
 from hybridge.trt_plugins.plugins.errors import PluginErrors
-from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
+from tests.runtime.onnxruntime.hand_made_plan import VOCAB
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
-from tests.runtime.tensorrt.built import BuiltArtifact, BuiltArtifacts, open_engine, stand_in_of
+from tests.runtime.tensorrt.built import SMALL, BuiltArtifact, BuiltArtifacts, open_engine, stand_in_of
 from tests.runtime.tensorrt.fake_memory import FakeAllocation, FakeMemory
-
-SMALL = Plan(max_seq_len=48, max_batch_size=3)
 
 
 @pytest.fixture

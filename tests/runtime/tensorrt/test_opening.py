@@ -13,16 +13,15 @@ from hybridge.runtime.engines.tensorrt import TensorRTEngine, opened_device
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.trt_plugins.build.target import Machine
-from tests.runtime.onnxruntime.hand_made_plan import Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error, step_inputs
-from tests.runtime.tensorrt.built import PRESET, BuiltArtifact, BuiltArtifacts, stand_in_of
+from tests.runtime.tensorrt.built import PRESET, SMALL, BuiltArtifact, BuiltArtifacts, stand_in_of
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.stand_in import CAPABILITY
 
 
 @pytest.fixture
 def artifact(built_artifacts: BuiltArtifacts) -> BuiltArtifact:
-    return built_artifacts.get(Plan(max_seq_len=48, max_batch_size=3))
+    return built_artifacts.get(SMALL)
 
 
 @pytest.fixture
