@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hybridge.artifact.errors import ArtifactError, OutputError, SettingError
+from hybridge.serve import event_stream
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.server import HttpServer
 from hybridge.serve.settings import ModelSettings, ServeSettings
-from tests.serve.running import Running, running, until
+from tests.serve.running import PATIENCE, Running, running, until
 
 PATH = "/v1/completions"
 
@@ -26,6 +29,13 @@ class Gate:
         self._step, self._allowed = self._loop.step, threading.Semaphore(0)
         patch.setattr(self._loop, "step", self._gated)
         self.free = False
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Also after a failure: the server ends with its steps."""
+        self.free = True
 
     def _gated(self, *arguments: object) -> object:
         while not self.free and not self._allowed.acquire(timeout=0.01):
@@ -41,9 +51,10 @@ class Gate:
 
 
 @pytest.fixture
-def gate(served: Running, monkeypatch: pytest.MonkeyPatch) -> Gate:
+def gate(served: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     until(lambda: not served.model().llm.loop.busy)
-    return Gate(served, monkeypatch)
+    with Gate(served, monkeypatch) as made:
+        yield made
 
 
 def leave(served: Running, body: dict, reads: int, following: bytes = b"") -> None:
@@ -52,21 +63,26 @@ def leave(served: Running, body: dict, reads: int, following: bytes = b"") -> No
     text = json.dumps({"model": "demo", **body}).encode()
     kind = "content-type: application/json\r\nhost: localhost"
     head = f"POST {PATH} HTTP/1.1\r\n{kind}\r\ncontent-length: {len(text)}\r\n\r\n"
-    with socket.create_connection((host, int(port)), timeout=60) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + text)
-        found = b""
+        found, end = b"", time.monotonic() + PATIENCE
         while found.count(b"data: ") < reads:
             found += connection.recv(1 << 16)
+            assert time.monotonic() < end, found  # pings go on without data
         connection.sendall(following)
         until(lambda: served.model().running == 1)
 
 
 @pytest.mark.parametrize(("stream", "following"), [(True, b""), (False, b""), (True, b"GET /health HTTP/1.1\r\n\r\n")])
 def test_computing_stops_within_a_step_when_the_client_leaves(
-    served: Running, gate: Gate, stream: bool, following: bytes
+    served: Running, gate: Gate, stream: bool, following: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # While no step runs, only a ping finds out that the client has left.
+    monkeypatch.setattr(event_stream, "_PING_SECONDS", 0.1)
     gate.allow(3)
-    leave(served, {"prompt": "The sea", "max_tokens": 400, "stream": stream}, 2 if stream else 0, following)
+    # Greedy: a sampled token may have no text. One line: it may hold all of the tokens.
+    body = {"prompt": "The sea", "max_tokens": 400, "temperature": 0, "stream": stream}
+    leave(served, body, 1 if stream else 0, following)
     until(lambda: served.model().running == 0)  # the server has noticed
     steps = gate.steps
     gate.free = True
@@ -79,8 +95,7 @@ def test_computing_stops_within_a_step_when_the_client_leaves(
 def test_a_full_queue_refuses_with_the_time_until_a_row_is_free(
     demo: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running([demo], max_waiting=0) as served:
-        gate = Gate(served, monkeypatch)
+    with running([demo], max_waiting=0) as served, Gate(served, monkeypatch) as gate:
         rows = served.model().llm.max_batch_size
         threads = [
             threading.Thread(target=served.post, args=(PATH,), kwargs={"prompt": f"a{i}", "max_tokens": 20})
@@ -193,11 +208,9 @@ def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
             with socket.create_connection((host, int(port)), timeout=60) as connection:
                 connection.sendall(start)
                 assert connection.recv(1 << 16)[9:12] == status
-        with pytest.MonkeyPatch.context() as patch:
-            gate = Gate(served, patch)
+        with pytest.MonkeyPatch.context() as patch, Gate(served, patch):
             error = served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=0.2)
             assert error["type"] == "timeout_error"
-            gate.free = True
         # A limit that is over before the prompt has been read: nothing is computed.
         steps = served.model().llm.loop.steps
         served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=1e-6)
@@ -207,8 +220,7 @@ def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
 def test_running_requests_end_after_the_server_was_stopped(
     demo: ModelSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running([demo]) as served:
-        gate = Gate(served, monkeypatch)
+    with running([demo]) as served, Gate(served, monkeypatch) as gate:
         found: list = []
         thread = threading.Thread(
             target=lambda: found.append(served.events(PATH, prompt="The sea", max_tokens=30, stop_token_ids=[]))
