@@ -26,7 +26,10 @@ QWEN3 = {
 }
 
 
-@pytest.mark.parametrize(("model_type", "overrides"), [("qwen3", QWEN3), ("nemotron_h", {}), ("zamba2", {})])
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [pytest.param("qwen3", QWEN3, marks=pytest.mark.slow), ("nemotron_h", {}), ("zamba2", {})],
+)
 def test_the_unrolled_graph_has_the_nodes_of_the_fully_traced_one(model_type: str, overrides: dict) -> None:
     raw = {"model_type": model_type, **BASE_CONFIGS[model_type], **overrides}
     config = decoder_config(raw)

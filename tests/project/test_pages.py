@@ -26,6 +26,9 @@ RUN_ELSEWHERE = {
 # shows first).
 SLOW = {
     "README.md",
+    "docs/explanation/prefix_cache.md",
+    "docs/explanation/serving.md",
+    "docs/explanation/speculation.md",
     "docs/how-to/add_a_model.md",
     "docs/how-to/jetson.md",
     "docs/how-to/quantize.md",

@@ -300,7 +300,9 @@ def check_operators(exported: Exported) -> None:
     assert set().union(*map(operators, on_onnxruntime)) & REPLACED == set()
 
 
-@pytest.mark.parametrize("layout", [pytest.param("dense", marks=needs_opset_24), "paged"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param("dense", marks=needs_opset_24), pytest.param("paged", marks=pytest.mark.slow)]
+)
 def test_a_graph_holds_no_other_operators(layout: str, artifacts: ArtifactCache) -> None:
     overrides = {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "ME*-", "mlp_hidden_act": "gelu"}
     check_operators(artifacts.get("nemotron_h", "float32", overrides, layout=layout))

@@ -108,7 +108,7 @@ CASES = {
     "mxfp4": Case("granitemoehybrid", float4("mxfp4-pack-quantized"), GRANITE),
 }
 ROUNDED = [name for name in CASES if "inputs" in name or name.startswith(("fp8 blocks", "modelopt"))]
-ON_PUSH = ("w4 zero points and act-order, paged", "nvfp4, rounded inputs", "int8, dynamic inputs")
+ON_PUSH = ("nvfp4, rounded inputs", "int8, dynamic inputs")
 
 
 @pytest.mark.parametrize("name", sample(CASES, ON_PUSH))

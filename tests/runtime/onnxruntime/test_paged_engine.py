@@ -63,7 +63,11 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
 
 
 # On push ONNX Runtime runs every family with layers of its own, the other engines one with each kind of layer.
-TWICE = {"bailing_hybrid", "bamba", "falcon_mamba", "mamba", "qwen3_5_moe_text"}  # layers of other families, too
+# Layers of other families, too.
+TWICE = {
+    *("bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "mamba", "olmo_hybrid", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "recurrent_gemma", "zamba", "zamba2"),
+}
 EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
 CASES = sample(
     product(sorted(FAMILIES), ENGINES),

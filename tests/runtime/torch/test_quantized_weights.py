@@ -20,6 +20,7 @@ from hybridge.runtime.engines.torch.fusion.linear import LINEAR, TILED_LINEAR
 from hybridge.runtime.engines.torch.graph import clean_graph
 from tests.runtime.torch.planned_kernels import PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES, assert_same, run
+from tests.support.effort import sample
 from tests.support.quantized_checkpoints import Format, eight_bits, float4, pack_quantized, save_quantized
 from tests.support.tiny_models import EXPERTS
 
@@ -80,7 +81,7 @@ EXPERT_FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", EXPERT_FORMS)
+@pytest.mark.parametrize("name", sample(EXPERT_FORMS, on_push=("int4", "int8, rounded inputs")))
 def test_experts_read_tiles(name: str, tmp_path: Path) -> None:
     """With as many experts as a token has, so that rounding does not decide which they are."""
     experts = {**EXPERTS["qwen3_next"], "num_experts": 2, "moe_intermediate_size": 32}
