@@ -14,11 +14,22 @@ from hybridge.artifact.version import __version__
 from hybridge.serve.call import ClientDisconnectedError
 from hybridge.serve.errors import api_error, error_response, validation_error
 from hybridge.serve.middleware import RequestMiddleware
-from hybridge.serve.routes import chat, completions, embeddings, health, messages, models, page, responses, sessions
+from hybridge.serve.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    page,
+    responses,
+    sessions,
+    stored_responses,
+)
 from hybridge.serve.schemas.base import AnthropicErrorBody, ErrorBody
 from hybridge.serve.service import Service
 
-_ROUTES = (completions, chat, embeddings, responses, messages, sessions, models, health, page)
+_ROUTES = (completions, chat, embeddings, responses, stored_responses, messages, sessions, models, health, page)
 _ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
 
 

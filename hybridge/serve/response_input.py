@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,36 @@ from hybridge.serve.schemas.responses import (
     FunctionCallItem,
     FunctionOutputItem,
     InputItem,
+    MessageItem,
     ReasoningItem,
     ResponsesRequest,
     TextFormat,
 )
 
+_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
     """The messages of ``input``."""
     return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
+
+
+def input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
+    """The input as items with an id and a list of parts, as it is shown to the client later."""
+    items = [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    return [_shown(item) for item in items]
+
+
+def _shown(item: InputItem) -> dict[str, Any]:
+    shown = item.model_dump(exclude_none=True)
+    shown.setdefault("id", f"{_ID_PREFIXES[item.type]}_{uuid.uuid4().hex[:24]}")
+    if isinstance(item, MessageItem):
+        shown.setdefault("status", "completed")
+        if isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            more: dict[str, Any] = {"annotations": []} if item.role == "assistant" else {}
+            shown["content"] = [{"type": kind, "text": item.content, **more}]
+    return shown
 
 
 def chat_of(body: ResponsesRequest, messages: Sequence[Mapping[str, Any]]) -> Chat:

@@ -68,8 +68,7 @@ class ServeSettings:
         None, "Folder of saved sessions.", metavar="DIR", shown_default="none: no sessions", group=_OPERATION
     )
     stored_responses_bytes: int = setting(
-        1 << 26, "Memory of conversations for previous_response_id.",
-        metavar="BYTES", least=0, group=_OPERATION,
+        1 << 26, "Memory of stored responses.", metavar="BYTES", least=0, group=_OPERATION
     )  # fmt: skip
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
     control_tokens: bool = setting(

@@ -1,47 +1,79 @@
-"""Conversations that later requests of /v1/responses continue by ``previous_response_id``; in memory only."""
+"""Responses of /v1/responses that clients read again or continue by ``previous_response_id``; in memory only."""
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hybridge.serve.errors import NOT_FOUND, ApiError
 
-Messages = Sequence[Mapping[str, Any]]
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """response: the response object. input_items: of its request, each with an id.
+
+    messages: the whole conversation, the answer included, for the chat template.
+    """
+
+    response: Data
+    input_items: Sequence[Data]
+    messages: Sequence[Data]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of JSON."""
+        return len(json.dumps([self.response, self.input_items, self.messages]))
 
 
 class StoredResponses:
-    """The latest conversations, up to ``most_bytes`` of JSON in all; the least recently used is dropped first.
+    """The latest responses, up to ``most_bytes`` of JSON in all; the least recently used is dropped first.
 
-    A client sees only its own conversations.
+    A client sees only its own responses.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._stored: OrderedDict[tuple[str, str], tuple[Messages, int]] = OrderedDict()
+        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
 
     @property
     def enabled(self) -> bool:
         """Whether anything is stored."""
         return self._most_bytes > 0
 
-    def add(self, tenant: str, response: str, messages: Messages) -> None:
-        """Store the conversation up to a response, with its answer."""
-        size = len(json.dumps(messages))
+    def add(self, tenant: str, stored: StoredResponse) -> None:
+        """Store a response; one larger than the limit is not stored."""
+        size = stored.nbytes
         if size > self._most_bytes:
             return
-        self._stored[tenant, response] = messages, size
+        self._stored[tenant, stored.response["id"]] = stored, size
         self._bytes += size
         while self._bytes > self._most_bytes:
             _, (_, dropped) = self._stored.popitem(last=False)
             self._bytes -= dropped
 
-    def messages(self, tenant: str, response: str) -> Messages:
-        """The conversation up to a response; ApiError if it is not stored."""
+    def get(self, tenant: str, response: str) -> StoredResponse:
+        """A stored response; ApiError 404 for an unknown id, or one of another client."""
         key = (tenant, response)
         if key not in self._stored:
+            raise ApiError(404, "response_id: expected a stored response, found none of this id", NOT_FOUND)
+        self._stored.move_to_end(key)
+        return self._stored[key][0]
+
+    def delete(self, tenant: str, response: str) -> None:
+        """Forget a response; ApiError as of ``get``. Responses that continue it keep their own conversation."""
+        self.get(tenant, response)
+        self._bytes -= self._stored.pop((tenant, response))[1]
+
+    def messages(self, tenant: str, response: str) -> Sequence[Data]:
+        """The conversation up to a response; ApiError 404 if it is not stored."""
+        try:
+            return self.get(tenant, response).messages
+        except ApiError:
             raise ApiError(
                 404,
                 "previous_response_id: expected a stored response, found another, or one that was dropped: send the "
@@ -49,6 +81,4 @@ class StoredResponses:
                 NOT_FOUND,
                 "previous_response_not_found",
                 "previous_response_id",
-            )
-        self._stored.move_to_end(key)
-        return self._stored[key][0]
+            ) from None

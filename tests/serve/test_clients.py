@@ -63,6 +63,11 @@ def test_calls_of_tools(client: Any) -> None:
 def test_responses(client: Any) -> None:
     whole = client.responses.create(model="demo", input="What is the sea?", max_output_tokens=9)
     assert whole.status == "incomplete" and whole.output_text
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    assert client.responses.input_items.list(whole.id).data[0].content[0].text == "What is the sea?"
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(whole.id)
     text = {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}
     with client.responses.stream(model="demo", input="What is the sea?", text=text) as stream:
         kinds = [event.type for event in stream]

@@ -9,7 +9,7 @@ import pytest
 
 from hybridge.runtime.llm import LLM
 from hybridge.serve.errors import ApiError
-from hybridge.serve.stored_responses import StoredResponses
+from hybridge.serve.stored_responses import StoredResponse, StoredResponses
 from tests.serve.running import Running
 from tests.serve.test_structured import SCHEMA, is_place
 
@@ -152,17 +152,67 @@ def test_a_response_continues_an_earlier_one(served: Running, stream: bool) -> N
 
 
 def test_stored_responses_are_bounded_and_belong_to_a_client() -> None:
-    stored = StoredResponses(100)
-    messages = [{"role": "user", "content": "x" * 10}]  # 43 bytes of JSON
+    messages = [{"role": "user", "content": "x" * 10}]
+
+    def response(name: str, messages: list[dict[str, str]] = messages) -> StoredResponse:
+        return StoredResponse({"id": name}, [], messages)
+
+    stored = StoredResponses(2 * response("a").nbytes)
     for name in ("a", "b"):
-        stored.add("ann", name, messages)
+        stored.add("ann", response(name))
     assert stored.messages("ann", "a") == messages
-    stored.add("ann", "c", messages)  # "b" was unused for longest
-    stored.add("ann", "large", [{"role": "user", "content": "x" * 100}])
+    stored.add("ann", response("c"))  # "b" was unused for longest
+    stored.add("ann", response("large", messages * 9))
     for tenant, name in (("ann", "b"), ("bob", "a"), ("ann", "large")):
-        with pytest.raises(ApiError, match="expected a stored response"):
-            stored.messages(tenant, name)
+        for method in (stored.get, stored.delete, stored.messages):
+            with pytest.raises(ApiError, match="expected a stored response"):
+                method(tenant, name)
     assert stored.messages("ann", "a") == stored.messages("ann", "c") == messages
+    stored.delete("ann", "a")
+    stored.add("ann", response("d"))  # in the place of "a"
+    assert stored.get("ann", "c").response == {"id": "c"} and stored.get("ann", "d").messages == messages
+
+
+def test_stored_responses_are_read_and_deleted(served: Running) -> None:
+    items = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "Water.", "id": "msg_given"},
+        {"role": "user", "content": [{"type": "input_text", "text": "Why?"}]},
+    ]
+    first = served.post("/v1/responses", input=items, max_output_tokens=2)
+    path = f"/v1/responses/{first['id']}"
+    second = named_events(served, "/v1/responses", input="And?", previous_response_id=first["id"], max_output_tokens=2)
+
+    def get(path: str, status: int = 200) -> Any:
+        response = served.client.get(path)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    assert get(path) == first
+    last = second[-1][1]["response"]
+    assert get(f"/v1/responses/{last['id']}") == last
+    shown = get(f"{path}/input_items?order=asc")
+    texts = [(item["role"], item["content"][0]["type"], item["content"][0]["text"]) for item in shown["data"]]
+    assert texts == [
+        ("user", "input_text", QUESTION),
+        ("assistant", "output_text", "Water."),
+        ("user", "input_text", "Why?"),
+    ]
+    assert shown["data"][1]["id"] == "msg_given" and not shown["has_more"]
+    page = get(f"{path}/input_items?limit=1")
+    assert page["data"] == shown["data"][2:] and page["has_more"] and page["first_id"] == page["last_id"]
+    assert get(f"{path}/input_items?after=msg_given")["data"] == shown["data"][:1]
+    empty = get(f"{path}/input_items?order=asc&after={shown['last_id']}")
+    assert (empty["data"], empty["first_id"]) == ([], None)
+    for query in ("?stream=true", "/input_items?limit=101", "/input_items?after=x", "/input_items?order=up"):
+        assert get(path + query, 400)["error"]["param"] in query
+    assert served.client.delete(path).json() == {"id": first["id"], "object": "response", "deleted": True}
+    assert served.client.delete(path).status_code == 404
+    unstored = served.post("/v1/responses", input=QUESTION, max_output_tokens=2, store=False)
+    for gone in (path, f"{path}/input_items", f"/v1/responses/{unstored['id']}"):
+        assert get(gone, 404)["error"]["type"] == "not_found_error"
+    third = served.post("/v1/responses", input="So?", previous_response_id=last["id"], max_output_tokens=2)
+    assert third["usage"]["input_tokens"] > last["usage"]["input_tokens"]
 
 
 def test_functions_and_formats_of_responses(tooled: Running) -> None:

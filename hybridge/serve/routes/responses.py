@@ -16,9 +16,10 @@ from hybridge.serve.blocks import Blocks, BlockStep
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, start_chat
 from hybridge.serve.event_stream import DONE, event
-from hybridge.serve.response_input import chat_of, messages_of
+from hybridge.serve.response_input import chat_of, input_items, messages_of
 from hybridge.serve.response_items import item_events, item_of, message_of
 from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, ResponsesRequest, TextFormat
+from hybridge.serve.stored_responses import StoredResponse
 
 router = APIRouter()
 
@@ -37,8 +38,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         if body.stream:
             return await call.stream(answer)
         await call.unless_disconnected(answer.read())
-        answer.store()
-        return JSONResponse(answer.response(answer.status))
+        return JSONResponse(answer.finish())
 
 
 def _params(body: ResponsesRequest, call: Call) -> SamplingParams:
@@ -75,11 +75,14 @@ class _Answer:
         async for batch in self._job.call.batches():
             self._steps(batch)
 
-    def store(self) -> None:
-        """Let a later request continue the conversation."""
+    def finish(self) -> dict[str, Any]:
+        """The response after the last piece; it is stored, so that a later request can read or continue it."""
+        response = self.response(self.status)
         if self._stored:
             call, messages = self._job.call, [*self._messages, message_of(self._blocks.all)]
-            call.service.responses.add(call.client.tenant, self._id, messages)
+            stored = StoredResponse(response, input_items(self._body), messages)
+            call.service.responses.add(call.client.tenant, stored)
+        return response
 
     def begin(self) -> bytes:
         names = ("created", "in_progress")
@@ -91,8 +94,8 @@ class _Answer:
         return b"".join([self._event(data) for step in self._steps(batch) for data in item_events(step, self.status)])
 
     def end(self) -> bytes:
-        self.store()
-        return self._event({"type": f"response.{self.status}", "response": self.response(self.status)}) + DONE
+        response = self.finish()
+        return self._event({"type": f"response.{self.status}", "response": response}) + DONE
 
     def _event(self, data: dict[str, Any]) -> bytes:
         self._events += 1

@@ -173,3 +173,19 @@ class ResponseObject(ResponseBody):
     safety_identifier: str | None
     prompt_cache_key: str | None
     service_tier: str
+
+
+class DeletedResponse(ResponseBody):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(ResponseBody):
+    """first_id, last_id: of ``data``; None where it is empty."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
