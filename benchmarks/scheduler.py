@@ -1,6 +1,7 @@
 """The host's share of a decode step, without a model: planning, tables, greedy choice and stop conditions.
 
-A batch whose rows all sample, each with a temperature and a seed of its own, is reported apart.
+Apart are reported: a batch whose rows all sample, each with a temperature and a seed of its own; one of contexts of
+different lengths, of which some need a block in every step; and the same with the next step launched ahead.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, serve
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, Sampler, SamplingParams, TokenSampling
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.settings import ServingSettings
 
 MOST_MICROSECONDS = 300.0
+LEAST_AHEAD = 0.9
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class SchedulerSettings:
     block_size: int = 16
     vocab: int = 1024
     repeats: int = 5
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.context + self.block_size + self.steps
 
 
 class CountingResult(StepResult):
@@ -59,6 +66,9 @@ class CountingResult(StepResult):
     def rows(self, indices: Sequence[int]) -> np.ndarray:
         return self._logits[list(indices)]
 
+    def fed_tokens(self) -> list[int]:
+        return self._best.tolist()
+
 
 class CountingEngine(ModelFreeEngine):
     """After the token at position p the best token is p modulo the vocabulary.
@@ -68,11 +78,13 @@ class CountingEngine(ModelFreeEngine):
 
     name: ClassVar[str] = "counting"
 
-    def __init__(self, settings: SchedulerSettings) -> None:
+    def __init__(self, settings: SchedulerSettings, chains: bool = False) -> None:
+        """``chains``: whether it launches steps ahead; ``ahead`` counts them."""
+        self._chains, self.ahead = chains, 0
         layers = (1, KVLayerConfig(1, 1)), (1, RecurrentLayerConfig(1, 1, 1, 1, 2))
-        longest = settings.context + settings.steps
+        longest = settings.longest
         config = hybrid_config("counting", settings.vocab, settings.batch, longest, *layers)
-        super().__init__(config, settings.batch * settings.context)
+        super().__init__(config, settings.batch * longest)
         normal = np.random.default_rng(0).standard_normal((settings.batch, settings.vocab))
         self.logits = (3 * normal).astype(np.float32)
 
@@ -91,47 +103,70 @@ class CountingEngine(ModelFreeEngine):
         best = inputs.positions[inputs.logits_indices] % self.config.vocab_size
         return CountingResult(best, self.logits[: best.size])
 
+    @property
+    def chains_steps(self) -> bool:
+        return self._chains
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> CountingResult:
+        self.ahead += 1
+        return self.launch(inputs, feeding.samplings)
+
     def step(self, inputs: PackedInputs) -> np.ndarray:
         raise EngineError("the counting engine has no logits: launch its steps")
 
 
 def run(settings: SchedulerSettings) -> Report:
     """Let the batch decode ``repeats`` times; each repeat gives the median of its steps."""
-    times: dict[str, list[float]] = {"host_us": [], "host_sampled_us": []}
+    even = [settings.context] * settings.batch
+    uneven = [settings.context + row % settings.block_size for row in range(settings.batch)]
+    times: dict[str, list[float]] = {"host_us": [], "host_sampled_us": [], "host_uneven_us": []}
+    ahead: dict[str, list[float]] = {"python_ahead_us": [], "share_ahead": []}
     wrong = 0
     for _ in range(settings.repeats):
-        for name, samples, expected in (
-            ("host_us", False, [_best(settings)] * settings.batch),
-            ("host_sampled_us", True, _sampled_alone(settings)),
+        for name, contexts, samples, expected in (
+            ("host_us", even, False, _best(settings, even)),
+            ("host_sampled_us", even, True, _sampled_alone(settings)),
+            ("host_uneven_us", uneven, False, _best(settings, uneven)),
         ):
-            served = _served(settings, samples)
+            served = _served(settings, CountingEngine(settings), contexts, samples)
             times[name].append(median(host_microseconds(served, settings.batch)))
             wrong += sum(list(answer) != right for answer, right in zip(served.answers, expected, strict=True))
+        engine = CountingEngine(settings, chains=True)
+        served = _served(settings, engine, uneven, False)
+        ahead["python_ahead_us"].append(1e6 * median(step.wall for step in served.steps))
+        ahead["share_ahead"].append(engine.ahead / len(served.steps))
+        expected = _best(settings, uneven)
+        wrong += sum(list(answer) != right for answer, right in zip(served.answers, expected, strict=True))
     gates = require(Gate("answers that differ from the engine's, or from those sampled alone", float(wrong), 0.0))
-    results = spreads(times)
+    results = spreads(times | ahead)
     title = f"host time of a decode step at batch {settings.batch}"
-    return Report(gates, results, (Target(title, results["host_us"].median, "at most", MOST_MICROSECONDS, "us"),))
+    share = "share of steps launched before the tokens of the step before are known"
+    return Report(
+        gates,
+        results,
+        (
+            Target(title, results["host_us"].median, "at most", MOST_MICROSECONDS, "us"),
+            Target(share, results["share_ahead"].median, "at least", LEAST_AHEAD, ""),
+        ),
+    )
 
 
 def _params(row: int, samples: bool) -> SamplingParams:
     return SamplingParams(temperature=0.5 + row / 100, seed=row) if samples else SamplingParams()
 
 
-def _served(settings: SchedulerSettings, samples: bool) -> Served:
+def _served(settings: SchedulerSettings, engine: CountingEngine, contexts: Sequence[int], samples: bool) -> Served:
     """All requests at once; the last step ends all of them."""
-    engine = CountingEngine(settings)
-    longest = settings.context + settings.steps
-    memory = settings.batch * (longest + 2 * settings.block_size + 1) * 2
+    memory = settings.batch * (settings.longest + 2 * settings.block_size + 1) * 2
     loop = ServingLoop(engine, ServingSettings(settings.block_size, memory_bytes=memory), (), None)
     params = [_params(row, samples) for row in range(settings.batch)]
-    prompts = [[1] * settings.context] * settings.batch
+    prompts = [[1] * context for context in contexts]
     return serve(loop, prompts, [0.0] * settings.batch, settings.steps, params)
 
 
-def _best(settings: SchedulerSettings) -> list[int]:
+def _best(settings: SchedulerSettings, contexts: Sequence[int]) -> list[list[int]]:
     """The best tokens of the engine."""
-    first = settings.context - 1
-    return [position % settings.vocab for position in range(first, first + settings.steps)]
+    return [[(context - 1 + step) % settings.vocab for step in range(settings.steps)] for context in contexts]
 
 
 def _sampled_alone(settings: SchedulerSettings) -> list[list[int]]:

@@ -23,6 +23,8 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._growths: dict[SequenceMemory, Growth] = {}
+        # Of those that the step after this one writes to, from ``extend_ahead`` to the commit.
+        self._ahead: dict[SequenceMemory, Growth] = {}
         # Slots for copies of the states after the step; -1 if there is none, or the model has no states.
         self._checkpoints: dict[SequenceMemory, int] = {}
         # Number of draft tokens of those that have some.
@@ -82,21 +84,31 @@ class Reservation:
                 others.append(index)
         return others
 
-    def extend_again(self) -> bool:
-        """After a commit, ``extend_by_one`` of the same memories; False, and nothing is taken, if one of them needs
-        more than that."""
+    def extend_again(self) -> Sequence[SequenceMemory] | None:
+        """After a commit, ``extend`` the same memories by a token each; returns those that got a block for it.
+
+        None, and nothing is taken, if one of them needs more than that.
+        """
         ends = self._ends
         for memory in ends:
-            end = ends[memory] = memory.length + 1
-            if end > memory.writable or end >= memory.stop:
-                return False
-        return True
+            ends[memory] = memory.length + 1
+        return self._grow_by_blocks(0, self._growths)
 
-    def extends_again(self) -> bool:
-        """Whether ``extend_again`` will succeed after the commit, if only tokens and new blocks are added."""
-        if self._drafts or self._checkpoints:
-            return False
-        return all([end < memory.writable and end + 1 < memory.stop for memory, end in self._ends.items()])
+    def extends_ahead(self) -> bool:
+        """Whether ``extend_ahead`` finds memory if there are free blocks."""
+        return self._needing_blocks(1) is not None
+
+    def extend_ahead(self) -> Sequence[SequenceMemory] | None:
+        """Before the commit, make room for one token more in each memory, which ``extend_again`` adds after the commit,
+        if only tokens are added until then; returns those that got a block for it. None, and nothing is taken, if one
+        of them needs more than that."""
+        return self._grow_by_blocks(1, self._ahead)
+
+    def undo_ahead(self) -> None:
+        """Undo ``extend_ahead``."""
+        for memory, growth in reversed(self._ahead.items()):
+            self._manager.shrink(memory, growth)
+        self._ahead = {}
 
     def needing_more(self) -> list[SequenceMemory]:
         """After a commit, the memories for which ``extend_again`` fails: the block of the next token is missing or
@@ -116,7 +128,7 @@ class Reservation:
         """The step has run: its tokens are in the cache, of draft tokens the first ``accepted``, none by default."""
         manager = self._manager
         manager.advance(self._ends)
-        if not (self._drafts or self._growths or self._checkpoints):
+        if not (self._drafts or self._growths or self._checkpoints or self._ahead):
             return
         for memory, count in self._drafts.items():
             manager.accept(memory, count, accepted.get(memory, 0))
@@ -124,10 +136,11 @@ class Reservation:
             manager.settle(memory, growth)
         for memory, slot in self._checkpoints.items():
             manager.insert_checkpoint(memory, slot)
-        self._growths, self._checkpoints, self._drafts = {}, {}, {}
+        self._growths, self._ahead, self._checkpoints, self._drafts = self._ahead, {}, {}, {}
 
     def release(self) -> None:
         """The step will not run, or failed: every memory is as it was."""
+        self.undo_ahead()
         for memory in list(self._checkpoints):
             self._drop_checkpoint(memory)
         for memory, growth in reversed(self._growths.items()):
@@ -149,6 +162,39 @@ class Reservation:
             self._checkpoints[skipped] = NONE
         self._growths[memory] = manager.grow(memory, end)
         return True
+
+    def _needing_blocks(self, ahead: int) -> list[SequenceMemory] | None:
+        """The memories without a block for the token ``ahead`` tokens after the last one of the step.
+
+        None if one of them needs more, or more happens after the step than that its tokens are added.
+        """
+        manager = self._manager
+        if self._drafts or self._checkpoints:
+            return None
+        found = []
+        for memory, end in self._ends.items():
+            last = end + ahead
+            if last >= memory.stop:
+                return None
+            if last > memory.writable:
+                found.append(memory)
+        if not found:
+            return found
+        size = manager.block_size
+        # Not where the last block is shared, or blocks leave the sliding window whenever one is added.
+        plain = manager.needs.window is None and all(m.writable == len(m.blocks) * size for m in found)
+        return found if plain else None
+
+    def _grow_by_blocks(self, ahead: int, growths: dict[SequenceMemory, Growth]) -> Sequence[SequenceMemory] | None:
+        """Give each memory the block that it needs; ``growths`` gets what that was."""
+        manager, needing = self._manager, self._needing_blocks(ahead)
+        if needing:
+            count = len(needing)
+            if manager.pool.available < count or not manager.cache.evict(count):
+                return None
+            for memory in needing:
+                growths[memory] = manager.grow(memory, self._ends[memory] + ahead)
+        return needing
 
     def _checkpoint_slots(self) -> list[int]:
         return [slot for slot in self._checkpoints.values() if slot != NONE]

@@ -2,9 +2,10 @@
 
 from hybridge.runtime.generation.request import Request, RequestLimits
 from hybridge.runtime.generation.results import Generation, Piece, Timings
-from hybridge.runtime.generation.sequence import GeneratedSequence
+from hybridge.runtime.generation.sequence import ANY_TOKEN, GeneratedSequence
 
 __all__ = [
+    "ANY_TOKEN",
     "GeneratedSequence",
     "Generation",
     "Piece",

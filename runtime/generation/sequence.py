@@ -12,6 +12,9 @@ from hybridge.runtime.generation.results import LENGTH, STOP, Generation, Piece,
 from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler, TokenLogprobs
 from hybridge.runtime.text import StopStrings, Tokenizer
 
+# Of a sequence that ends with its next token, whatever this is; compared by identity.
+ANY_TOKEN = frozenset([-1])
+
 
 class GeneratedSequence:
     """Takes the logits after its last token, chooses the next one and decides whether it was the last.
@@ -95,9 +98,12 @@ class GeneratedSequence:
             self.finished = True
 
     def next_stops(self) -> frozenset[int] | None:
-        """The tokens that end it, each if it comes next; None where the next token may end it otherwise."""
+        """The tokens that end it, each if it comes next; ``ANY_TOKEN`` where every one does, None where the next token
+        may end it otherwise."""
         count = len(self._token_ids) + 1
-        if self._looks_for_text or count <= self._min_tokens or count >= self._max_new_tokens:
+        if count >= self._max_new_tokens:
+            return ANY_TOKEN
+        if self._looks_for_text or count <= self._min_tokens:
             return None
         return self._stop_ids
 

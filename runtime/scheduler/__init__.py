@@ -1,6 +1,6 @@
 """Which sequences advance in the next step. Plans and counts; never touches a tensor or an engine."""
 
-from hybridge.runtime.scheduler.plan import PlannedRow, StepPlan, Swap
+from hybridge.runtime.scheduler.plan import NewBlock, PlannedRow, RepeatedPlan, StepPlan, Swap
 from hybridge.runtime.scheduler.policy import Fcfs, Policy, Priority
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.scheduler import Scheduler
@@ -9,9 +9,11 @@ from hybridge.runtime.scheduler.settings import SchedulerSettings
 
 __all__ = [
     "Fcfs",
+    "NewBlock",
     "PlannedRow",
     "Policy",
     "Priority",
+    "RepeatedPlan",
     "ScheduledRequest",
     "ScheduledSequence",
     "Scheduler",

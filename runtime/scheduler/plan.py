@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -91,18 +92,27 @@ class StepPlan:
         return not any([row.draft_tokens or row.prompt_logits for row in self.rows])
 
 
+class NewBlock(NamedTuple):
+    """``block`` is the block of column ``column`` in the table of the step's ``row``-th row."""
+
+    row: int
+    column: int
+    block: int
+
+
 class RepeatedPlan(StepPlan):
-    """The previous step again: each of its rows decodes the next token in its present memory, and nothing else.
+    """The previous step again: each of its rows decodes the next token, in its present memory and ``new_blocks``.
 
     Most steps are so. Rows are made where they are looked at: between two steps of a large model nothing of Python is
     left in the processor's caches, and each object costs several times what it does elsewhere.
     """
 
     repeats = True
+    new_blocks: Sequence[NewBlock]
 
-    def __init__(self, number: int, first: StepPlan, steps: int) -> None:
+    def __init__(self, number: int, first: StepPlan, steps: int, new_blocks: Sequence[NewBlock] = ()) -> None:
         """The plan of ``steps`` steps after ``first``, whose rows are the same."""
-        self.__dict__.update(number=number, _first=first, _steps=steps)
+        self.__dict__.update(number=number, new_blocks=new_blocks, _first=first, _steps=steps)
 
     @cached_property
     def rows(self) -> tuple[PlannedRow, ...]:  # type: ignore[override]

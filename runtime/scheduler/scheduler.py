@@ -8,7 +8,7 @@ from types import MappingProxyType
 from hybridge.runtime.blocks import BlockManager, Reservation
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.scheduler.capacity import Capacity
-from hybridge.runtime.scheduler.plan import StepPlan
+from hybridge.runtime.scheduler.plan import RepeatedPlan, StepPlan
 from hybridge.runtime.scheduler.queues import SequenceQueues
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
@@ -151,16 +151,26 @@ class Scheduler:
                 step.allow_repeats(plan, self._queues.version)
         return plan
 
-    def next_plan(self) -> StepPlan | None:
+    @property
+    def may_continue(self) -> bool:
+        """Whether ``next_plan`` finds a plan if there are free blocks."""
+        return self._builder is not None and self._builder.may_continue(self._queues.version)
+
+    def next_plan(self) -> RepeatedPlan | None:
         """The step after the one in progress, to launch it before the tokens of that one are known.
 
         It has the same rows, each with the token that it gets from the step in progress. None where another step may
-        follow, whatever these tokens are. It is planned by ``follow``.
+        follow, whatever these tokens are. It is planned by ``follow``, or given up by ``drop_next_plan``.
         """
         assert self._builder is not None, "no step is in progress"
         return self._builder.next_plan(self._step + 1, self._queues.version)
 
-    def follow(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
+    def drop_next_plan(self) -> None:
+        """Return the memory of ``next_plan``, which is not launched."""
+        assert self._builder is not None, "no step is in progress"
+        self._builder.reservation.undo_ahead()
+
+    def follow(self, plan: RepeatedPlan, ended: Collection[int]) -> StepPlan:
         """Plan ``plan``, of ``next_plan``, right after the commit of the step before it; returns what is planned.
 
         Its rows have tokens that their sequences get only now. It leaves out the sequences ``ended``, whose memory its

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from hybridge.runtime.blocks import Reservation
-from hybridge.runtime.scheduler.plan import PlannedRow, RepeatedPlan, StepPlan, Swap
+from hybridge.runtime.blocks import Reservation, SequenceMemory
+from hybridge.runtime.scheduler.plan import NewBlock, PlannedRow, RepeatedPlan, StepPlan, Swap
 from hybridge.runtime.scheduler.sequence import ScheduledSequence
 
 
@@ -31,6 +31,8 @@ class StepBuilder:
         # Where the step can be repeated: its plan, how often it has been, and the queues' version.
         self._first: StepPlan | None = None
         self._repeats = self._version = 0
+        # Rows by their memory, once a repeated step has needed blocks.
+        self._row_of: dict[SequenceMemory, int] | None = None
 
     def add(self, sequence: ScheduledSequence, count: int) -> None:
         """Feed ``count`` tokens, for which memory is reserved."""
@@ -71,22 +73,32 @@ class StepBuilder:
         for sequence in self.rows:
             if len(sequence.tokens) - sequence.memory.length != 1:
                 return None
-        if not self.reservation.extend_again():
+        grown = self.reservation.extend_again()
+        if grown is None:
             return None
         self._repeats += 1
-        return RepeatedPlan(number, self._first, self._repeats)
+        return RepeatedPlan(number, self._first, self._repeats, self._new_blocks(grown))
 
-    def next_plan(self, number: int, version: int) -> StepPlan | None:
-        """The plan of the same rows with the token that each gets from this step; None if that may not be what follows.
+    def may_continue(self, version: int) -> bool:
+        """Whether ``next_plan`` finds the step after this one if there are free blocks. The queues have ``version``."""
+        return (
+            self._first is not None
+            and self._version == version
+            and not self.cancelled
+            and self.reservation.extends_ahead()
+        )
 
-        The queues have ``version``.
-        """
-        if self._first is None or self._version != version or self.cancelled or not self.reservation.extends_again():
+    def next_plan(self, number: int, version: int) -> RepeatedPlan | None:
+        """The plan of the same rows with the token that each gets from this step, and memory for it; None if that may
+        not be what follows, or there is too little memory."""
+        if not self.may_continue(version):
             return None
-        rows = RepeatedPlan(number, self._first, self._repeats + 1).rows
-        return StepPlan(number, rows)
+        grown = self.reservation.extend_ahead()
+        if grown is None or self._first is None:
+            return None
+        return RepeatedPlan(number, self._first, self._repeats + 1, self._new_blocks(grown))
 
-    def follow(self, plan: StepPlan, ended: Collection[int]) -> tuple[StepPlan, list[ScheduledSequence]]:
+    def follow(self, plan: RepeatedPlan, ended: Collection[int]) -> tuple[StepPlan, list[ScheduledSequence]]:
         """After the commit: this is the step ``plan``, of ``next_plan``, without the sequences ``ended``, and without
         those, also returned, whose memory the commit has shared with others."""
         left_out = [each for each in self.rows if each.id in ended]
@@ -96,12 +108,22 @@ class StepBuilder:
         lost = [each for each in self.rows if each.memory in shared]
         for sequence in lost:
             self.drop(sequence)
-        self.reservation.extend_again()
-        self._first, self._repeats = (None if left_out or lost else plan), 0
-        if self._first is not None:
+        grown = self.reservation.extend_again()
+        assert grown is not None and not grown, "a step was launched without memory for its tokens"
+        self._repeats += 1
+        if not (left_out or lost):
             return plan, lost
+        self._first = None
         remaining = {sequence.id for sequence in self.rows}
         return StepPlan(plan.number, tuple([row for row in plan.rows if row.sequence in remaining])), lost
+
+    def _new_blocks(self, grown: Sequence[SequenceMemory]) -> Sequence[NewBlock]:
+        if not grown:
+            return ()
+        if self._row_of is None:
+            self._row_of = {sequence.memory: row for row, sequence in enumerate(self.rows)}
+        row_of = self._row_of
+        return [NewBlock(row_of[memory], len(memory.blocks) - 1, memory.blocks[-1]) for memory in grown]
 
     def finish(
         self, number: int, slot_copies: list[tuple[int, int]], forked: list[ScheduledSequence]

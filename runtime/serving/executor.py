@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -12,7 +12,7 @@ from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
-from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
+from hybridge.runtime.scheduler import RepeatedPlan, Scheduler, StepPlan, Swap
 from hybridge.runtime.serving.packing import packed_inputs
 from hybridge.runtime.serving.step_packer import StepPacker
 from hybridge.runtime.serving.step_runner import StepRunner
@@ -59,12 +59,17 @@ class StepExecutor:
             raise
         return result
 
-    def launch_next(self, result: StepResult, plan: StepPlan, feeding: Feeding) -> StepResult | None:
-        """``PagedEngine.launch_next`` of ``plan``, the step after that of ``result``; exceptions as in ``launch``."""
-        inputs = self._packer.packed(plan)
+    def launch_next(
+        self, result: StepResult, plan: RepeatedPlan, feeding: Feeding, ended: Collection[int]
+    ) -> StepResult | None:
+        """``PagedEngine.launch_next`` of ``plan``, the step after that of ``result``; exceptions as in ``launch``.
+
+        ended: rows that end with the tokens of ``result``, whatever these are.
+        """
+        inputs = self._packer.pack_ahead(plan, ended)
         found = self._engine.launch_next(result, inputs, feeding)
         if found is not None:
-            self._packer.take(plan, inputs)
+            self._packer.keep(inputs)
         return found
 
     def _move(self, plan: StepPlan) -> None:

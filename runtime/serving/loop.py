@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
+from hybridge.runtime.generation import ANY_TOKEN
 from hybridge.runtime.sampling import Sampler
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
@@ -19,7 +21,7 @@ from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
-from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes, sampled_rows
+from hybridge.runtime.serving.step_in_flight import NextRows, NextStep, StepInFlight, StepTimes, sampled_rows
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 # Weight of the latest step in the mean time of a step.
 _NEWEST_STEP = 0.1
-_Continuation = tuple[StepInFlight, StepPlan, Feeding]
 
 
 class ServingLoop:
@@ -128,12 +129,13 @@ class ServingLoop:
         """
         if self._in_flight is None:
             self._launch(arrivals)
-        if arrivals is not None and self._continuation() is not None:
+        next_rows = self._next_rows()
+        if arrivals is not None and next_rows is not None:
             # Requests that arrive during a chained step wait for the one after it.
             arrivals()
             arrivals = None
         try:
-            self._settle(self._launch_next() if self._chains_steps else None)
+            self._settle(None if next_rows is None else self._launch_next(next_rows))
             if self._runs_ahead and self._in_flight is None:
                 self._launch(arrivals)
         finally:
@@ -182,48 +184,56 @@ class ServingLoop:
                 self._requests.accept(chosen, result, best, in_flight.samplings)
         except BaseException as error:
             self._end_committed(plan, error, next_step is not None)
-        in_flight.end()
+        in_flight.end(device_waits=next_step is None)
         self._ended = in_flight
         seconds = in_flight.seconds
         self._step_seconds += _NEWEST_STEP * (seconds - self._step_seconds)
         if self._speculator is not None:
             self._speculator.record_time(plan, seconds)
 
-    def _continuation(self) -> _Continuation | None:
-        """The step after the one in progress, if its rows do not depend on the tokens that are sampled now."""
+    def _next_rows(self) -> NextRows | None:
+        """How the rows of the step in progress go on in the next one; None where that depends on the tokens that are
+        sampled now."""
         in_flight = self._in_flight
         if not self._chains_steps or in_flight is None or in_flight.result is None:
             return None
-        if not in_flight.plan.is_plain:
-            # The commit of a prompt may publish its blocks, which then have to be copied before they are written.
+        # The commit of a prompt may publish its blocks, which then have to be copied before they are written.
+        if not (in_flight.plan.is_plain and self.scheduler.may_continue):
             return None
-        plan = self.scheduler.next_plan()
-        stops = None if plan is None else self._requests.next_stops(in_flight.sampling)
+        stops = self._requests.next_stops(in_flight.sampling)
         following = {index: how.following() for index, how in in_flight.samplings.items()}
         samplings = {index: how for index, how in following.items() if how is not None}
-        if plan is None or stops is None or len(samplings) < len(following):
+        if stops is None or len(samplings) < len(following):
             return None
-        return in_flight, plan, Feeding(stops, samplings)
+        ended = [row for row, ids in enumerate(stops) if ids is ANY_TOKEN]
+        return None if len(ended) == len(stops) else NextRows(in_flight, Feeding(stops, samplings), ended)
 
-    def _launch_next(self) -> NextStep | None:
-        """Launch the ``_continuation``, if there is one and the engine can."""
-        continuation = self._continuation()
-        if continuation is None:
+    def _launch_next(self, rows: NextRows) -> NextStep | None:
+        """Launch the step of ``rows``, if it still follows and the engine can."""
+        in_flight = rows.before
+        # New requests may have come, and others gone.
+        plan = None if self._in_flight is not in_flight else self.scheduler.next_plan()
+        if plan is None:
             return None
-        in_flight, plan, feeding = continuation
         assert in_flight.result is not None
         try:
-            result = self._executor.launch_next(in_flight.result, plan, feeding)
+            result = self._executor.launch_next(in_flight.result, plan, rows.feeding, rows.ended)
         except BaseException as error:
             self._in_flight = None
+            # Nothing reads the step before it, but the next one must not begin before that ends.
+            with suppress(Exception):
+                in_flight.result.best_tokens()
             self._fail(in_flight.plan, error)
             return None
-        return None if result is None else NextStep(plan, result, feeding)
+        if result is None:
+            self.scheduler.drop_next_plan()
+            return None
+        return NextStep(plan, result, rows.feeding)
 
     def _follow(self, in_flight: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
         """Make ``next_step`` the step in progress. It feeds ``fed``, except tokens that end their sequences."""
         rows = zip(in_flight.sampling, fed, next_step.feeding.stops, strict=False)
-        ended = {sequence.id for sequence, token, stops in rows if token < 0 or token in stops}
+        ended = {sequence.id for sequence, token, stops in rows if token < 0 or token in stops or stops is ANY_TOKEN}
         plan = self.scheduler.follow(next_step.plan, ended)
         self._in_flight = StepInFlight(
             plan, in_flight.sampling, next_step.result, next_step.feeding.samplings, time.perf_counter()

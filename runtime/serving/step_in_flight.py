@@ -10,7 +10,7 @@ from itertools import count
 from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import TokenSampling
-from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.scheduler import RepeatedPlan, ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class StepTimes:
 class NextStep:
     """A step that was launched before the tokens of the one before it were known."""
 
-    plan: StepPlan
+    plan: RepeatedPlan
     result: StepResult
     feeding: Feeding
 
@@ -67,9 +67,10 @@ class StepInFlight:
         self._device = self._arrived - since
         return tokens
 
-    def end(self) -> None:
-        """Record that the tokens have been chosen."""
-        self._ended = time.perf_counter()
+    def end(self, device_waits: bool) -> None:
+        """Record that the tokens have been chosen, while the device had nothing to do (``device_waits``) or ran the
+        next step."""
+        self._ended = time.perf_counter() if device_waits else self._arrived
 
     @property
     def seconds(self) -> float:
@@ -80,6 +81,15 @@ class StepInFlight:
     def times(self) -> StepTimes:
         """The times of the step, after its end."""
         return StepTimes(self._host + self._ended - self._arrived, self._device)
+
+
+@dataclass(frozen=True)
+class NextRows:
+    """How the rows of the step ``before`` go on in the next one. ended: those that end, whatever their tokens are."""
+
+    before: StepInFlight
+    feeding: Feeding
+    ended: Sequence[int]
 
 
 def sampled_rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:

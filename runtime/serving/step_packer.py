@@ -1,12 +1,15 @@
-"""The arrays of consecutive steps: those of a repeated step are updated in place, each row by one token."""
+"""The arrays of consecutive steps: those of a repeated step are made from the ones before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
-from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.scheduler import NewBlock, RepeatedPlan, ScheduledSequence, StepPlan
 from hybridge.runtime.serving.packing import packed_inputs
 
 # Up to this many rows, numbers are changed one by one: at the start of a step NumPy is not in the processor's caches.
@@ -22,36 +25,83 @@ class StepPacker:
 
     def pack(self, plan: StepPlan) -> PackedInputs:
         """The arrays of ``plan``, which has at least one row."""
-        if plan.repeats:
-            self._advance()
+        if isinstance(plan, RepeatedPlan) and self._has_columns(plan.new_blocks):
+            self._advance(plan.new_blocks)
         else:
-            self.take(plan, self.packed(plan))
+            self._take(plan, packed_inputs(plan, self._sequences, self._manager, self._engine))
         return self._inputs
 
-    def packed(self, plan: StepPlan) -> PackedInputs:
-        """Arrays of ``plan`` that no later call changes unless ``take`` is given them."""
-        return packed_inputs(plan, self._sequences, self._manager, self._engine)
+    def pack_ahead(self, plan: RepeatedPlan, ended: Collection[int]) -> PackedInputs:
+        """The arrays of ``plan``, which comes after the step that was packed last and still uses its arrays.
 
-    def take(self, plan: StepPlan, inputs: PackedInputs) -> None:
-        """``inputs`` are those of the last step, ``plan``."""
-        rows = plan.rows
-        self._inputs = inputs
-        # The arrays that a repeated plan changes, without padding.
-        self._tokens_of = [self._sequences[row.sequence].tokens for row in rows]
-        self._tokens = inputs.input_ids[: len(rows)]
-        self._counters = [inputs.positions[: len(rows)], inputs.seq_lens[: len(rows)]]
+        Their input_ids are no tokens of it: those are not known yet. The rows ``ended`` are padding. The caller keeps
+        the arrays, or gives them to ``keep``.
+        """
+        before, rows = self._inputs, len(self._tokens_of)
+        if not self._has_columns(plan.new_blocks):
+            return _without(packed_inputs(plan, self._sequences, self._manager, self._engine), ended)
+        positions, lengths, slots = before.positions.copy(), before.seq_lens.copy(), before.slot_mapping.copy()
+        positions[:rows] += 1
+        lengths[:rows] += 1
         if self._manager.needs.kv:
-            self._counters.append(inputs.slot_mapping[: len(rows)])
+            slots[:rows] += 1
+        table = before.block_table.copy() if plan.new_blocks else before.block_table
+        self._set_blocks(plan.new_blocks, table, slots)
+        inputs = replace(before, positions=positions, seq_lens=lengths, block_table=table, slot_mapping=slots)
+        return _without(inputs, ended)
+
+    def keep(self, inputs: PackedInputs) -> None:
+        """``inputs``, of ``pack_ahead``, are those of the last step."""
+        self._inputs = inputs
+        self._name_counters(len(self._tokens_of))
+
+    def _take(self, plan: StepPlan, inputs: PackedInputs) -> None:
+        """``inputs`` are those of the last step, ``plan``."""
+        self._inputs = inputs
+        self._tokens_of = [self._sequences[row.sequence].tokens for row in plan.rows]
+        self._name_counters(len(plan.rows))
+
+    def _name_counters(self, rows: int) -> None:
+        """The arrays that a repeated plan changes, without padding."""
+        inputs = self._inputs
+        self._tokens = inputs.input_ids[:rows]
+        self._counters = [inputs.positions[:rows], inputs.seq_lens[:rows]]
+        if self._manager.needs.kv:
+            self._counters.append(inputs.slot_mapping[:rows])
         self._token_view, self._views = self._tokens.data, [counter.data for counter in self._counters]
 
-    def _advance(self) -> None:
+    def _advance(self, new_blocks: Sequence[NewBlock]) -> None:
         """Advance each row to its newest token."""
         if len(self._tokens_of) > _FEW:
             self._tokens[:] = [tokens[-1] for tokens in self._tokens_of]
             for counter in self._counters:
                 counter += 1
-            return
-        for row, tokens in enumerate(self._tokens_of):
-            self._token_view[row] = tokens[-1]
-            for view in self._views:
-                view[row] += 1
+        else:
+            for row, tokens in enumerate(self._tokens_of):
+                self._token_view[row] = tokens[-1]
+                for view in self._views:
+                    view[row] += 1
+        self._set_blocks(new_blocks, self._inputs.block_table, self._inputs.slot_mapping)
+
+    def _set_blocks(self, new_blocks: Sequence[NewBlock], table: np.ndarray, slots: np.ndarray) -> None:
+        """Enter blocks into the table; each holds the next token of its row at its beginning."""
+        size = self._manager.block_size
+        for row, column, block in new_blocks:
+            table[row, column], slots[row] = block, block * size
+
+    def _has_columns(self, new_blocks: Sequence[NewBlock]) -> bool:
+        """Whether the table of the last step is wide enough."""
+        if not new_blocks:
+            return True
+        width = self._inputs.block_table.shape[1]
+        return all([column < width for _, column, _ in new_blocks])
+
+
+def _without(inputs: PackedInputs, ended: Collection[int]) -> PackedInputs:
+    """``inputs`` with the rows ``ended`` as padding."""
+    if not ended:
+        return inputs
+    rows, lengths, slots, states = [*ended], inputs.seq_lens.copy(), inputs.slot_mapping.copy(), inputs.state_indices
+    states = states.copy()
+    lengths[rows], slots[rows], states[rows] = 0, -1, -1
+    return replace(inputs, seq_lens=lengths, slot_mapping=slots, state_indices=states)

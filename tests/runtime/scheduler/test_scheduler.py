@@ -4,7 +4,14 @@ import pytest
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.paged import PoolSizes
-from hybridge.runtime.scheduler import Priority, ScheduledRequest, ScheduledSequence, SchedulerSettings, State
+from hybridge.runtime.scheduler import (
+    Priority,
+    RepeatedPlan,
+    ScheduledRequest,
+    ScheduledSequence,
+    SchedulerSettings,
+    State,
+)
 from tests.runtime.scheduler.toy_server import ToyServer
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION
 from tests.runtime.toy_paged_engine import paged_config, toy_greedy
@@ -207,17 +214,18 @@ def test_the_budget_limits_the_number_of_draft_tokens():
 
 
 @pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION])
-def test_steps_that_only_decode_repeat_until_a_row_needs_memory_or_a_queue_changes(layers):
+def test_steps_that_only_decode_repeat_with_new_blocks_until_a_queue_changes(layers):
     toy = server(layers, max_rows=2)
     first, second = (toy.scheduler.add(request(2, new=30, seed=seed)) for seed in range(2))
     toy.step()  # the prompts
     plans = [toy.step() for _ in range(6)]
+    assert [plan.repeats for plan in plans] == [False, True, True, True, True, True]
     # Blocks have 4 tokens, of which 2 are the prompt's.
-    assert [plan.repeats for plan in plans] == [False, True, False, True, True, True]
+    new = [len(plan.new_blocks) for plan in plans if isinstance(plan, RepeatedPlan)]
+    assert new == [0, 2, 0, 0, 0]
     for step, plan in enumerate(plans):
         assert [(row.sequence, row.start) for row in plan.rows] == [(first.id, 2 + step), (second.id, 2 + step)]
         assert all(row.samples and row.new_tokens == 1 for row in plan.rows) and plan.is_plain
-    assert not toy.step().repeats and toy.step().repeats
     waits = toy.scheduler.add(request(2, seed=2))
     # A queue has changed, and then changes no more while there is no row for the third.
     assert not toy.step().repeats and toy.step().repeats
