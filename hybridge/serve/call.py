@@ -18,7 +18,9 @@ from hybridge.runtime.serving.request_stream import RequestStream
 from hybridge.serve.api_keys import Client
 from hybridge.serve.errors import OVERLOADED, TIMEOUT, ApiError
 from hybridge.serve.event_stream import EventStream, EventWriter, disconnected
+from hybridge.serve.merged_streams import merged
 from hybridge.serve.model_store import Lease
+from hybridge.serve.quotas import Reservation
 from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
 
@@ -47,6 +49,7 @@ class Call:
         self._expired = self._streaming = self._counted = False
         # Tokens of the prompts and of the answers so far.
         self._tokens = 0
+        self._reservation: Reservation | None = None
         limit = float(service.settings.request_timeout)
         self._timeout = min(limit, timeout or limit)
         self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
@@ -90,15 +93,25 @@ class Call:
             raise ApiError(
                 400, f"priority: expected at least 0 where clients have keys, found {priority}", param="priority"
             )
-        await self.admit(sum(each.n for each in params))
         llm = self.model.llm
-        for ids, each in zip(prompts, params, strict=True):
+        pairs = list(zip(prompts, params, strict=True))
+        most_tokens = 0
+        for ids, each in pairs:
+            longest = llm.max_seq_len - len(ids)
+            answer = longest if each.max_new_tokens is None else min(each.max_new_tokens, longest)
+            most_tokens += len(ids) + each.n * max(0, answer)
+        await self.admit(sum(each.n for each in params), most_tokens)
+        for ids, each in pairs:
             self._tokens += len(ids)
             self._streams.append(llm.add(ids, each, None, priority or 0, namespace, checkpoints))
 
-    async def admit(self, sequences: int) -> None:
-        """Count sequences that start now, until the end of the call; ApiError 429 when too many wait."""
+    async def admit(self, sequences: int, most_tokens: int) -> None:
+        """Count sequences that start now, until the end of the call, and reserve the most tokens that they can use.
+
+        ApiError 429 when too many wait, or the client's quota is too small.
+        """
         self.check_time()
+        self._reservation = self.service.quotas.reserve(self.client, most_tokens)
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
         self.check_time()
 
@@ -124,7 +137,7 @@ class Call:
         answers: dict[int, list[Generation]] = {}
         event_loop = asyncio.get_running_loop()
         try:
-            async for index, batch in _merged(self._streams):
+            async for index, batch in merged(self._streams):
                 began = event_loop.time()
                 self._tokens += sum(len(piece.token_ids) for piece in batch)
                 answers.setdefault(index, []).extend(each.generation for each in batch if each.generation is not None)
@@ -205,7 +218,7 @@ class Call:
         new = sum(len(answer.token_ids) for each in answers for answer in each)
         for each in answers:
             self.service.metrics.answered(self.model.name, each)
-        self.service.use_tokens(self.client, prompt + new)
+        self._settle(prompt + new)
         self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
         if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:
             decode = self.model.llm.tokenizer.decode
@@ -228,12 +241,19 @@ class Call:
         if self._streams and not self._counted:
             self._counted = True
             self.service.metrics.abandoned(self.model.name, len(self._streams))
-            self.service.use_tokens(self.client, self._tokens)
+            self._settle(self._tokens)
             self.log(model=self.model.name, abandoned_tokens=self._tokens)
+        if self._reservation is not None:
+            self._settle(0)
         for end in self._ends:
             end()
         self._ends.clear()
         self._lease.release()
+
+    def _settle(self, tokens: int) -> None:
+        """Count tokens of the client instead of those reserved."""
+        self.service.use_tokens(self.client, self._reservation, tokens)
+        self._reservation = None
 
     def _stream_ended(self) -> None:
         self.service.streams -= 1
@@ -261,35 +281,3 @@ class _CallStream(EventStream):
 def new_id(kind: str) -> str:
     """An id of a response or of one of its parts."""
     return f"{kind}-{uuid.uuid4().hex}"
-
-
-async def _merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, list[Piece]]]:
-    """The pieces of all ``streams`` as they arrive, each batch with its stream's index; the first error ends all."""
-    if len(streams) == 1:
-        while batch := await streams[0].batch():
-            yield 0, batch
-        return
-    arrived: asyncio.Queue[tuple[int, list[Piece] | Exception]] = asyncio.Queue()
-
-    async def read(index: int, stream: RequestStream) -> None:
-        try:
-            batch = None
-            while batch is None or batch:
-                batch = await stream.batch()
-                arrived.put_nowait((index, batch))
-        except Exception as error:
-            arrived.put_nowait((index, error))
-
-    tasks = [asyncio.ensure_future(read(index, stream)) for index, stream in enumerate(streams)]
-    left = len(streams)
-    try:
-        while left:
-            index, found = await arrived.get()
-            if isinstance(found, Exception):
-                raise found
-            left -= not found
-            if found:
-                yield index, found
-    finally:
-        for task in tasks:
-            task.cancel()

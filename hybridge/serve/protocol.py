@@ -1,24 +1,29 @@
-"""HTTP connections that have to send their headers in time."""
+"""HTTP connections that have to send their headers in time and in a bounded number of bytes."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 _MOST_HEADER_BYTES = 1 << 16
 
 
+class _HeaderTooLargeError(Exception):
+    """Ends the parsing of a request."""
+
+
 class TimedProtocol(HttpToolsProtocol):
     """Closes a connection whose header is incomplete ``seconds`` after it began, or after the connection was made, and
-    one that sends a larger header than 64 KiB."""
+    one that sends a larger header than 64 KiB (status 431). Trailers count as part of the header."""
 
     def __init__(self, seconds: float, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
         self._seconds = seconds
         self._header_timer: asyncio.TimerHandle | None = None
-        self._header_bytes = 0
+        # Bytes of the URL and of the fields of this request; bytes received since the parser reported anything.
+        self._header_bytes = self._unparsed_bytes = 0
         # Requests that were not answered when the client sent another one.
         self._earlier: list[RequestResponseCycle] = []
 
@@ -27,19 +32,51 @@ class TimedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        self._header_bytes += len(data)
-        super().data_received(data)
-        if self._header_timer is None:
-            self._header_bytes = 0
-        elif self._header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"expected a header of at most {_MOST_HEADER_BYTES} bytes, found more")
+        # The parser keeps a field until it is complete, so it gets a bounded part of a large read at a time.
+        for start in range(0, len(data), _MOST_HEADER_BYTES):
+            part = data[start : start + _MOST_HEADER_BYTES]
+            self._unparsed_bytes += len(part)
+            super().data_received(part)
+            if self._unparsed_bytes > 2 * _MOST_HEADER_BYTES and not self.transport.is_closing():
+                self._header_bytes = self._unparsed_bytes
+                self.send_400_response("")
+            if self.transport.is_closing():
+                return
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse the request and close the connection; status 431 if its header is too large."""
+        if self._header_bytes <= _MOST_HEADER_BYTES:
+            super().send_400_response(msg)
+            return
+        text = b"expected a header of at most %d bytes, found more" % _MOST_HEADER_BYTES
+        head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(text)
+        self.transport.write(STATUS_LINE[431] + head + text)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._header_bytes = self._unparsed_bytes = 0
         self._start_timer()
         self._earlier = [each for each in (*self._earlier, self.cycle) if each and not each.response_complete]
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed_bytes = 0
+        super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        self._unparsed_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
 
@@ -50,6 +87,12 @@ class TimedProtocol(HttpToolsProtocol):
         for cycle in self._earlier:
             cycle.disconnected = True
             cycle.message_event.set()
+
+    def _count(self, header_bytes: int) -> None:
+        """Count bytes of the header; an error ends the parsing, and data_received refuses the request."""
+        self._header_bytes, self._unparsed_bytes = self._header_bytes + header_bytes, 0
+        if self._header_bytes > _MOST_HEADER_BYTES:
+            raise _HeaderTooLargeError
 
     def _start_timer(self) -> None:
         if self._header_timer is None:

@@ -39,6 +39,8 @@ _ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_ro
 _TRIES = 3
 # Requests that wait where no replica takes them, for example because none is ready.
 _WAITING = 1_000
+# Requests in one ingress, with their bodies in memory; beyond these, status 429.
+_FORWARDED = 2_000
 # Parts of an answer that Ray has not yet taken; beyond these, the server's send_timeout counts.
 _MESSAGES, _DRAIN_SECONDS = 64, 0.05
 
@@ -124,6 +126,7 @@ class ForwardingApp:
 
     def __init__(self, replicas: DeploymentHandle, settings: ServeSettings) -> None:
         self._replicas, self._settings = replicas.options(stream=True), settings
+        self._forwarded = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -132,11 +135,16 @@ class ForwardingApp:
                 await send({"type": f"lifespan.{event}.complete"})
         elif scope["type"] == "http":
             settings, headers = self._settings, Headers(scope=scope)
+            self._forwarded += 1
             try:
+                if self._forwarded > _FORWARDED:
+                    raise _queue_full(_FORWARDED)
                 body = await read_body(receive, headers, settings.max_body_bytes, settings.receive_timeout)
                 await self._forward(RoutedRequest(prompt_of(body), _plain(scope), body), send)
             except ApiError as error:
                 await error_response(scope["path"], error)(scope, receive, send)
+            finally:
+                self._forwarded -= 1
 
     async def _forward(self, request: RoutedRequest, send: Send) -> None:
         """Forward a replica's answer; if the replica dies before the body begins, try another one."""
@@ -154,13 +162,7 @@ class ForwardingApp:
                     await send(message)
                 return
             except BackPressureError:
-                raise ApiError(
-                    429,
-                    f"expected at most {_WAITING} waiting requests, found that many: try again later",
-                    RATE_LIMIT,
-                    "queue_full",
-                    retry_after=1,
-                ) from None
+                raise _queue_full(_WAITING) from None
             except RayActorError:
                 if begun:
                     raise
@@ -176,6 +178,16 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
+
+
+def _queue_full(most: int) -> ApiError:
+    return ApiError(
+        429,
+        f"expected at most {most} waiting requests, found that many: try again later",
+        RATE_LIMIT,
+        "queue_full",
+        retry_after=1,
+    )
 
 
 def prompt_of(body: bytes) -> str:
@@ -243,6 +255,9 @@ def app(args: RayArgs) -> serve.Application:
         ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
         **scaling,
     )
-    front: Any = serve.deployment(Ingress, name="Ingress", max_ongoing_requests=10_000)
+    # The ingress answers with Retry-After itself; what it cannot take gets status 503 from Ray's proxy.
+    front: Any = serve.deployment(
+        Ingress, name="Ingress", max_ongoing_requests=_FORWARDED + _WAITING, max_queued_requests=_WAITING
+    )
     found: serve.Application = front.bind(model.bind(args.config, args.api_key_file), ServeSettings(**values))
     return found

@@ -12,7 +12,7 @@ from hybridge.runtime.engines.factory import check_engine
 from hybridge.serve.api_keys import ApiKeys, Client
 from hybridge.serve.metrics import Metrics
 from hybridge.serve.model_store import ModelStore
-from hybridge.serve.quotas import Quotas
+from hybridge.serve.quotas import Quotas, Reservation
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
@@ -46,9 +46,9 @@ class Service:
         self.quotas.check(client)
         self.rate_limits.take_request(client.name)
 
-    def use_tokens(self, client: Client, count: int) -> None:
-        """Count tokens of prompts and answers of ``client``."""
-        self.quotas.use(client, count)
+    def use_tokens(self, client: Client, reservation: Reservation | None, count: int) -> None:
+        """Count tokens of prompts and answers of ``client``, instead of those reserved."""
+        self.quotas.settle(client, reservation, count)
         self.rate_limits.use_tokens(client.name, count)
 
 

@@ -70,14 +70,32 @@ def test_tokens_per_day() -> None:
         return None
 
     for client in (ann, bob):
-        quotas.use(client, 99)
+        quotas.settle(client, None, 99)
         assert refused(client) is None
-        quotas.use(client, 1)
+        quotas.settle(client, None, 1)
     assert (refused(ann), refused(bob)) == (6_400, None)
-    quotas.use(bob, 200)
+    quotas.settle(bob, None, 200)
     assert refused(bob) == 6_400
     now[0] += 6_400
     assert (refused(ann), refused(bob)) == (None, None)
+
+
+def test_requests_at_the_same_time_cannot_exceed_a_quota() -> None:
+    now = [86_400 * 9 + 80_000.0]
+    quotas, ann = Quotas(100, lambda: now[0]), Client("ann", "a")
+    first = quotas.reserve(ann, 60)
+    with pytest.raises(ApiError, match="of 100, found up to 41: lower max_tokens") as found:
+        quotas.reserve(ann, 41)
+    assert (found.value.status_code, found.value.retry_after) == (429, 6_400)
+    second = quotas.reserve(ann, 40)
+    quotas.settle(ann, first, 10)
+    third = quotas.reserve(ann, 50)
+    quotas.settle(ann, third, 0)
+    now[0] += 6_400  # the second request ends on the next day, whose quota it uses
+    quotas.settle(ann, second, 30)
+    quotas.reserve(ann, 70)
+    with pytest.raises(ApiError):
+        quotas.check(ann)
 
 
 def test_without_limits_nothing_is_refused() -> None:

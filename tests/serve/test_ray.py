@@ -117,6 +117,52 @@ def test_a_full_queue_in_front_of_the_replicas() -> None:
     assert refused.value.status_code == 429 and refused.value.retry_after == 1
 
 
+def test_requests_in_an_ingress_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hybridge.serve import ray as served
+    from hybridge.serve.settings import ServeSettings
+
+    monkeypatch.setattr(served, "_FORWARDED", 1)
+    sent: list[list[Any]] = [[], [], []]
+    free = asyncio.Event()
+
+    class Replicas:
+        """A handle whose answers wait for ``free``."""
+
+        answer = property(lambda self: self)
+
+        def options(self, stream: bool) -> Replicas:
+            return self
+
+        async def remote(self, request: object) -> AsyncIterator[Any]:
+            await free.wait()
+            yield {"type": "http.response.start", "status": 200}
+            yield {"type": "http.response.body"}
+
+    async def run() -> None:
+        app = served.ForwardingApp(Replicas(), ServeSettings())
+        scope = {"type": "http", "path": "/v1/completions", "headers": []}
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        def requested(number: int) -> Any:
+            async def send(message: Any) -> None:
+                sent[number].append(message)
+
+            return app(dict(scope), receive, send)
+
+        first = asyncio.ensure_future(requested(0))
+        await asyncio.sleep(0)
+        await requested(1)
+        free.set()
+        await first
+        await requested(2)
+
+    asyncio.run(run())
+    assert [messages[0]["status"] for messages in sent] == [200, 429, 200]
+    assert (b"retry-after", b"1") in sent[1][0]["headers"]
+
+
 def test_answers_streams_and_errors(client: httpx2.Client, llm: LLM) -> None:
     expected = llm.generate("The sea", max_new_tokens=TOKENS).text
     assert completion(client, "The sea")["choices"][0]["text"] == expected

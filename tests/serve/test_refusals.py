@@ -76,11 +76,40 @@ def test_unknown_paths_and_methods(served: Running) -> None:
         assert response.status_code == status and response.json()["error"]["message"]
 
 
-def test_headers_without_end_are_refused(served: Running) -> None:
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 200_000, b"431"),
+        (b"GET /health HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", b"431"),
+        (b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 20_000 + b"\r\n", b"431"),
+        (b"GET /" + b"y" * 70_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (CHUNKED + b"1;" + b"y" * 200_000, b"431"),
+        (CHUNKED + b"0\r\nx: " + b"y" * 200_000, b"431"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 60_000 + b"\r\n\r\n", b"200"),
+    ],
+    ids=["no end", "one field", "many fields", "URL", "chunk extension", "trailer", "small enough"],
+)
+def test_headers_are_bounded(served: Running, request_bytes: bytes, status: bytes) -> None:
     host, port = served.server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\n" + b"x: " + b"y" * 200_000)
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+        connection.sendall(request_bytes)
+        assert connection.recv(1 << 16)[9:12] == status
+
+
+def test_large_bodies_before_other_requests(served: Running) -> None:
+    """Bytes of a body do not count as the header of the request that follows on the same connection."""
+    body = b'{"model": "demo", "tokens": [' + b" " * 300_000 + b"5]}"
+    head = b"POST /detokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    post = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    last = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"y" * 60_000 + b"\r\n\r\n"
+    host, port = served.server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(post + post + last)
+        found = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert found.count(b"HTTP/1.1 200") == 3 and found.count(b"HTTP/1.1") == 3
 
 
 @pytest.mark.parametrize(

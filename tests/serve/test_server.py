@@ -139,7 +139,7 @@ def test_urgent_requests_run_first(served: Running, gate: Gate) -> None:
 
 def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("# clients\nann key-of-ann\nkey-of-bob\neve key-of-eve 3\n")
+    file.write_text("# clients\nann key-of-ann\nkey-of-bob\neve key-of-eve 120\n")
     with running([demo], ApiKeys.from_file(file), requests_per_minute=3) as served:
         body = {"model": "demo", "prompt": "Long enough a prompt to be found again, or not.", "max_tokens": 1}
 
@@ -162,7 +162,10 @@ def test_keys_are_required_and_share_no_prefix(demo: ModelSettings, tmp_path: Pa
         urgent = served.client.post(PATH, json={**body, "priority": -1}, headers=bob)
         assert urgent.status_code == 400 and urgent.json()["error"]["param"] == "priority"
         eve = {"authorization": "Bearer key-of-eve"}
-        assert post(**eve)[0] == 200 and post(**eve)[1]["error"]["code"] == "insufficient_quota"
+        assert post(**eve)[0] == 200
+        beyond = served.client.post(PATH, json={**body, "max_tokens": 120}, headers=eve)
+        assert beyond.status_code == 429 and beyond.json()["error"]["code"] == "insufficient_quota"
+        assert post(**eve)[0] == 200  # nothing was reserved for the refused request
         names = [line.get("client", "") for line in served.lines("request")]
         assert names.count("ann") == 4 and names.count("") == 3
         assert sum(name.startswith("key-") for name in names) == 3
@@ -236,6 +239,12 @@ def test_running_requests_end_after_the_server_was_stopped(
         served.thread.join(60)
         assert not served.thread.is_alive() and not served.errors
         assert [line["event"] for line in map(json.loads, served.log.getvalue().splitlines())][-1] == "stopped"
+
+
+def test_the_schema_names_streams(served: Running) -> None:
+    paths = served.client.get("/openapi.json").json()["paths"]
+    for path in (PATH, "/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        assert set(paths[path]["post"]["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 def test_health_follows_the_engine(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:

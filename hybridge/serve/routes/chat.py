@@ -21,6 +21,7 @@ from hybridge.serve.event_stream import DONE, EventTemplate, event
 from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.messages import template_messages
 from hybridge.serve.sampling import sampling_params
+from hybridge.serve.schemas.base import EVENTS
 from hybridge.serve.schemas.chat import ChatCompletion, ChatRequest
 from hybridge.serve.structured import grammar_of
 from hybridge.serve.usage import counts, usage
@@ -28,7 +29,7 @@ from hybridge.serve.usage import counts, usage
 router = APIRouter()
 
 
-@router.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_none=True)
+@router.post("/v1/chat/completions", response_model=ChatCompletion, response_model_exclude_none=True, responses=EVENTS)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.begin(request, body.model, body.timeout) as call:

@@ -21,6 +21,7 @@ from hybridge.serve.event_stream import DONE, EventTemplate, event
 from hybridge.serve.logprobs import LogprobTexts
 from hybridge.serve.prompts import prompts_of
 from hybridge.serve.sampling import sampling_params
+from hybridge.serve.schemas.base import EVENTS
 from hybridge.serve.schemas.completions import Completion, CompletionRequest
 from hybridge.serve.structured import grammar_of
 from hybridge.serve.usage import usage
@@ -28,7 +29,7 @@ from hybridge.serve.usage import usage
 router = APIRouter()
 
 
-@router.post("/v1/completions", response_model=Completion)
+@router.post("/v1/completions", response_model=Completion, responses=EVENTS)
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a text, token ids, or several of either."""
     async with await Call.begin(request, body.model, body.timeout) as call:

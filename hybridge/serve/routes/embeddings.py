@@ -37,11 +37,11 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         most = call.service.settings.max_prompt_tokens
         prompts = await call.prepare(lambda: prompts_of(llm, body.input, most))
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
-        await call.admit(len(prompts))
+        tokens = sum(map(len, prompts))
+        await call.admit(len(prompts), tokens)
         work = [llm.embed(ids, body.pooling, namespace=namespace) for ids in prompts]
         answers = await call.unless_disconnected(call.in_time(_all(work)))
         call.count([[answer] for answer in answers])
-        tokens = sum(map(len, prompts))
         data = [
             {"object": "embedding", "index": index, "embedding": _shown(answer, body)}
             for index, answer in enumerate(answers)

@@ -17,12 +17,13 @@ from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, prompt_of, start_chat
 from hybridge.serve.event_stream import event
 from hybridge.serve.messages import arguments_object
+from hybridge.serve.schemas.base import EVENTS
 from hybridge.serve.schemas.messages import CountRequest, Message, MessagesRequest, TokenCount
 
 router = APIRouter()
 
 
-@router.post("/v1/messages", response_model=Message)
+@router.post("/v1/messages", response_model=Message, responses=EVENTS)
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.begin(request, body.model) as call:

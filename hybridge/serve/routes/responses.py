@@ -18,13 +18,14 @@ from hybridge.serve.chat_job import ChatJob, start_chat
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.response_input import chat_of, input_items, messages_of
 from hybridge.serve.response_items import item_events, item_of, message_of
+from hybridge.serve.schemas.base import EVENTS
 from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, ResponsesRequest, TextFormat
 from hybridge.serve.stored_responses import StoredResponse
 
 router = APIRouter()
 
 
-@router.post("/v1/responses", response_model=ResponseObject)
+@router.post("/v1/responses", response_model=ResponseObject, responses=EVENTS)
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.begin(request, body.model) as call:
