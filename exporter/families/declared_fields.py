@@ -234,6 +234,7 @@ _UNDECLARED: Mapping[str, Table] = {
         "int": f"{_LATENT_SPELLINGS['int']} num_nextn_predict_layers linear_head_dim linear_num_heads "
         "linear_conv_kernel_dim",
     },
+    "falcon_mamba": {**_UNDECLARED_ALWAYS, "bool": "use_falcon_mambapy"},
     "granitemoehybrid": {**_UNDECLARED_ROPE, "int": "head_dim", "[str]": "layers_block_type"},
     "jamba": {"int": "head_dim num_local_experts"},
     "kimi_linear": {**_LATENT_SPELLINGS, "object?": "rope_parameters rope_scaling"},
@@ -286,3 +287,21 @@ DECLARED_KINDS: Mapping[str, Mapping[str, str]] = {
 def undeclared_kinds(model_type: str) -> Mapping[str, str]:
     """field -> kind of what transformers reads without declaring it."""
     return kinds_of(_UNDECLARED.get(model_type, _UNDECLARED_ALWAYS))
+
+
+# What transformers computes from other fields: its config classes cannot load a file that holds it, null included.
+_COMPUTED_ALWAYS = ("is_heterogeneous", "per_layer_attributes", "use_return_dict")
+_COMPUTED: Mapping[str, tuple[str, ...]] = {
+    "bamba": ("layers_block_type",),
+    "falcon_h1": ("layers_block_type",),
+    "falcon_mamba": ("layer_types",),
+    "jamba": ("layer_types", "layers_block_type", "layers_num_experts"),
+    "mamba": ("layer_types",),
+    "mamba2": ("layer_types",),
+    "recurrent_gemma": ("layers_block_type",),
+}
+
+
+def computed_fields(model_type: str) -> tuple[str, ...]:
+    """The fields that transformers computes, which a config.json must not hold."""
+    return (*_COMPUTED_ALWAYS, *_COMPUTED.get(model_type, ()))

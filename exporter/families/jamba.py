@@ -15,8 +15,8 @@ from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.moe_fields import ROUTER_TRAINING_FIELDS, top_k_of
 
 NORM_NAMES = tuple((name, name.replace("_norm", "_layernorm")) for name in INNER_NORMS)
-# Names that follow from the periods, and fields without effect on inference.
-UNUSED_FIELDS = ("layers_block_type", "layers_num_experts", "layer_types", "use_mamba_kernels", "num_logits_to_keep")
+# Fields without effect on inference.
+UNUSED_FIELDS = ("use_mamba_kernels", "num_logits_to_keep")
 
 
 def parse(config: HfConfig) -> DecoderConfig:

@@ -47,7 +47,7 @@ from hybridge.exporter.families import (
     zamba,
     zamba2,
 )
-from hybridge.exporter.families.declared_fields import DECLARED_KINDS, undeclared_kinds
+from hybridge.exporter.families.declared_fields import DECLARED_KINDS, computed_fields, undeclared_kinds
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.field_kinds import check_kinds, kinds_of
 from hybridge.exporter.families.hf_config import HfConfig
@@ -139,6 +139,9 @@ def decoder_config(raw: Mapping[str, Any], ignored_fields: Iterable[str] = ()) -
         raise UnsupportedError(f"unsupported model_type {model_type!r}{why}: supported types are {known}")
     config = HfConfig(raw, ignored_fields)
     check_kinds(config, raw, {**undeclared_kinds(model_type), **declared_kinds(model_type)})
+    for name in computed_fields(model_type):
+        if name in config:
+            raise config.fail(name, "no such field (transformers computes it, and cannot load a config that has it)")
     # Some of transformers' models cannot run without it.
     config.expect("return_dict", (True, None), True)
     decoder = parse(config)

@@ -86,7 +86,13 @@ def _empty_cache(text_model: Any, max_cache_len: int) -> TracedCache:
     name = "cache_params" if takes_cache_params(text_model) else "past_key_values"
     token = torch.ones(1, 1, dtype=torch.long, device=text_model.device)
     with torch.no_grad():
-        text_model(token, use_cache=True, **{name: cache})
+        try:
+            text_model(token, use_cache=True, **{name: cache})
+        except ValueError as cause:  # its model takes a cache class of its own
+            raise UnsupportedError(
+                f'engine="export" runs models that take a StaticCache, found {type(text_model).__name__}, which '
+                f'refuses it ({str(cause).rstrip(".")}): use engine="onnxruntime"'
+            ) from cause
     layers: list[dict[str, torch.Tensor]] = []
     for index, layer in enumerate(cache.layers):
         state = {key: torch.zeros_like(value) for key, value in layer_state(layer, max_cache_len).items()}

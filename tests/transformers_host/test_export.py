@@ -102,6 +102,12 @@ WINDOWS = {"gemma3_text", "gpt_oss", "lfm3", "mistral", "olmo3"}
 NOT_TRACED = {"falcon_h1", "minimax", "zamba", "zamba2"}
 
 
+@pytest.mark.parametrize("family", sample(sorted(NOT_TRACED), on_push=("minimax",)))
+def test_families_whose_caches_are_not_traced_are_refused(family: str, load_model: LoadModel, buckets: Path) -> None:
+    with pytest.raises(UnsupportedError, match='use engine="onnxruntime"'):
+        accelerate(load_model(family), "export", cache_folder=buckets, **LIMITS)
+
+
 # Without sliding windows, which this engine refuses. On push recurrent layers with attention: tracing the gated delta
 # rule takes long.
 @pytest.mark.parametrize(

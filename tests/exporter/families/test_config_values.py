@@ -13,6 +13,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from hybridge.artifact.errors import HybridgeError
+from hybridge.exporter.families.declared_fields import computed_fields, undeclared_kinds
 from hybridge.exporter.families.registry import FAMILIES, declared_kinds, decoder_config
 from hybridge.new_family.kinds import declared_kinds as kinds_that_transformers_declares
 from tests.exporter.families.rows.parts import LLAMA3
@@ -96,7 +97,7 @@ def with_value(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]
 def faults(base: dict[str, Any], values: tuple[Any, ...], folder: Path) -> list[str]:
     """Fields and ``values`` that are neither read as transformers reads them nor refused by name."""
     judge, found = Judge(folder, base), []
-    fields = sorted({*recorded(base).requested, *base} - NOT_JUDGED)
+    fields = sorted({*recorded(base).requested, *base, *computed_fields(base["model_type"])} - NOT_JUDGED)
     assert len(fields) > 15
     for field in fields:
         for value in values:
@@ -199,3 +200,16 @@ def test_other_spellings(name: str, tmp_path: Path) -> None:
 def test_kinds_are_those_that_transformers_declares(family: str) -> None:
     found = {name: kind.replace("fraction", "float") for name, kind in declared_kinds(family).items()}
     assert found == kinds_that_transformers_declares(CONFIG_MAPPING[family])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_computed_fields_are_those_that_transformers_cannot_set(family: str) -> None:
+    config_class = CONFIG_MAPPING[family]
+    properties = [name for name in dir(config_class) if isinstance(getattr(config_class, name, None), property)]
+    computed = {name for name in properties if getattr(config_class, name).fset is None and name[0] != "_"}
+    # nemotron_h takes the values of two of them from the file before.
+    assert set(computed_fields(family)) == computed - set(undeclared_kinds(family))
+    base = {"model_type": family, **BASE_CONFIGS[family]}
+    for name in computed_fields(family):
+        with pytest.raises(HybridgeError, match=f"{name}: expected no such field"):
+            decoder_config({**base, name: None})
