@@ -8,8 +8,8 @@
 namespace {
 
 constexpr int WEIGHT_BITS = 30;  // of the difference from ONE
-constexpr int LOADS = 4;         // of a thread at a time
 constexpr int ANY = 0x7fffffff;
+static_assert(MOST_PART <= 2 * THREADS && MOST_PARTS <= THREADS, "of item_at and sum_of");
 
 // A token survives if its score's key is at least `least_key`, its weight is at least `min_weight`, and its weight is
 // above `edge`, or equal to `edge` with an id of at most `last_token`.
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     __shared__ int found_tokens[MOST_LISTED];
     __shared__ int found_count;
     __shared__ Few few;
-    __shared__ uint64_t slice_sums[32];
+    __shared__ unsigned long long part_sums[MOST_PARTS];
     const int problem = blockIdx.x, lane = threadIdx.x % 32;
     let_later_kernels_start();
     wait_for_earlier_kernels();
@@ -123,25 +123,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
         return;
     }
 
-    const int token_bits = 32 - __clz(params.vocab), count = params.counts[problem];
+    const int token_bits = 32 - __clz(params.vocab), count = params.counts[problem], part = params.slice / PARTS;
     const Source row = {scores_of(params, settings), nullptr, 0, params.vocab};
     Source source = row;
-    uint64_t own_total = 0, total = 0, near = 0;
-    if (settings.kind == LISTED || settings.top_k == 0) {
-        const int64_t first = static_cast<int64_t>(problem) * params.slices;
-        if (lane < params.slices) own_total = params.totals[first + lane];
-        total = sum_of_warp(own_total);
-        near = sum_of_warp(lane < params.slices ? params.near_totals[first + lane] : 0);
+    const bool bins_scores = has_bins(settings), is_short = has_order(settings) && count <= MOST_CANDIDATES;
+    const bool has_list = is_short && !bins_scores;
+    const int parts = params.slices * PARTS;
+    const int64_t first_part = static_cast<int64_t>(problem) * parts;
+    const int64_t list = static_cast<int64_t>(problem) * MOST_GATHERED;
+    // Whether part_sums has the sum of what is left of each part of the row.
+    bool by_part = !has_order(settings);
+    if (by_part || bins_scores) {
+        const uint64_t* sums = bins_scores ? params.above_window : params.totals;
+        for (int i = threadIdx.x; i < parts; i += THREADS) part_sums[i] = sums[first_part + i];
     }
-    const bool wide = is_wide(settings, count, near, total);
-    const bool has_list = has_order(settings) && count <= MOST_CANDIDATES && !wide;
-    if (has_list) {
-        const int64_t first = static_cast<int64_t>(problem) * MOST_CANDIDATES;
+    // Sums of a row's parts, in all threads.
+    const auto sum_of_parts = [&](const uint64_t* sums) {
+        uint64_t sum = 0;
+        for (int i = lane; i < parts; i += 32) sum += sums[first_part + i];
+        return sum_of_warp(sum);
+    };
+    uint64_t total = settings.kind == LISTED || settings.top_k == 0 ? sum_of_parts(params.totals) : 0;
+    const uint64_t above = bins_scores ? sum_of_parts(params.above_window) : 0;
+    Source gathered = {params.gathered_scores + list, params.gathered_tokens + list, 0, count};
+    if (is_short) {
         for (int i = threadIdx.x; i < count; i += THREADS) {
-            list_scores[i] = params.candidate_scores[first + i];
-            list_tokens[i] = params.candidate_tokens[first + i];
+            list_scores[i] = gathered.scores[i];
+            list_tokens[i] = gathered.tokens[i];
         }
-        source = {list_scores, list_tokens, 0, count};
+        gathered = {list_scores, list_tokens, 0, count};
+        if (has_list) source = gathered;
     }
     if (threadIdx.x == 0) found_count = 0;
     select.clear();
@@ -170,6 +181,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
         float weight;
         for (int i = source.begin + threadIdx.x; i < source.end; i += THREADS) sum += left(i, weight);
         return select.sum_of(sum);
+    };
+    // The id of the last token with the weight `edge` in a nucleus of the sum `share`, after `key_at` has found it.
+    const auto last_token = [&](uint64_t share) {
+        const uint64_t each = whole_weight(filters.edge), wanted = (share - select.before + each - 1) / each;
+        const bool some = wanted * each < select.inside;
+        __syncthreads();
+        if (!some) return ANY;
+        return static_cast<int>(select.key_at(wanted - 1, token_bits, source.begin, source.end,
+                                              [&](int i, unsigned& key, uint64_t& sum) {
+                                                  const float score = source.scores[i];
+                                                  key = source.token(i);
+                                                  sum = 1;
+                                                  return filters.keep_score(score) && weight_of(score) == filters.edge;
+                                              }));
     };
 
     if (settings.top_k > 0 && count > settings.top_k) {
@@ -225,143 +250,80 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
         return;
     }
 
-    bool by_slice = !has_order(settings);
-    if (wide) {
-        // Of the nucleus, all bins but the last one are certain; the tokens of that one are gathered.
+    if (bins_scores) {
+        const Window window = params.windows[problem];
+        const PowerBins bins(window.width);
         const uint64_t share = share_of(total, settings.top_p);
-        const uint64_t* bins = params.bins + static_cast<int64_t>(problem) * params.slices * BINS;
-        for (int bin = threadIdx.x; bin < BINS; bin += THREADS) {
-            uint64_t sum = 0;
-            for (int slice = 0; slice < params.slices; slice++) sum += bins[slice * BINS + bin];
-            select.low[bin] = static_cast<unsigned>(sum);
-            select.high[bin] = static_cast<unsigned>(sum >> 32);
-        }
-        select.find(share - 1);
-        const int last_bin = select.digit;
-        const uint64_t certain = select.before;
-        const WeightBins of_row(weight_of(state.lowest));
-        const float most = logf(of_row.most(last_bin)), least = logf(of_row.least(last_bin));
-        // Wider than the error of `exponential`; the logarithm of 0 is -inf.
-        const float highest = most + 1e-4f * (1.0f - most), deepest = least - 1e-4f * (1.0f - least);
-        for (int from = threadIdx.x; from < params.vocab; from += LOADS * THREADS) {
-            float some[LOADS];
-#pragma unroll
-            for (int j = 0; j < LOADS; j++) {
-                const int i = from + j * THREADS;
-                some[j] = i < params.vocab ? row.scores[i] : minus_infinity();
-            }
-#pragma unroll
-            for (int j = 0; j < LOADS; j++) {
-                const float power = __fmul_rn(__fsub_rn(some[j], state.peak), settings.scale);
-                if (!(power <= highest && power >= deepest)) continue;
-                const float weight = weight_of(some[j]);
-                if (whole_weight(weight) == 0 || of_row.of(weight) != last_bin) continue;
-                const int place = atomicAdd(&found_count, 1);
-                if (place < MOST_CANDIDATES) {
-                    list_scores[place] = some[j];
-                    list_tokens[place] = from + j * THREADS;
-                }
-            }
-        }
-        __syncthreads();
-        const int gathered = found_count;
-        if (gathered <= MOST_CANDIDATES) {
-            source = {list_scores, list_tokens, 0, gathered};
-            const unsigned key = select.key_at(share - 1 - certain, WEIGHT_BITS, 0, gathered,
-                                               [&](int i, unsigned& key, uint64_t& sum) {
-                                                   const float weight = weight_of(list_scores[i]);
-                                                   sum = whole_weight(weight);
-                                                   key = ONE - __float_as_uint(weight);
-                                                   return true;
-                                               });
-            filters.edge = __uint_as_float(ONE - key);
-            const uint64_t each = whole_weight(filters.edge);
-            const uint64_t wanted = (share - certain - select.before + each - 1) / each;
-            const bool some = wanted * each < select.inside;
-            __syncthreads();
-            if (some) {
-                filters.last_token = select.key_at(wanted - 1, token_bits, 0, gathered,
+        if (count <= MOST_GATHERED && above < share) {
+            source = gathered;
+            uint64_t inside = 0;
+            for (int i = threadIdx.x; i < count; i += THREADS) inside += whole_weight(weight_of(source.scores[i]));
+            if (above + select.sum_of(inside) >= share) {
+                // Borders of the weights of the window, further than the error of `most`.
+                const unsigned highest = __float_as_uint(fminf(1.0001f * bins.most(window.first), 1.0f));
+                const float least = window.last == BINS - 1 ? 0.0f : 0.9999f * bins.most(window.last + 1);
+                const int bits = min(32 - __clz(highest - __float_as_uint(least)), WEIGHT_BITS);
+                const unsigned key = select.key_at(share - 1 - above, bits, 0, count,
                                                    [&](int i, unsigned& key, uint64_t& sum) {
-                                                       key = list_tokens[i];
-                                                       sum = 1;
-                                                       return weight_of(list_scores[i]) == filters.edge;
+                                                       const float weight = weight_of(source.scores[i]);
+                                                       sum = whole_weight(weight);
+                                                       key = highest - __float_as_uint(weight);
+                                                       return sum > 0;
                                                    });
-            }
-            by_slice = settings.min_p <= filters.edge;
-            if (by_slice) {
-                // One warp sums each slice.
-                const int slice = threadIdx.x / 32;
-                uint64_t sum = 0;
-                float weight;
-                if (slice < params.slices) {
-                    for (int bin = lane; bin < last_bin; bin += 32) sum += bins[slice * BINS + bin];
-                    for (int i = lane; i < gathered; i += 32)
-                        if (list_tokens[i] / params.slice == slice) sum += left(i, weight);
+                const float edge = __uint_as_float(highest - key);
+                // No token outside of the window may have the weight of the last one.
+                const bool is_inside = (window.first == 0 || edge * 1.00002f < bins.most(window.first)) &&
+                                       (window.last == BINS - 1 || edge > 1.00002f * bins.most(window.last + 1));
+                if (is_inside) {
+                    filters.edge = edge;
+                    filters.last_token = last_token(share - above);
+                    by_part = settings.min_p <= edge;
+                    float weight;
+                    for (int i = threadIdx.x; i < count && by_part; i += THREADS)
+                        if (const uint64_t sum = left(i, weight)) atomicAdd(&part_sums[source.token(i) / part], sum);
                 }
-                sum = sum_of_warp(sum);
-                if (lane == 0) slice_sums[slice] = sum;
-                __syncthreads();
-                own_total = slice_sums[lane];
-                total = sum_of_warp(own_total);
             }
             source = row;
         }
-        // Else more tokens than fit have weights of about the same size.
+        // Else the nucleus ends in another bin, or many tokens have about the same weight.
     }
     if (settings.top_p < 1.0 && filters.edge == 0.0f) {
         // top_p applies to the tokens that survive top_k; min_p comes after it.
         filters.min_weight = 0.0f;
-        const uint64_t sum = has_list || settings.top_k > 0 ? sum_of_left() : total;
-        if (settings.top_k > 0) total = sum;
+        if (settings.top_k > 0) total = sum_of_left();
         const uint64_t share = share_of(total, settings.top_p);
-        if (sum < share) source = row;
-        for (;;) {
-            const unsigned key = select.key_at(share - 1, WEIGHT_BITS, source.begin, source.end,
-                                               [&](int i, unsigned& key, uint64_t& sum) {
-                                                   float weight = 1.0f;
-                                                   sum = left(i, weight);
-                                                   key = ONE - __float_as_uint(weight);
-                                                   return sum > 0;
-                                               });
-            filters.edge = __uint_as_float(ONE - key);
-            // Tokens below the bound may have the same rounded weight as the last one.
-            if (!source.tokens || settings.top_k > 0 || filters.edge > 1.00001f * weight_of(state.bound)) break;
-            source = row;
-            filters.edge = 0.0f;
-            __syncthreads();
-        }
-        const uint64_t each = whole_weight(filters.edge), wanted = (share - select.before + each - 1) / each;
-        const bool some = wanted * each < select.inside;
-        __syncthreads();
-        if (some) {
-            filters.last_token = select.key_at(wanted - 1, token_bits, source.begin, source.end,
-                                               [&](int i, unsigned& key, uint64_t& sum) {
-                                                   const float score = source.scores[i];
-                                                   key = source.token(i);
-                                                   sum = 1;
-                                                   return filters.keep_score(score) &&
-                                                          weight_of(score) == filters.edge;
-                                               });
-        }
+        const unsigned key = select.key_at(share - 1, WEIGHT_BITS, source.begin, source.end,
+                                           [&](int i, unsigned& key, uint64_t& sum) {
+                                               float weight = 1.0f;
+                                               sum = left(i, weight);
+                                               key = ONE - __float_as_uint(weight);
+                                               return sum > 0;
+                                           });
+        filters.edge = __uint_as_float(ONE - key);
+        filters.last_token = last_token(share);
         filters.min_weight = settings.min_p;
     }
+    __syncthreads();
 
     const uint64_t word = random_word(settings);
-    uint64_t target;
-    if (!by_slice) {
-        target = __umul64hi(word, sum_of_left());
-    } else {
-        // Choose the slice by its sum, then the token in it.
-        target = __umul64hi(word, total);
-        int slice = 0;
-        for (; slice < params.slices - 1; slice++) {
-            const uint64_t sum = __shfl_sync(0xffffffffu, own_total, slice);
-            if (target < sum) break;
-            target -= sum;
+    if (by_part) {
+        // Choose the part by its sum, then the token in it.
+        uint64_t target = __umul64hi(word, select.sum_of(threadIdx.x < parts ? part_sums[threadIdx.x] : 0));
+        const int chosen = select.item_at(target, 0, parts, [&](int i) { return part_sums[i]; });
+        target -= select.before;
+        source.begin = chosen * part;
+        source.end = min(source.begin + part, params.vocab);
+        __syncthreads();
+        float weight;
+        const int token = select.item_at(target, source.begin, source.end, [&](int i) { return left(i, weight); });
+        if (threadIdx.x == 0) {
+            sampled.token = token;
+            sampled.logit = logits[token];
+            params.sampled[problem] = sampled;
         }
-        source.begin = slice * params.slice;
-        source.end = min(source.begin + params.slice, params.vocab);
+        return;
     }
+    const uint64_t target = __umul64hi(word, sum_of_left());
     __syncthreads();
     const unsigned token = select.key_at(target, token_bits, source.begin, source.end,
                                          [&](int i, unsigned& key, uint64_t& sum) {

@@ -1,9 +1,10 @@
 // Sampling of a token from each row of logits: settings, results and intermediate buffers.
 //
-// score_slices edits the logits and finds the peak of each row, weigh_slices sums the weights and gathers the tokens
-// that can survive the filters, bin_weights sums the weights of rows with a wide nucleus by size, choose_token applies
-// the filters exactly and samples. All sums are of integers, so the
-// order of summation cannot change a token: the result is that of hybridge.runtime.sampling.
+// score_slices edits the logits and finds the peak of each row. weigh_slices sums the weights, and gathers the tokens
+// that can survive top_k; of rows with top_p alone it counts the tokens by score, and finds a window of scores in which
+// the nucleus ends. gather_window gathers the tokens of the window. choose_token applies the filters exactly and
+// samples. All sums are of integers, so the order of summation cannot change a token: the result is that of
+// hybridge.runtime.sampling.
 #pragma once
 
 #include "common/integers.cuh"
@@ -50,8 +51,16 @@ struct Sampled {
 struct RowState {
     float peak;   // the largest score
     int best;     // the first token with that score; -1: not finite
-    float bound;  // every token that can survive the filters has at least this score, unless the nucleus is wide
+    float bound;  // every token that can survive top_k has at least this score
     float lowest;  // the smallest score
+};
+
+// Bins of scores, of a row with top_p alone, in which the last token of the nucleus probably is.
+struct Window {
+    int first;
+    int last;
+    float width;  // of a bin, in natural logarithms of the weight
+    int padding;
 };
 
 // Rows of `vocab` logits in `slices` of `slice` tokens.
@@ -62,15 +71,16 @@ struct Sampling {
     const uint32_t* masks;     // [rows, ceil(vocab / 32)]
     float* scores;             // [rows, vocab]: the logits after the edits, of rows that have any
     float* peaks;              // [problems, slices, THREADS]: the largest score of each thread
-    uint64_t* totals;          // [problems, slices]
+    uint64_t* totals;          // [problems, slices, PARTS]: sums of weights; with top_p alone rough until gather_window
     RowState* states;          // [problems]
-    uint64_t* near_totals;     // [problems, slices]: of the tokens whose scores are at least `bound`
-    uint64_t* bins;            // [problems, slices, BINS]: sums of weights by size, of rows with a wide nucleus
+    uint64_t* above_window;    // [problems, slices, PARTS]: sums of the weights in bins before the window
+    uint32_t* bins;            // [problems, slices, BINS / 2]: tokens by score, two numbers of 16 bits each
+    Window* windows;           // [problems]
     int* slice_best;           // [problems, slices, 3]: the best of a slice, score (its bits) and token; lowest score
-    int* counts;               // [problems]: candidates; the list holds the first MOST_CANDIDATES
-    float* candidate_scores;
-    int* candidate_tokens;
-    int* arrived;              // [problems], zero between steps: slices scored so far
+    int* counts;               // [problems]: gathered tokens; the list holds the first MOST_GATHERED
+    float* gathered_scores;    // [problems, MOST_GATHERED]
+    int* gathered_tokens;
+    int* arrived;              // [problems], zero between kernels: slices done so far
     Sampled* sampled;          // [problems]
     int* listed_tokens;        // [problems, MOST_LISTED]
     float* listed_logits;

@@ -1,4 +1,4 @@
-// Edits the logits of each row, and finds its largest score and a bound below which no token survives its filters.
+// Edits the logits of each row, and finds its largest score and, with top_k, a bound below which no token survives.
 //
 // Grid: slices x problems, THREADS threads. The last block of a row to finish combines the results of all. The bound
 // is the top_k-th largest of the threads' largest scores: these belong to different tokens, so no token below it is
@@ -12,8 +12,6 @@
 namespace {
 
 constexpr int WARPS = THREADS / 32;
-// Candidates to gather without top_k: usually more than the nucleus has.
-constexpr int NUCLEUS = 1024;
 
 struct Best {
     float score;
@@ -181,12 +179,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 6) score_slices(const __gr
     lowest = least_of_warp(lowest);
     const bool row_is_bad = __reduce_min_sync(0xffffffffu, least) < 0 || of_row.score == minus_infinity();
     unsigned bound = 0;
-    if (has_order(settings) && !row_is_bad) {
+    if (has_order(settings) && !has_bins(settings) && !row_is_bad) {
         for (int i = 0; i < params.slices; i++)
             keys[i * THREADS + threadIdx.x] = ordered(__ldcg(&params.peaks[(row + i) * THREADS + threadIdx.x]));
-        const int wanted = settings.top_k > 0 ? settings.top_k : NUCLEUS;
         for (int bit = 31; bit >= 16; bit--)
-            if (count_from(keys, params.slices, bound | 1u << bit, sums) >= wanted) bound |= 1u << bit;
+            if (count_from(keys, params.slices, bound | 1u << bit, sums) >= settings.top_k) bound |= 1u << bit;
     }
     if (threadIdx.x == 0) {
         RowState state;

@@ -106,6 +106,35 @@ struct Select {
         return found;
     }
 
+    // The item at which the running sum over [begin, end), at most 2 * THREADS_ items, passes `target`, which is below
+    // the total. `value(i)` is the summand of item i. Sets `before`.
+    template <typename Value>
+    __device__ __forceinline__ int item_at(uint64_t target, int begin, int end, Value value) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, i = begin + 2 * threadIdx.x;
+        const uint64_t own = i < end ? value(i) : 0, next = i + 1 < end ? value(i + 1) : 0;
+        uint64_t running = own + next;
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const uint64_t other = __shfl_up_sync(0xffffffffu, running, distance);
+            if (lane >= distance) running += other;
+        }
+        __syncthreads();
+        if (lane == 31) warps[warp] = running;
+        __syncthreads();
+        uint64_t earlier = sum_of_warp(lane < warp && lane < WARPS ? warps[lane] : 0) + running - own - next;
+        if (earlier <= target && target < earlier + own) {
+            digit = i;
+            before = earlier;
+        }
+        earlier += own;
+        if (earlier <= target && target < earlier + next) {
+            digit = i + 1;
+            before = earlier;
+        }
+        __syncthreads();
+        return digit;
+    }
+
     // The sum of `value` over the block.
     __device__ __forceinline__ uint64_t sum_of(uint64_t value) {
 #pragma unroll

@@ -6,32 +6,71 @@
 #include "sampling/params.cuh"
 
 constexpr int IDLE = 0, BEST = 1, SAMPLED = 2, LISTED = 3;
-constexpr int MOST_CANDIDATES = 2048, MOST_LISTED = 64;
+constexpr int MOST_CANDIDATES = 2048, MOST_GATHERED = 8192, MOST_LISTED = 64;
 constexpr int NOT_FINITE = -1;
-// Bins of weights of a wide nucleus, in the order of their size.
-constexpr int BINS = 1024;
+// Each warp works on one part of a slice.
+constexpr int PARTS = 8, MOST_PARTS = 256, MOST_PART = 2048;
+constexpr int BINS = 4096;
 constexpr unsigned ONE = 0x3f800000u;  // the bits of the largest weight, 1
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000u); }
 
-// exp((score - peak) * scale): 1 at the peak, 0 below 2^-126.5.
-__device__ __forceinline__ float exponential(float score, float peak, float scale) {
-    float x = fmaxf(__fmul_rn(__fsub_rn(score, peak), scale), -88.1f);
-    const float power = rintf(__fmul_rn(x, 1.44269504088896341f));
-    x = __fsub_rn(x, __fmul_rn(power, 0.693359375f));
-    x = __fsub_rn(x, __fmul_rn(power, -2.12194440e-4f));
+// (score - peak) * scale: 0 at the peak.
+__device__ __forceinline__ float power_of(float score, float peak, float scale) {
+    return __fmul_rn(__fsub_rn(score, peak), scale);
+}
+
+// exp(power), for a power of at most 0; 0 below 2^-126.5.
+__device__ __forceinline__ float exponential(float power) {
+    float x = fmaxf(power, -88.1f);
+    // The sum is rounded to an integer, which its low bits are.
+    const float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f);
+    const float whole = __fsub_rn(shifted, 12582912.0f);
+    x = __fsub_rn(x, __fmul_rn(whole, 0.693359375f));
+    x = __fsub_rn(x, __fmul_rn(whole, -2.12194440e-4f));
     float series = __fadd_rn(__fmul_rn(x, 8.312501e-3f), 4.1890331e-2f);
     series = __fadd_rn(__fmul_rn(series, x), 1.6667116e-1f);
     series = __fadd_rn(__fmul_rn(series, x), 4.9999231e-1f);
     series = __fmul_rn(series, __fmul_rn(x, x));
     x = __fadd_rn(__fadd_rn(x, series), 1.0f);
-    return __fmul_rn(x, __int_as_float((static_cast<int>(power) + 127) << 23));
+    return __fmul_rn(x, __uint_as_float((__float_as_uint(shifted) << 23) + ONE));
+}
+__device__ __forceinline__ float exponential(float score, float peak, float scale) {
+    return exponential(power_of(score, peak, scale));
 }
 
 // A weight from 0 to 1 as an integer: 1 becomes 2^40.
 __device__ __forceinline__ uint64_t whole_weight(float weight) {
     return __float2ull_rn(__fmul_rn(weight, 1099511627776.0f));
 }
+
+// A weight as an integer in two parts, high * 2^20 + low, made without conversions, of which a multiprocessor does few
+// at a time.
+struct WholeParts {
+    unsigned high;
+    int low;
+
+    __device__ __forceinline__ explicit WholeParts(float weight) {
+        const float scaled = __fmul_rn(weight, 1048576.0f), shifted = __fadd_rn(scaled, 8388608.0f);
+        const float rest = __fsub_rn(scaled, __fsub_rn(shifted, 8388608.0f));
+        high = __float_as_uint(shifted) - 0x4b000000u;
+        low = __float_as_int(__fmaf_rn(rest, 1048576.0f, 12582912.0f)) - 0x4b400000;
+    }
+};
+
+// The sum of at most 2^11 weights.
+struct WholeSum {
+    unsigned high = 0;
+    int low = 0;
+
+    __device__ __forceinline__ void add(const WholeParts& parts) {
+        high += parts.high;
+        low += parts.low;
+    }
+    __device__ __forceinline__ uint64_t value() const {
+        return (static_cast<uint64_t>(high) << 20) + static_cast<int64_t>(low);
+    }
+};
 
 // The sum over the lanes of a warp, in all of them.
 __device__ __forceinline__ uint64_t sum_of_warp(uint64_t value) {
@@ -72,32 +111,33 @@ __device__ __forceinline__ uint64_t random_word(const Settings& settings) {
     return c0;
 }
 
-// Bins for the weights of one row, the largest first: equal parts of the range of their bits.
-struct WeightBins {
-    uint64_t factor;
+// Bins of equal width for the powers of one row's weights, the largest first.
+struct PowerBins {
+    // Weights of smaller powers are 0 as integers.
+    static constexpr float LEAST = -28.5f;
 
-    // Weights below 2^-41 are 0 as integers.
-    __device__ __forceinline__ explicit WeightBins(float least)
-        : factor((uint64_t(BINS) << 32) / (ONE - max(__float_as_uint(least), ONE - (41u << 23)) + 1)) {}
+    float width, per_power;
 
-    __device__ __forceinline__ int of(float weight) const {
-        return static_cast<int>(min((ONE - __float_as_uint(weight)) * factor >> 32, uint64_t(BINS - 1)));
+    __device__ __forceinline__ explicit PowerBins(float width) : width(width), per_power(1.0f / width) {}
+    // Bins down to the power `lowest`. They are much wider than the error of `exponential`.
+    __device__ __forceinline__ static float width_for(float lowest) {
+        return fmaxf(-fmaxf(lowest, LEAST) / (BINS - 1), 1e-4f);
     }
-    // Weights from `least` to `most` include those of `bin`.
-    __device__ __forceinline__ float most(int bin) const {
-        return __uint_as_float(ONE - static_cast<unsigned>((uint64_t(bin) << 32) / factor));
+    // START plus the bin, which is in the low bits. The last bin has all powers from it down.
+    static constexpr float START = 8388608.0f;
+    __device__ __forceinline__ float shifted(float power) const {
+        return __fadd_rn(__fmul_rn(-power, per_power), START);
     }
-    __device__ __forceinline__ float least(int bin) const {
-        if (bin == BINS - 1) return 0.0f;
-        return __uint_as_float(ONE - min(static_cast<unsigned>((uint64_t(bin + 1) << 32) / factor) + 1, ONE));
+    __device__ __forceinline__ int of(float power) const {
+        return min(__float_as_int(shifted(power)) - __float_as_int(START), BINS - 1);
     }
+    // Weights of the bin are at most this, up to a rounding error, and at least that of the next bin.
+    __device__ __forceinline__ float most(int bin) const { return expf(-width * fmaxf(bin - 0.5f, 0.0f)); }
 };
 
-// Whether the tokens with scores of at least `bound`, of which there are `count` with a sum of `near`, lack some of
-// the nucleus of a row without top_k.
-__device__ __forceinline__ bool is_wide(const Settings& settings, int count, uint64_t near, uint64_t total) {
-    if (settings.kind != SAMPLED || settings.top_k > 0 || settings.top_p >= 1.0) return false;
-    return count > MOST_CANDIDATES || near < share_of(total, settings.top_p);
+// Whether the filter of a row is top_p alone, with or without min_p.
+__device__ __forceinline__ bool has_bins(const Settings& settings) {
+    return settings.kind == SAMPLED && settings.top_k == 0 && settings.top_p < 1.0;
 }
 
 // The scores of a row: its logits, after its edits if it has any.

@@ -13,11 +13,11 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
-_FILES = ("score_slices", "weigh_slices", "bin_weights", "choose_token")
-SCORE, WEIGH, BIN, CHOOSE = (f"sampling/{name}.cu" for name in _FILES)
+_FILES = ("score_slices", "weigh_slices", "gather_window", "choose_token")
+SCORE, WEIGH, GATHER, CHOOSE = (f"sampling/{name}.cu" for name in _FILES)
 # The same as in plugin_src/sampling/weights.cuh.
 IDLE, BEST, SAMPLED, LISTED = range(4)
-LIST_TOKENS, MOST_LISTED, _BINS = 2048, 64, 1024
+LIST_TOKENS, MOST_LISTED, _BINS, _PARTS = 8192, 64, 4096, 8
 # Inputs and outputs of a launch in this order.
 INPUTS = ("logits", "settings", "edits", "masks")
 OUTPUTS = ("sampled", "listed_tokens", "listed_logits")
@@ -89,12 +89,12 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
     offsets, end = _workspace(problem, slices)
     pointers |= {name: PointerSource(Memory.WORKSPACE, offset=offset) for name, offset in offsets.items()}
     overlap = device.capability >= _OVERLAP_SINCE
-    score, weigh, bin_, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
+    score, weigh, gather, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
     grid, block = (slices, rows, 1), (_THREADS, 1, 1)
     launches = (
         KernelLaunch(score, grid, block, params, pointers, overlap=overlap),
         KernelLaunch(weigh, grid, block, params, pointers, overlap=overlap),
-        KernelLaunch(bin_, grid, block, params, pointers, overlap=overlap),
+        KernelLaunch(gather, grid, block, params, pointers, overlap=overlap),
         KernelLaunch(choose, (rows, 1, 1), (_CHOOSE_THREADS, 1, 1), params, pointers, overlap=overlap),
     )
     return CallPlan(launches, end, "sampling", 4 * rows)
@@ -117,7 +117,7 @@ def _kernels(vector: int) -> tuple[KernelSource, ...]:
     return (
         KernelSource.of(SCORE, "score_slices", {**sizes, "MOST_SLICE": _MOST_SLICE, "MOST_SLICES": _MOST_SLICES}),
         KernelSource.of(WEIGH, "weigh_slices", sizes),
-        KernelSource.of(BIN, "bin_weights", sizes),
+        KernelSource.of(GATHER, "gather_window", sizes),
         KernelSource.of(CHOOSE, "choose_token", {"THREADS": _CHOOSE_THREADS}),
     )
 
@@ -128,14 +128,15 @@ def _workspace(problem: SamplingProblem, slices: int) -> tuple[dict[str, int], i
     sizes = {
         "scores": 4 * problem.rows * problem.vocab,
         "peaks": 4 * rows * slices * _THREADS,
-        "totals": 8 * rows * slices,
+        "totals": 8 * rows * slices * _PARTS,
         "states": 16 * rows,
-        "near_totals": 8 * rows * slices,
-        "bins": 8 * _BINS * problem.rows * slices,
+        "above_window": 8 * problem.rows * slices * _PARTS,
+        "bins": 2 * _BINS * problem.rows * slices,
+        "windows": 16 * problem.rows,
         "slice_best": 12 * rows * slices,
         "counts": 4 * rows,
-        "candidate_scores": 4 * rows * LIST_TOKENS,
-        "candidate_tokens": 4 * rows * LIST_TOKENS,
+        "gathered_scores": 4 * rows * LIST_TOKENS,
+        "gathered_tokens": 4 * rows * LIST_TOKENS,
     }
     offsets = {}
     for name, nbytes in sizes.items():
