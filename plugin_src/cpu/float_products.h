@@ -3,7 +3,7 @@
 
 #include "widen.h"
 
-namespace linear {
+namespace cpu {
 namespace {
 
 // Columns of a panel per pass: its rows as float32 stay in the L1 cache.
@@ -166,4 +166,4 @@ void panels(const Weight& w, const float* x, int64_t count, float* y, int64_t fi
 }
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

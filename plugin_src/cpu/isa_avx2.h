@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace linear {
+namespace cpu {
 namespace {
 
 struct Avx2 {
@@ -90,4 +90,4 @@ struct Avx2 {
 };
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace linear {
+namespace cpu {
 namespace {
 
 struct Avx512 {
@@ -82,4 +82,4 @@ struct Avx512 {
 };
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace linear {
+namespace cpu {
 namespace {
 
 struct Neon {
@@ -83,4 +83,4 @@ struct Neon {
 };
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace linear {
+namespace cpu {
 namespace {
 
 inline float float_of_bits(uint32_t bits) {
@@ -117,4 +117,4 @@ struct Portable {
 };
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

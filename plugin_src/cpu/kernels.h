@@ -1,16 +1,21 @@
 // The kernels of one instruction set `Isa`.
 #pragma once
 
+#include "conv_channels.h"
 #include "float_products.h"
+#include "gated_norm_groups.h"
+#include "kernel_table.h"
 #include "rounded_tiles.h"
+#include "ssm_update.h"
 
-namespace linear {
+namespace cpu {
 namespace {
 
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
-    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>, rounded<Isa>, arrange<Isa>, dots<Isa>, panels<Isa>};
+    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>, rounded<Isa>,      arrange<Isa>,
+            dots<Isa>,    panels<Isa>,        ssm_heads<Isa>, convolve<Isa>, gated_norm<Isa>};
 }
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -1,11 +1,11 @@
 #include "isa_portable.h"
 #include "kernels.h"
 
-static const linear::Kernels kernels = linear::kernels_of<linear::Portable>(16);
+static const cpu::Kernels kernels = cpu::kernels_of<cpu::Portable>(16);
 
-const linear::Kernels* linear::portable_kernels() { return &kernels; }
+const cpu::Kernels* cpu::portable_kernels() { return &kernels; }
 
-const linear::Kernels* linear::chosen_kernels(int64_t choice) {
+const cpu::Kernels* cpu::chosen_kernels(int64_t choice) {
     switch (choice) {
         case portable: return portable_kernels();
         case avx2: return avx2_kernels();

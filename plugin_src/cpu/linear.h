@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace linear {
+namespace cpu {
 
 enum Type : int64_t { int4 = 0, int8 = 1, float16 = 2, bfloat16 = 3, float32 = 4 };
 
@@ -47,35 +47,7 @@ struct Rounded {
     int64_t count;
 };
 
-// The kernels of one instruction set. Rows of x and y follow each other without gaps.
-struct Kernels {
-    // Number of inputs from which `panels` are faster than `dots`.
-    int64_t panel_inputs;
-    // Bytes of scratch memory for `panels`, 64-byte aligned.
-    int64_t (*scratch_bytes)(const Weight&);
-    // Round x [columns], which is input m of `out`.
-    void (*round)(const Weight&, const float* x, int64_t m, const Rounded& out);
-    // y[:, first:last] of a weight of integers with rounded inputs; first is the beginning of a tile.
-    void (*rounded)(const Weight&, const Rounded& x, float* y, int64_t first, int64_t last);
-    // Floats x [columns] in the order in which `dots` reads them: [pad(columns, dot_columns)].
-    void (*arrange)(const Weight&, const float* x, float* out);
-    // y[:, first:last] of a weight of floats with a few arranged inputs.
-    void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
-    // The same of any weight with any number of inputs as they are.
-    void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last,
-                   uint8_t* scratch);
-};
-
 // Columns of a row that `dots` reads at once, at most.
 constexpr int64_t dot_columns = 64;
 
-// By instruction set; null where this processor, or this build, lacks it.
-const Kernels* portable_kernels();
-const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
-const Kernels* neon_kernels();
-
-enum Choice : int64_t { best = 0, portable = 1, avx2 = 2, avx512 = 3, neon = 4 };
-const Kernels* chosen_kernels(int64_t choice);
-
-}  // namespace linear
+}  // namespace cpu

@@ -21,7 +21,7 @@ constexpr uint32_t version = 17;
 
 // Error codes and element types of the interface.
 constexpr int fail = 1, invalid_argument = 2;
-constexpr int float32_type = 1, uint8_type = 2;
+constexpr int float32_type = 1, uint8_type = 2, int32_type = 6;
 
 // A table of functions, called by index.
 struct Api {
@@ -42,6 +42,9 @@ struct Api {
     Status* data(Value* value, void** out) const { return call<51, Status*>(value, out); }
     Status* shape(const Value* value, Shape** out) const { return call<65, Status*>(value, out); }
     void release(Shape* shape) const { call<99, void>(shape); }
+    Status* attribute(const Info* info, const char* name, float* out) const {
+        return call<85, Status*>(info, name, out);
+    }
     Status* attribute(const Info* info, const char* name, int64_t* out) const {
         return call<86, Status*>(info, name, out);
     }

@@ -3,7 +3,7 @@
 
 #include "linear.h"
 
-namespace linear {
+namespace cpu {
 namespace {
 
 // Inputs of a block whose largest is below this round to zero: its reciprocal could overflow.
@@ -82,4 +82,4 @@ void round_row(const Weight& w, const float* x, int64_t m, const Rounded& out) {
 }
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -6,7 +6,7 @@
 #include "rounded_inputs.h"
 #include "widen.h"
 
-namespace linear {
+namespace cpu {
 namespace {
 
 // What all tiles of a weight share.
@@ -133,4 +133,4 @@ void rounded(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t
 }
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

@@ -3,7 +3,7 @@
 
 #include "linear.h"
 
-namespace linear {
+namespace cpu {
 namespace {
 
 // Stores the first `count` lanes of a, or all of them if there are fewer; none if count is not positive.
@@ -65,4 +65,4 @@ void widen_tile(const Weight& w, const uint8_t* tile, int64_t lane, int64_t star
 }
 
 }  // namespace
-}  // namespace linear
+}  // namespace cpu

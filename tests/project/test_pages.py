@@ -14,6 +14,7 @@ import hybridge
 from hybridge.cli.main import run_command
 from tests.project.pages import LANGUAGES, PAGES, Block, blocks_of
 from tests.project.test_wheel import ROOT
+from tests.support.session_folders import copy_cpu_library
 
 CHECKPOINT = ROOT / "examples" / "checkpoints" / "tiny-nemotron-h"
 # Lines of shell blocks that this test does not run, and what does.
@@ -63,6 +64,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "path" / "to" / "checkpoint").symlink_to(CHECKPOINT)
     (tmp_path / "prefixes.json").write_text('{"prefixes": {"sea": "The sea", "ids": [5, 6, 7]}}')
     monkeypatch.chdir(tmp_path)
+    copy_cpu_library(tmp_path / "cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 

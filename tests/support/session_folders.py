@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,20 @@ def session_folder(factory: pytest.TempPathFactory, name: str) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def copy_cpu_library(caches: Path) -> None:
+    """Copy the session's library of CPU kernels to ``caches``, another folder for the user's caches.
+
+    It takes 10 seconds to compile.
+    """
+    # Every test process loads this file.
+    from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+
+    library, target = cpu_library().path, caches / "hybridge" / "cpu"
+    target.mkdir(parents=True, mode=0o700)
+    if library is not None:
+        shutil.copy2(library, target)
 
 
 @pytest.fixture(scope="session", autouse=True)

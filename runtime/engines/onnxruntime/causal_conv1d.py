@@ -1,4 +1,4 @@
-"""Body of ``causal_conv1d``: CausalConvWithState, or standard operators if there is none.
+"""Body of ``causal_conv1d``: CausalConv1d of the library of CPU kernels, CausalConvWithState, or standard operators.
 
 CausalConvWithState of a kernel of size n carries n - 1 columns. With a zero tap in front of the weight it carries
 exactly the kernel-wide state of the operator, in its layout, and may update it in place. Its own SiLU is a scalar
@@ -10,11 +10,14 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.padding import last_columns
 from hybridge.trt_plugins.activations import silu
 
+# As in plugin_src/cpu/conv.h.
+_MOST_TAPS = 16
 _END = int(np.iinfo(np.int64).max)
 
 
@@ -26,8 +29,16 @@ def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded
         return None
     assert x is not None and weight is not None and state is not None and lengths is not None
     channels, one_token = weight_shape[0], shape[1] == 1
-    columns = insert.reshape(x, 0, channels, 1) if one_token else insert.op("Transpose", x, perm=[0, 2, 1])
     activation = str(op_attributes(node)["activation"])
+    is_short = weight_shape[2] is not None and weight_shape[2] <= _MOST_TAPS
+    if kernels.own_operators and is_short and cpu_library().path is not None:
+        inputs = (x, weight, state, bias, *([lengths] if padded else []))
+        silu_inside = int(activation == "silu")
+        y, new_state = insert.op(
+            "CausalConv1d", *inputs, domain=CPU_DOMAIN, outputs=2, silu=silu_inside, instructions=0
+        )
+        return [y, new_state]
+    columns = insert.reshape(x, 0, channels, 1) if one_token else insert.op("Transpose", x, perm=[0, 2, 1])
     if kernels.recurrent_ops and not padded:
         inner = activation if one_token else "none"
         taps = insert.op("Concat", insert.constant(np.zeros((channels, 1, 1), np.float32)), weight, axis=2)

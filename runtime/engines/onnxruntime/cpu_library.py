@@ -20,6 +20,9 @@ from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.resources import data_folder
 from hybridge.artifact.user_cache import is_private, user_cache_folder
 
+CPU_DOMAIN = "hybridge.cpu"
+"""ONNX domain of the library's operators."""
+
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-w")
 # Instruction sets that have a file of their own, by platform.machine().

@@ -12,6 +12,8 @@ ALIAS_SAFE = {
     ("GroupQueryAttention", 3, 1),
     ("GroupQueryAttention", 4, 2),
     ("LinearAttention", 3, 1),
+    ("UpdateSsmState", 7, 1),
+    ("CausalConv1d", 2, 1),
     ("CausalConvWithState", 3, 1),
     ("TensorScatter", 0, 0),
     ("ScatterND", 0, 0),

@@ -16,6 +16,7 @@ from hybridge.runtime.engines.onnxruntime.activations import use_exact_activatio
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
 from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
@@ -91,6 +92,7 @@ def rewrite_paged(
     """
     expose_values(model.graph, shown)
     widen_types(model)
+    use_gated_norms(model, kernels)
     use_exact_activations(model)
     use_stored_weights(model)
     use_stored_products(model, exact)

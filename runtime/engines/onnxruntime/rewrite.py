@@ -15,6 +15,7 @@ from hybridge.runtime.engines.onnxruntime.activations import use_exact_activatio
 from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
@@ -76,6 +77,7 @@ def rewrite(
     """
     expose_values(model.graph, shown)
     widen_types(model)
+    use_gated_norms(model, kernels)
     use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)
     use_stored_products(model, exact)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 
 if TYPE_CHECKING:
@@ -125,8 +126,8 @@ class SessionGraph:
 
     @property
     def uses_cpu_library(self) -> bool:
-        """Whether a session needs the library of cpu_library.py."""
-        return any(weight.form in (LINEAR, LINEAR_FLOATS) for weight in self.weights)
+        """Whether a session needs the library of cpu_library.py: the model names the domain of its operators."""
+        return CPU_DOMAIN.encode() in self.model
 
     @property
     def block_bytes(self) -> int:

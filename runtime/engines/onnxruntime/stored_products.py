@@ -9,7 +9,7 @@ from math import prod
 import onnx_ir as ir
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
 from hybridge.runtime.engines.onnxruntime.linear_form import FEWEST_FLOATS, NARROW, TYPES, input_block
@@ -22,7 +22,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_weights import (
 )
 from hybridge.runtime.engines.onnxruntime.session_graph import LINEAR, LINEAR_FLOATS, StoredTensor, stored_tensor
 
-CPU_DOMAIN, OPERATOR = "hybridge.cpu", "Linear"
+OPERATOR = "Linear"
 
 
 def use_stored_products(model: ir.Model, exact: bool) -> None:

@@ -1,4 +1,6 @@
-"""Body of ``update_ssm_state``: LinearAttention, or standard operators (one form for single tokens, one for chunks).
+"""Body of ``update_ssm_state``: UpdateSsmState of the library of CPU kernels, LinearAttention, or standard operators.
+
+There is one form of standard operators for single tokens, and one for chunks.
 
 All store the state as [state_size, head_dim] per head, the order of ONNX Runtime's LinearAttention; the declaration has
 [head_dim, state_size] (``TRANSPOSED_STATE``). The engine transposes a row when it is read.
@@ -11,6 +13,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.padding import without_padding
@@ -27,6 +30,8 @@ POOL = "engine.pool"
 
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """y [batch, seq, heads, head_dim] and the new state."""
+    if kernels.own_operators and _is_supported(node) and cpu_library().path is not None:
+        return _own_operator(node, insert, padded)
     inputs = ssm_inputs(node, insert, padded)
     if inputs is None:
         return None
@@ -39,12 +44,12 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | None:
     """The inputs of all forms of the update; None if the sizes or the state's layout are not supported."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
+    if not _is_supported(node):
+        return None
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
-    if x_shape is None or b_shape is None or len(x_shape) != 4 or not is_engine_state(node):
-        return None
+    assert x_shape is not None and b_shape is not None
     heads, head_dim, groups, state_size = *x_shape[2:], *b_shape[2:]
-    if heads is None or head_dim is None or groups is None or state_size is None:
-        return None
+    assert heads is not None and head_dim is not None and groups is not None and state_size is not None
     assert B is not None and C is not None and state is not None
     step = time_step(node, insert, dt, dt_bias)
     if padded:
@@ -64,6 +69,46 @@ def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | Non
         groups,
         state_size,
     )
+
+
+def _is_supported(node: ir.Node) -> bool:
+    """Whether the sizes of a token are known and the state may be stored in another order."""
+    x_shape, b_shape = fixed_shape(node.inputs[0]), fixed_shape(node.inputs[2])
+    if x_shape is None or b_shape is None or len(x_shape) != 4 or None in (*x_shape[2:], *b_shape[2:]):
+        return False
+    return is_engine_state(node)
+
+
+def _own_operator(node: ir.Node, insert: Inserter, padded: bool) -> list[ir.Value]:
+    attributes = op_attributes(node)
+    settings = {name: attributes[name] for name in ("dt_softplus", "time_step_min", "time_step_max")}
+    x, A, B, C, D, dt, dt_bias, state, lengths = node.inputs[:9]
+    x_shape, b_shape = fixed_shape(x), fixed_shape(B)
+    assert x is not None and x.shape is not None and B is not None and C is not None
+    assert x_shape is not None and b_shape is not None
+    heads, head_dim, groups, state_size = (size or 0 for size in (*x_shape[2:], *b_shape[2:]))
+    columns, projections = heads * head_dim, groups * state_size
+    transpose_state(node)
+    y, new_state = insert.op(
+        "UpdateSsmState",
+        insert.reshape(x, 0, 0, columns),
+        A,
+        insert.reshape(B, 0, 0, projections),
+        insert.reshape(C, 0, 0, projections),
+        D,
+        dt,
+        dt_bias,
+        state,
+        *([lengths] if padded else []),
+        domain=CPU_DOMAIN,
+        outputs=2,
+        heads=heads,
+        groups=groups,
+        instructions=0,
+        **settings,
+    )
+    y.type, y.shape = x.type, ir.Shape([*x.shape.dims[:2], columns])
+    return [insert.reshape(y, 0, 0, heads, head_dim), new_state]
 
 
 def with_skip(node: ir.Node, insert: Inserter, i: SsmInputs, y: ir.Value) -> ir.Value:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
 from hybridge.artifact.bindings import BATCH, SEQ
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
@@ -16,10 +17,12 @@ from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from tests.ops.oracle import ConvCase, DeltaCase, SsmCase
 
-NEWEST = installed_kernels()
+NEWEST = replace(installed_kernels(), own_operators=False)
 STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, experts=False, window_margin=NEWEST.window_margin)
 """The standard operators only, as on an older ONNX Runtime."""
-KERNELS = {"installed": NEWEST, "standard": STANDARD}
+OWN = installed_kernels()
+"""With the operators of the library of CPU kernels, where a compiler is there."""
+KERNELS = {"own": OWN, "installed": NEWEST, "standard": STANDARD}
 _TOKEN_WISE = ("x", "B", "C", "dt", "q", "k", "v", "g", "beta")
 _WEIGHTS = ("weight", "bias", "A", "D", "dt_bias")
 _STATES = ("conv_state", "state")
@@ -67,15 +70,22 @@ def run_op(
     kernels: Kernels,
     one_token: bool = False,
     padded: bool = False,
+    instructions: int = 0,
     **attributes: float | int | str,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y and the new state in the operator's layout; asserts that a body took the operator's place."""
+    """y and the new state in the operator's layout; asserts that a body took the operator's place.
+
+    instructions: for nodes of the library of CPU kernels.
+    """
     model = op_model(op, case, **attributes)
     if one_token:
         fix_axes(model, {SEQ: 1})
     use_op_bodies(model, kernels, padded)
     remove_dead_code(model)
     assert not [node for node in model.graph if node.domain == "trt_edgellm"]
+    for node in model.graph:
+        if node.domain == CPU_DOMAIN:
+            node.attributes["instructions"] = ir.AttrInt64("instructions", instructions)
     feeds, transposed = {}, False
     for value in model.graph.inputs:
         array = getattr(case, str(value.name))
@@ -83,8 +93,9 @@ def run_op(
             transposed, array = True, array.swapaxes(-1, -2)
         dtype = np.int32 if value.name == "context_lengths" else np.float32
         feeds[str(value.name)] = np.ascontiguousarray(array, dtype)
-    session = ort.InferenceSession(
-        ir.to_proto(model).SerializeToString(), quiet_options(), providers=["CPUExecutionProvider"]
-    )
+    options = quiet_options()
+    if CPU_DOMAIN in model.graph.opset_imports:
+        options.register_custom_ops_library(str(cpu_library().path))
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
     y, state = session.run(["y", "state_out"], feeds)
     return y, state.swapaxes(-1, -2) if transposed else state

@@ -105,14 +105,16 @@ def imported_by(module: str, engine: str, folder: Path, cache: Path) -> str:
         f"{engine}(sys.argv[1], graphs=GraphCache(Path(sys.argv[2])))\n"
         "print({'onnx', 'onnx_ir', 'sympy'} & set(sys.modules))"
     )
+    # The session's caches hold the compiled library of CPU kernels.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home(cache))}
-    for name in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"):
-        environment.pop(name, None)
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    caches = Path(environment["XDG_CACHE_HOME"])
+    before = set(caches.iterdir())
     command = [sys.executable, "-c", code, str(folder), str(cache)]
     started = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert not started.stderr, started.stderr
     # ONNX Runtime's telemetry would begin with a device id.
-    assert list(home(cache).iterdir()) == []
+    assert list(home(cache).iterdir()) == [] and set(caches.iterdir()) == before
     return started.stdout.strip()
 
 

@@ -1,0 +1,24 @@
+// A causal convolution of each channel with its own taps.
+#pragma once
+
+#include <cstdint>
+
+namespace cpu {
+
+// One call of the operator CausalConv1d: y[t] = sum over j of weight[j] column[t - taps + 1 + j] + bias, then SiLU if
+// `silu`. The columns before token 0 are the last taps - 1 of state, and new_state has the last taps columns.
+// x and y [rows, time, channels]; weight [channels, taps]; bias [channels] or null; state and new_state
+// [rows, channels, taps], which may be the same memory. lengths [rows]: valid tokens of each row, after which y is zero;
+// null: all.
+struct Convolution {
+    const float *x, *weight, *bias, *state;
+    const int32_t* lengths;
+    float *y, *new_state;
+    int64_t rows, time, channels, taps;
+    bool silu;
+};
+
+// Most taps, and channels that a kernel keeps in its own memory at once.
+constexpr int64_t most_taps = 16, conv_channels = 64;
+
+}  // namespace cpu

@@ -1,0 +1,56 @@
+// The convolution with the vectors of one instruction set, which the compiler makes of loops over channels.
+#pragma once
+
+#include <algorithm>
+
+#include "conv.h"
+#include "silu.h"
+
+namespace cpu {
+namespace {
+
+// Channels first to first + count of one row; count is at most conv_channels.
+template <class Isa>
+void convolve_block(const Convolution& c, int64_t row, int64_t first, int64_t count) {
+    const int64_t taps = c.taps, length = c.lengths ? std::clamp<int64_t>(c.lengths[row], 0, c.time) : c.time;
+    const float* state = c.state + (row * c.channels + first) * taps;
+    float* new_state = c.new_state + (row * c.channels + first) * taps;
+    const float* weight = c.weight + first * taps;
+    const float* x = c.x + row * c.time * c.channels + first;
+    float* y = c.y + row * c.time * c.channels + first;
+    // Taps and the old columns, one row of channels each.
+    float weights[most_taps][conv_channels], columns[most_taps][conv_channels];
+    for (int64_t i = 0; i < count; ++i) {
+        for (int64_t j = 0; j < taps; ++j) weights[j][i] = weight[i * taps + j], columns[j][i] = state[i * taps + j];
+    }
+    // Column t, which is old where t is negative.
+    auto column = [&](int64_t t) { return t < 0 ? columns[taps + t] : x + t * c.channels; };
+    for (int64_t t = 0; t < length; ++t) {
+        float sums[conv_channels] = {};
+        if (c.bias) std::copy(c.bias + first, c.bias + first + count, sums);
+        for (int64_t j = 0; j < taps; ++j) {
+            const float *values = column(t - taps + 1 + j), *factors = weights[j];
+            for (int64_t i = 0; i < count; ++i) sums[i] += factors[i] * values[i];
+        }
+        float* out = y + t * c.channels;
+        if (c.silu) {
+            for (int64_t i = 0; i < conv_channels; ++i) sums[i] = silu(sums[i]);
+        }
+        std::copy(sums, sums + count, out);
+    }
+    for (int64_t t = length; t < c.time; ++t) std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
+    for (int64_t j = 0; j < taps; ++j) {
+        const float* values = column(length - taps + j);
+        for (int64_t i = 0; i < count; ++i) new_state[i * taps + j] = values[i];
+    }
+}
+
+template <class Isa>
+void convolve(const Convolution& c, int64_t row, int64_t first, int64_t last) {
+    for (int64_t at = first; at < last; at += conv_channels) {
+        convolve_block<Isa>(c, row, at, std::min(conv_channels, last - at));
+    }
+}
+
+}  // namespace
+}  // namespace cpu

@@ -1,0 +1,78 @@
+// The custom operator `GatedNorm` of the domain hybridge.cpu.
+//
+// Inputs: x [..., columns], gate like x, and weight [weight_groups * size], all float32. Output: y like x.
+// Attributes: size (of a group), norm_first, epsilon; instructions (cpu::Choice).
+#include "gated_norm.h"
+#include "kernel_table.h"
+#include "library.h"
+#include "op_call.h"
+
+namespace {
+
+// Numbers in a task: fewer are done before other threads have begun.
+constexpr int64_t most_tasks = 16, task_numbers = 1 << 12;
+
+struct Work {
+    const cpu::Kernels& kernels;
+    const cpu::GatedNorm& norm;
+    int64_t groups, task_groups;
+
+    void run(size_t task) const {
+        const int64_t first = static_cast<int64_t>(task) * task_groups;
+        kernels.gated_norm(norm, first, first + task_groups < groups ? first + task_groups : groups);
+    }
+};
+
+class GatedNormOp {
+  public:
+    static constexpr const char* name = "GatedNorm";
+    static constexpr ort::Input inputs[] = {{ort::float32_type}, {ort::float32_type}, {ort::float32_type}};
+    static constexpr size_t outputs = 1;
+
+    ort::Status* create(const ort::Api* api, const ort::Info* info) {
+        api_ = api;
+        int64_t choice = 0;
+        if (auto* status = api->attribute(info, "size", &size_)) return status;
+        if (auto* status = api->attribute(info, "norm_first", &norm_first_)) return status;
+        if (auto* status = api->attribute(info, "epsilon", &epsilon_)) return status;
+        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
+        kernels_ = cpu::chosen_kernels(choice);
+        return kernels_ ? nullptr : api->status(ort::fail, "GatedNorm: expected instructions that this processor has");
+    }
+
+    ort::Status* compute(ort::Context* context) {
+        ort::Tensor x, gate, weight, y;
+        if (auto* status = ort::read(*api_, context, 0, x)) return status;
+        if (auto* status = ort::read(*api_, context, 1, gate)) return status;
+        if (auto* status = ort::read(*api_, context, 2, weight)) return status;
+        if (x.sizes.empty() || !gate.is(x.sizes) || weight.sizes.size() != 1 || size_ <= 0) return refusal();
+        const int64_t columns = x.sizes.back(), weights = weight.sizes[0];
+        if (columns <= 0 || columns % size_ || (weights != size_ && weights != columns)) return refusal();
+        y.sizes = x.sizes;
+        if (auto* status = ort::make(*api_, context, 0, y)) return status;
+        int64_t groups = columns / size_;
+        const cpu::GatedNorm norm{x.floats(), gate.floats(), weight.floats(), static_cast<float*>(y.data),
+                                  groups, size_, weights / size_, epsilon_, norm_first_ != 0};
+        for (size_t i = 0; i + 1 < x.sizes.size(); ++i) groups *= x.sizes[i];
+        if (groups == 0) return nullptr;
+        int64_t wanted = groups * size_ / task_numbers + 1;
+        wanted = wanted < most_tasks ? wanted : most_tasks;
+        Work work{*kernels_, norm, groups, (groups + wanted - 1) / wanted};
+        auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
+        return ort::spread(*api_, context, run, (groups + work.task_groups - 1) / work.task_groups, &work);
+    }
+
+  private:
+    ort::Status* refusal() const {
+        return api_->status(ort::invalid_argument, "GatedNorm: expected inputs whose sizes agree");
+    }
+
+    const ort::Api* api_ = nullptr;
+    const cpu::Kernels* kernels_ = nullptr;
+    int64_t size_ = 0, norm_first_ = 0;
+    float epsilon_ = 0;
+};
+
+}  // namespace
+
+const ort::CustomOp& cpu::gated_norm_op() { return ort::described<GatedNormOp>(); }

@@ -1,0 +1,45 @@
+// The kernels of the operators, by instruction set.
+#pragma once
+
+#include "conv.h"
+#include "gated_norm.h"
+#include "linear.h"
+#include "ssm.h"
+
+namespace cpu {
+
+// The kernels of one instruction set. Rows of x and y follow each other without gaps.
+struct Kernels {
+    // Number of inputs from which `panels` are faster than `dots`.
+    int64_t panel_inputs;
+    // Bytes of scratch memory for `panels`, 64-byte aligned.
+    int64_t (*scratch_bytes)(const Weight&);
+    // Round x [columns], which is input m of `out`.
+    void (*round)(const Weight&, const float* x, int64_t m, const Rounded& out);
+    // y[:, first:last] of a weight of integers with rounded inputs; first is the beginning of a tile.
+    void (*rounded)(const Weight&, const Rounded& x, float* y, int64_t first, int64_t last);
+    // Floats x [columns] in the order in which `dots` reads them: [pad(columns, dot_columns)].
+    void (*arrange)(const Weight&, const float* x, float* out);
+    // y[:, first:last] of a weight of floats with a few arranged inputs.
+    void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
+    // The same of any weight with any number of inputs as they are.
+    void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last,
+                   uint8_t* scratch);
+    // Heads first to last of an update, counted over all its rows.
+    void (*update_ssm)(const SsmUpdate&, int64_t first, int64_t last);
+    // Channels first to last of one row.
+    void (*convolve)(const Convolution&, int64_t row, int64_t first, int64_t last);
+    // Groups first to last, counted over all tokens.
+    void (*gated_norm)(const GatedNorm&, int64_t first, int64_t last);
+};
+
+// By instruction set; null where this processor, or this build, lacks it.
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+
+enum Choice : int64_t { best = 0, portable = 1, avx2 = 2, avx512 = 3, neon = 4 };
+const Kernels* chosen_kernels(int64_t choice);
+
+}  // namespace cpu

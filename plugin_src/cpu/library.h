@@ -1,0 +1,13 @@
+// The operators of the domain hybridge.cpu.
+#pragma once
+
+#include "ort_api.h"
+
+namespace cpu {
+
+const ort::CustomOp& linear_op();
+const ort::CustomOp& ssm_op();
+const ort::CustomOp& conv_op();
+const ort::CustomOp& gated_norm_op();
+
+}  // namespace cpu

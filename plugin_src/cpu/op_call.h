@@ -1,0 +1,86 @@
+// What the custom operators need around their kernels: tensors, threads, and the table that describes an operator.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ort_api.h"
+
+namespace ort {
+
+struct Tensor {
+    std::vector<int64_t> sizes;
+    void* data = nullptr;
+
+    const float* floats() const { return static_cast<const float*>(data); }
+    bool is(const std::vector<int64_t>& expected) const { return sizes == expected; }
+};
+
+// Input `index` of a call. One that is left out has no data.
+inline Status* read(const Api& api, const Context* context, size_t index, Tensor& out) {
+    const Value* value = nullptr;
+    Shape* shape = nullptr;
+    size_t rank = 0;
+    if (auto* status = api.input(context, index, &value)) return status;
+    if (!value) return nullptr;
+    if (auto* status = api.shape(value, &shape)) return status;
+    auto* status = api.rank(shape, &rank);
+    if (!status) {
+        out.sizes.resize(rank);
+        status = api.sizes(shape, out.sizes.data(), rank);
+    }
+    api.release(shape);
+    return status ? status : api.data(const_cast<Value*>(value), &out.data);
+}
+
+// Output `index` of a call, of the sizes of `out`.
+inline Status* make(const Api& api, Context* context, size_t index, Tensor& out) {
+    Value* value = nullptr;
+    if (auto* status = api.output(context, index, out.sizes.data(), out.sizes.size(), &value)) return status;
+    return api.data(value, &out.data);
+}
+
+// Calls run(data, task) for every task, on the session's threads if there are several.
+inline Status* spread(const Api& api, const Context* context, void (*run)(void*, size_t), int64_t tasks, void* data) {
+    if (tasks == 1) {
+        run(data, 0);
+        return nullptr;
+    }
+    return api.parallel_for(context, run, static_cast<size_t>(tasks), data);
+}
+
+// The table of class Op, which has `name`, the types of `inputs` and `outputs`, create
+// and compute.
+template <class Op>
+const CustomOp& described() {
+    static const CustomOp op = [] {
+        CustomOp made{};
+        made.op_version = version;
+        made.name = [](const CustomOp*) { return Op::name; };
+        made.provider = [](const CustomOp*) -> const char* { return nullptr; };
+        made.input_count = [](const CustomOp*) { return sizeof Op::inputs / sizeof *Op::inputs; };
+        made.input_type = [](const CustomOp*, size_t index) { return Op::inputs[index].type; };
+        made.input_kind = [](const CustomOp*, size_t index) { return Op::inputs[index].may_be_left_out ? 1 : 0; };
+        made.input_memory = [](const CustomOp*, size_t) { return 0; };
+        made.output_count = [](const CustomOp*) { return Op::outputs; };
+        made.output_type = [](const CustomOp*, size_t) { return float32_type; };
+        made.output_kind = [](const CustomOp*, size_t) { return 0; };
+        made.create_checked = [](const CustomOp*, const Api* api, const Info* info, void** out) -> Status* {
+            auto op = std::make_unique<Op>();
+            if (auto* status = op->create(api, info)) return status;
+            *out = op.release();
+            return nullptr;
+        };
+        made.compute_checked = [](void* kernel, Context* context) { return static_cast<Op*>(kernel)->compute(context); };
+        made.destroy = [](void* kernel) { delete static_cast<Op*>(kernel); };
+        return made;
+    }();
+    return op;
+}
+
+struct Input {
+    int type;
+    bool may_be_left_out = false;
+};
+
+}  // namespace ort

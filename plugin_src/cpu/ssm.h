@@ -1,0 +1,22 @@
+// Mamba2's state update, head by head.
+#pragma once
+
+#include <cstdint>
+
+namespace cpu {
+
+// One call of the operator UpdateSsmState: per head, with d[t] = clamp(softplus(dt[t] + dt_bias)):
+// state = exp(A d[t]) state + outer(B[t], d[t] x[t]); y[t] = C[t] state + D x[t].
+// x and y [rows, time, heads, head_dim]; B and C [rows, time, groups, state_size]; dt [rows, time, heads]; A, D and
+// dt_bias [heads]; state and new_state [rows, heads, state_size, head_dim], which may be the same memory. lengths [rows]:
+// valid tokens of each row, after which y is zero; null: all.
+struct SsmUpdate {
+    const float *x, *A, *B, *C, *D, *dt, *dt_bias, *state;
+    const int32_t* lengths;
+    float *y, *new_state;
+    int64_t rows, time, heads, head_dim, groups, state_size;
+    bool softplus;
+    float lowest, highest;
+};
+
+}  // namespace cpu

@@ -1,0 +1,96 @@
+// The state update with the vectors of one instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "ssm.h"
+
+namespace cpu {
+namespace {
+
+// Vectors of head_dim at once: their sums stay in registers for a whole token.
+constexpr int ssm_vectors = 4;
+
+inline float time_step(const SsmUpdate& u, float value) {
+    // As x + log(1 + exp(-x)) where x is positive: exp does not overflow.
+    if (u.softplus) value = std::max(value, 0.0f) + std::log1p(std::exp(-std::fabs(value)));
+    // A NaN stays one.
+    return value < u.lowest ? u.lowest : value > u.highest ? u.highest : value;
+}
+
+// `vectors` columns of the state of one head, all but the last one whole, which has `last` numbers.
+template <class Isa, int vectors, bool whole>
+void ssm_columns(const SsmUpdate& u, const float* past, float* state, const float* x, const float* B, const float* C,
+                 float* y, float decay, float step, float D, int64_t last) {
+    using F = typename Isa::F;
+    const int64_t stride = u.head_dim;
+    auto load = [&](const float* p, int i) __attribute__((always_inline)) {
+        return whole || i + 1 < vectors ? Isa::load(p + i * Isa::lanes) : Isa::load_part(p + i * Isa::lanes, last);
+    };
+    auto store = [&](float* p, int i, F value) __attribute__((always_inline)) {
+        if (whole || i + 1 < vectors) {
+            Isa::store(p + i * Isa::lanes, value);
+        } else {
+            Isa::store_part(p + i * Isa::lanes, value, last);
+        }
+    };
+    F written[vectors], sums[vectors];
+    const F decays = Isa::all(decay);
+    for (int i = 0; i < vectors; ++i) {
+        F value = load(x, i);
+        written[i] = Isa::mul(value, Isa::all(step));
+        sums[i] = Isa::mul(value, Isa::all(D));
+    }
+    for (int64_t n = 0; n < u.state_size; ++n, past += stride, state += stride) {
+        const F b = Isa::all(B[n]), c = Isa::all(C[n]);
+        for (int i = 0; i < vectors; ++i) {
+            F value = Isa::fma(b, written[i], Isa::mul(decays, load(past, i)));
+            store(state, i, value);
+            sums[i] = Isa::fma(c, value, sums[i]);
+        }
+    }
+    for (int i = 0; i < vectors; ++i) store(y, i, sums[i]);
+}
+
+template <class Isa>
+void ssm_token(const SsmUpdate& u, const float* past, float* state, const float* x, const float* B, const float* C,
+               float* y, float decay, float step, float D) {
+    constexpr int64_t together = ssm_vectors * Isa::lanes;
+    int64_t p = 0;
+    for (; p + together <= u.head_dim; p += together) {
+        ssm_columns<Isa, ssm_vectors, true>(u, past + p, state + p, x + p, B, C, y + p, decay, step, D, Isa::lanes);
+    }
+    for (; p < u.head_dim; p += Isa::lanes) {
+        const int64_t left = std::min<int64_t>(Isa::lanes, u.head_dim - p);
+        ssm_columns<Isa, 1, false>(u, past + p, state + p, x + p, B, C, y + p, decay, step, D, left);
+    }
+}
+
+// Heads first to last, counted over all rows: head h of row r is number r * heads + h.
+template <class Isa>
+void ssm_heads(const SsmUpdate& u, int64_t first, int64_t last) {
+    const int64_t size = u.head_dim * u.state_size;
+    for (int64_t number = first; number < last; ++number) {
+        const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
+        const float* past = u.state + number * size;
+        float* state = u.new_state + number * size;
+        const int64_t length = u.lengths ? std::clamp<int64_t>(u.lengths[row], 0, u.time) : u.time;
+        for (int64_t t = 0; t < length; ++t) {
+            const int64_t token = row * u.time + t, at = token * u.heads + head;
+            const int64_t projection = (token * u.groups + group) * u.state_size;
+            const float step = time_step(u, u.dt[at] + u.dt_bias[head]);
+            ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
+                           u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
+            past = state;
+        }
+        if (past != state) std::copy(past, past + size, state);
+        for (int64_t t = length; t < u.time; ++t) {
+            float* y = u.y + ((row * u.time + t) * u.heads + head) * u.head_dim;
+            std::fill(y, y + u.head_dim, 0.0f);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace cpu

@@ -1,0 +1,209 @@
+"""UpdateSsmState, CausalConv1d and GatedNorm of the library of CPU kernels against float64, by instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
+from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
+from tests.ops.cases import conv_case, ssm_case
+from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, ssm_step_loop
+from tests.runtime.onnxruntime.own_operator import INSTRUCTIONS, run_operator
+from tests.runtime.onnxruntime.steps import TOLERANCE
+
+pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
+EACH_SET = pytest.mark.parametrize("instructions", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
+# A row without tokens, and one that is full.
+LENGTHS = (3, 0, 5)
+
+
+def updated(case: SsmCase, instructions: int, padded: bool = True, **changes: Any) -> dict[str, np.ndarray]:
+    """y and new_state, whose memory is that of state."""
+    rows, time, heads = case.x.shape[:3]
+    state = np.ascontiguousarray(case.state.swapaxes(2, 3), np.float32)
+    flat = {name: getattr(case, name).reshape(rows, time, -1).astype(np.float32) for name in ("x", "B", "C", "dt")}
+    per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
+    inputs = {**flat, **per_head, "state": state, "lengths": case.context_lengths if padded else None} | changes
+    names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state", "lengths")
+    found = run_operator(
+        "UpdateSsmState",
+        {name: inputs[name] for name in names},
+        {"y": flat["x"].shape, "new_state": state.shape},
+        {"new_state": "state"},
+        threads=2,
+        heads=heads,
+        groups=case.B.shape[2],
+        dt_softplus=1,
+        time_step_min=0.0,
+        time_step_max=float("inf"),
+        instructions=instructions,
+    )
+    return {"y": found["y"].reshape(case.x.shape), "new_state": found["new_state"].swapaxes(2, 3)}
+
+
+@EACH_SET
+@pytest.mark.parametrize("sizes", [(6, 3, 5, 7), (4, 1, 64, 128), (2, 2, 83, 1), (1, 1, 1, 3)], ids=str)
+def test_states_are_updated_in_place(sizes: tuple[int, ...], instructions: int) -> None:
+    heads, groups, head_dim, state_size = sizes
+    case = ssm_case(LENGTHS, 5, heads, groups, head_dim, state_size)
+    found, (y, state) = updated(case, instructions), ssm_step_loop(case)
+    assert relative_error(found["y"], y) < TOLERANCE and not found["y"][1].any()
+    assert relative_error(found["new_state"], state) < TOLERANCE
+    np.testing.assert_array_equal(found["new_state"][1], case.state[1].astype(np.float32))
+
+
+@EACH_SET
+def test_time_steps_of_any_size(instructions: int) -> None:
+    case = ssm_case((2, 2), 2)
+    dt = np.resize([-200.0, -30.0, 0.0, 20.0, 200.0, 3e38], case.dt.shape)
+    found, (y, state) = updated(with_dt(case, dt), instructions, padded=False), ssm_step_loop(with_dt(case, dt))
+    assert relative_error(found["new_state"], state) < TOLERANCE and relative_error(found["y"], y) < TOLERANCE
+
+
+def with_dt(case: SsmCase, dt: np.ndarray) -> SsmCase:
+    return SsmCase(**{**vars(case), "dt": dt, "x": case.x * 1e-3})
+
+
+def test_a_time_step_that_is_no_number_stays_in_its_head() -> None:
+    case = ssm_case((2,), 2)
+    case.dt[0, 0, 1] = np.nan
+    found = updated(case, 0)["new_state"]
+    assert np.isnan(found[0, 1]).all() and np.isfinite(np.delete(found[0], 1, 0)).all()
+
+
+@pytest.mark.parametrize("name", ["x", "B", "C", "dt", "A", "D", "dt_bias", "state", "lengths"])
+def test_sizes_that_disagree_are_refused(name: str) -> None:
+    case = ssm_case((2, 2), 2)
+    wrong = np.zeros((3, 3, 3, 3) if name == "state" else (2, 2, 4) if name in ("x", "B", "C", "dt") else (5,))
+    with pytest.raises(Exception, match="UpdateSsmState: expected inputs whose sizes agree"):
+        updated(case, 0, **{name: wrong.astype(np.int32 if name == "lengths" else np.float32)})
+
+
+def convolved(case: ConvCase, instructions: int, silu: int, **changes: Any) -> dict[str, np.ndarray]:
+    """y and new_state, whose memory is that of state."""
+    arrays = {"x": case.x, "weight": case.weight, "state": case.conv_state, "bias": case.bias} | changes
+    inputs = {name: None if array is None else array.astype(np.float32) for name, array in arrays.items()}
+    return run_operator(
+        "CausalConv1d",
+        {**inputs, "lengths": case.context_lengths},
+        {"y": case.x.shape, "new_state": case.conv_state.shape},
+        {"new_state": "state"},
+        threads=2,
+        silu=silu,
+        instructions=instructions,
+    )
+
+
+@EACH_SET
+@pytest.mark.parametrize("sizes", [(7, 4, True), (1, 1, False), (130, 3, True), (64, 16, False)], ids=str)
+def test_columns_are_convolved_in_place(sizes: tuple[int, int, bool], instructions: int) -> None:
+    channels, taps, bias = sizes
+    case = conv_case(LENGTHS, 5, channels, taps, bias)
+    for silu in (0, 1):
+        found, (y, state) = convolved(case, instructions, silu), conv_step_loop(case, "silu" if silu else "none")
+        assert relative_error(found["y"], y) < TOLERANCE and not found["y"][1].any()
+        np.testing.assert_array_equal(found["new_state"], state.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"weight": np.zeros((7, 1, 3))}, {"bias": np.zeros(6)}, {"state": np.zeros((3, 7, 17))}]
+)
+def test_a_convolution_whose_sizes_disagree_is_refused(changes: dict[str, np.ndarray]) -> None:
+    with pytest.raises(Exception, match="CausalConv1d: expected inputs whose sizes agree, and at most 16 taps"):
+        convolved(conv_case(LENGTHS, 5), 0, 0, **changes)
+
+
+def normed(x: np.ndarray, gate: np.ndarray, weight: np.ndarray, size: int, norm_first: bool) -> np.ndarray:
+    """The gated norm in float64, with an epsilon of 1e-5."""
+    silu = gate * np.exp(-np.logaddexp(0.0, -gate))
+
+    def norm(v: np.ndarray) -> np.ndarray:
+        groups = v.reshape(*v.shape[:-1], -1, size)
+        return (groups / np.sqrt((groups * groups).mean(-1, keepdims=True) + 1e-5)).reshape(v.shape)
+
+    weights = np.tile(weight, x.shape[-1] // len(weight))
+    return norm(x) * weights * silu if norm_first else norm(x * silu) * weights
+
+
+@EACH_SET
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("groups", "size", "weights"), [(1, 384, 1), (3, 33, 3), (2, 5, 1), (4, 1, 4)])
+def test_gated_norms(groups: int, size: int, weights: int, norm_first: bool, instructions: int) -> None:
+    rng = np.random.default_rng(size)
+    x, gate = rng.standard_normal((2, 2, 3, groups * size))
+    # Of the last token, gates in both tails; the first one is zero.
+    x[0, 0], gate[1, 2] = 0.0, np.resize([-100.0, -87.5, -20.0, 0.0, 20.0, 100.0], groups * size)
+    weight = rng.standard_normal(weights * size)
+    inputs = {"x": x, "gate": gate, "weight": weight}
+    found = run_operator(
+        "GatedNorm",
+        {name: array.astype(np.float32) for name, array in inputs.items()},
+        {"y": x.shape},
+        threads=2,
+        size=size,
+        norm_first=int(norm_first),
+        epsilon=1e-5,
+        instructions=instructions,
+    )["y"]
+    x, gate, weight = (array.astype(np.float32).astype(np.float64) for array in inputs.values())
+    expected = normed(x, gate, weight, size, norm_first)
+    np.testing.assert_allclose(found, expected, rtol=3e-6, atol=1e-42)
+    assert not found[0, 0].any()
+
+
+@pytest.mark.parametrize(("columns", "gates", "weights", "size"), [(12, 11, 4, 4), (12, 12, 5, 4), (12, 12, 5, 5)])
+def test_a_norm_whose_sizes_disagree_is_refused(columns: int, gates: int, weights: int, size: int) -> None:
+    inputs = {"x": np.zeros((1, columns)), "gate": np.zeros((1, gates)), "weight": np.zeros(weights)}
+    with pytest.raises(Exception, match="GatedNorm: expected inputs whose sizes agree"):
+        run_operator(
+            "GatedNorm",
+            {name: array.astype(np.float32) for name, array in inputs.items()},
+            {"y": (1, columns)},
+            size=size,
+            norm_first=0,
+            epsilon=1e-5,
+            instructions=0,
+        )
+
+
+def norm_graph(norm_first: bool, scale: float, shown: bool) -> ir.Model:
+    """A norm of groups of 4 of 8 columns with its gate; scale: of the norm itself. shown: the norm is an output too."""
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+    norms (float[b, t, 8] x, float[b, t, 8] gate) => (float[b, t, 8] y{", float[b, t, 2, 4] normed" if shown else ""})
+    <float[8] weight = {{1, 2, 3, 4, 5, 6, 7, 8}}, float[4] own = {{{scale}, {scale}, {scale}, {scale}}},
+     int64[4] grouped = {{0, 0, 2, 4}}, int64[3] flat = {{0, 0, 8}}>
+    {{
+        sigmoid = Sigmoid(gate)
+        silu = Mul(gate, sigmoid)
+        gated = {"Identity(x)" if norm_first else "Mul(x, silu)"}
+        groups = Reshape({"x" if norm_first else "gated"}, grouped)
+        normed = RMSNormalization<axis = -1>(groups, own)
+        joined = Reshape(normed, flat)
+        weighted = Mul(joined, weight)
+        y = {"Mul(weighted, silu)" if norm_first else "Identity(weighted)"}
+    }}"""
+    model = ir.from_onnx_text(text)
+    shapes = {"sigmoid": 8, "silu": 8, "gated": 8, "joined": 8, "weighted": 8}
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name in shapes:
+                value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["b", "t", 8])
+    return model
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_graph_gets_gated_norms_where_it_has_one(norm_first: bool) -> None:
+    for scale, shown, count in ((1.0, False, 1), (2.0, False, 0), (1.0, True, 0)):
+        model = norm_graph(norm_first, scale, shown)
+        use_gated_norms(model, installed_kernels())
+        found = [node for node in model.graph if node.op_type == "GatedNorm"]
+        assert len(found) == count, (scale, shown)
+        if count:
+            assert [value.name for value in found[0].inputs if value] == ["x", "gate", "weight"]
+            assert found[0].attributes.get_int("norm_first", -1) == int(norm_first)
+            assert found[0].attributes.get_int("size", 0) == 4
