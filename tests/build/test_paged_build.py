@@ -92,7 +92,7 @@ def hybrid(artifacts: ArtifactCache, family: str, **options: int) -> Exported:
         # On every push, test_replay_engines.py parses it and test_gated_delta_plugin.py builds its dense form.
         pytest.param("qwen3_next", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
         pytest.param("kimi_linear", 3, "joined", {"causal_conv1d", "gated_delta_rule"}, marks=pytest.mark.slow),
-        ("jamba", 0, "joined", {"causal_conv1d", "selective_scan"}),
+        pytest.param("jamba", 0, "joined", {"causal_conv1d", "selective_scan"}, marks=pytest.mark.slow),
         pytest.param("jamba", 3, "joined", {"causal_conv1d", "selective_scan"}, marks=pytest.mark.slow),
     ],
 )

@@ -18,6 +18,7 @@ from hybridge.trt_plugins.build.options import BuildOptions
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots
 from tests.build.test_paged_build import hybrid
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.effort import sample
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("transformers", reason="needs the export extra (transformers)")
@@ -50,7 +51,7 @@ STORED = {
 }
 
 
-@pytest.fixture(params=STORED, scope="module")
+@pytest.fixture(params=sample(STORED, on_push=("qwen3_next",)), scope="module")
 def built(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> tuple[str, Exported, EngineRecord]:
     exported = hybrid(artifacts, request.param)
     return request.param, exported, build_engine(exported.folder, OPTIONS)

@@ -54,6 +54,7 @@ def test_what_cannot_be_is_refused(capfd: Capture, paged: Path, options: tuple[s
     assert outcome.code != 0 and words in outcome.error
 
 
+@pytest.mark.slow
 def test_a_draft_model_may_draw(capfd: Capture, paged: Path) -> None:
     """One that drafts for itself is always right then."""
     sampling = ("--temperature", "1.5", "--seed", "3", "--draft", paged, "--draft-sampling")

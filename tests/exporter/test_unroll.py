@@ -28,7 +28,11 @@ QWEN3 = {
 
 @pytest.mark.parametrize(
     ("model_type", "overrides"),
-    [pytest.param("qwen3", QWEN3, marks=pytest.mark.slow), ("nemotron_h", {}), ("zamba2", {})],
+    [
+        pytest.param("qwen3", QWEN3, marks=pytest.mark.slow),
+        ("nemotron_h", {}),
+        pytest.param("zamba2", {}, marks=pytest.mark.slow),
+    ],
 )
 def test_the_unrolled_graph_has_the_nodes_of_the_fully_traced_one(model_type: str, overrides: dict) -> None:
     raw = {"model_type": model_type, **BASE_CONFIGS[model_type], **overrides}

@@ -19,6 +19,7 @@ from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
+from tests.support.effort import sample
 from tests.support.quantized_checkpoints import pack_quantized, save_quantized
 
 HYBRID = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
@@ -53,7 +54,7 @@ def expected(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("drafter", ["ngram", "mtp"])
+@pytest.mark.parametrize("drafter", sample(("ngram", "mtp"), on_push=("mtp",)))
 def test_speculation(engine: str, drafter: str, artifact: Path, expected: list[int]) -> None:
     speculation = SpeculationSettings(3, drafter, adaptive=False)
     with LLM(artifact, engine, serving=ServingSettings(prefix_cache="off", speculation=speculation)) as llm:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.serve.running import Running
 
 CHAT = "/v1/chat/completions"
@@ -45,6 +47,7 @@ def shared(first: list[int], second: list[int]) -> int:
     return equal.index(False) if False in equal else len(equal)
 
 
+@pytest.mark.slow
 def test_twenty_turns_of_an_agent(tooled: Running) -> None:
     trace, messages = Trace(tooled), [{"role": "system", "content": words(99, 20)}]
     for turn in range(TURNS):

@@ -110,6 +110,7 @@ def exported(artifacts: ArtifactCache, name: str, **others: Any) -> Path:
     return artifacts.get("nemotron_h", stored.value, SIZES, dtype=stored, **options).folder
 
 
+@pytest.mark.slow
 def test_a_paged_engine_passes(rehearse: Rehearsal, artifacts: ArtifactCache) -> None:
     form = FORMS["paged-bfloat16"]
     report = rehearse.run(form, exported(artifacts, form.artifact))

@@ -18,6 +18,7 @@ from tests.runtime.tensorrt.paged_double import ParsedEngine, use_double
 ROWS, TOKENS = 4, 96
 
 
+@pytest.mark.slow
 def test_same_tokens_and_nothing_left(
     load_model: LoadModel, cache_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

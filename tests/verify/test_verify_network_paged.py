@@ -40,6 +40,7 @@ def check_drafts(report: VerifyReport) -> None:
     assert ("free blocks and slots", "unchanged") in compared
 
 
+@pytest.mark.slow
 @needs_opset_24
 def test_draft_tokens_agree_with_transformers(artifacts: ArtifactCache) -> None:
     """By a replay of the accepted tokens, which is what an engine with plugins chooses."""

@@ -21,7 +21,12 @@ OPTIONS = VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=3, tolerance=2e-
     ("model_type", "stored", "overrides"),
     [
         ("nemotron_h", "bfloat16", {}),
-        ("qwen3", "float16", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+        pytest.param(
+            "qwen3",
+            "float16",
+            {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_paged_artifact_agrees_with_transformers(

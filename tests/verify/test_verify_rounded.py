@@ -35,6 +35,7 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return checkpoint, folder / "out", compared
 
 
+@pytest.mark.slow
 def test_differences_do_not_grow_from_layer_to_layer(deep: tuple[Path, Path, VerifyOptions]) -> None:
     report = verify(*deep)
     assert report.passed and report.tolerance == 1e-4, report.verdict()

@@ -126,6 +126,7 @@ def test_proposals_are_the_most_likely_tokens_of_the_head(engine: str, artifact:
     assert not list(drafter._states) and len(drafter._states._free) == drafter._hidden.reserved - 3
 
 
+@pytest.mark.slow
 def test_a_sequence_that_others_began(artifact: Path) -> None:
     """The head does not see cached tokens; of a prompt that several sequences continue, it sees the last chunk."""
     prompt = [3 + i % 11 for i in range(24)]

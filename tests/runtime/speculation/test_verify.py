@@ -88,7 +88,9 @@ def test_deterministic_drafts_do_not_change_seeded_tokens(pattern: list[int], se
     [
         SamplingParams(temperature=1.0, seed=1),
         SamplingParams(temperature=0.9, top_p=0.8, repetition_penalty=1.7, seed=2),
-        SamplingParams(temperature=1.2, top_k=3, min_p=0.1, repetition_penalty=0.6, seed=3),
+        pytest.param(
+            SamplingParams(temperature=1.2, top_k=3, min_p=0.1, repetition_penalty=0.6, seed=3), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_sampled_drafts_do_not_change_the_joint_distribution(params: SamplingParams) -> None:

@@ -92,6 +92,7 @@ def test_requests_served_together_get_the_tokens_of_each_alone(
     memory.check_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_session_comes_back_into_the_pools(
     native: ParsedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
