@@ -86,6 +86,9 @@ struct Select {
         uint64_t smaller = 0;
         for (int left = bits; left > 0;) {
             const int width = min(left, DIGIT), shift = left - width;
+#if __CUDA_ARCH__ >= 1200
+#pragma unroll 1  // the compiler would keep registers in local memory
+#endif
             for (int from = begin; from < end; from += THREADS_) {
                 const int i = from + threadIdx.x;
                 unsigned key = 0;
