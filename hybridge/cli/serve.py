@@ -48,7 +48,7 @@ def _run(
     from hybridge.serve.server import HttpServer
 
     keys = None if api_key_file is None else ApiKeys.from_file(api_key_file)
-    HttpServer(ServeSettings(**{**values, **given(settings)}), models, keys).run()
+    HttpServer(ServeSettings(**{**values, **given(settings)}), models, keys).run(owns_process=True)
 
 
 ARTIFACT_TO_SERVE = type(ARTIFACT)("out", "Folder written by hybridge export; loaded at the start.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
@@ -54,13 +55,15 @@ class HttpServer:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def run(self) -> None:
+    def run(self, owns_process: bool = False) -> None:
         """Serve until SIGTERM, SIGINT or ``stop``, then let running requests end (``drain_timeout``).
 
         The server is ready when the models to preload can compute a token. HybridgeError when one cannot be loaded.
+        owns_process: nothing else runs in this process, so that what is in memory when the server is ready is left out
+        of later garbage collections, each of which would stop all threads for up to a fifth of a second.
         """
         with self._listener:
-            _run(self._serve())
+            _run(self._serve(owns_process))
 
     def stop(self) -> None:
         """End ``run`` as SIGTERM does; from any thread."""
@@ -68,7 +71,7 @@ class HttpServer:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._event_loop.call_soon_threadsafe(self._server.drain)
 
-    async def _serve(self) -> None:
+    async def _serve(self, owns_process: bool) -> None:
         self._event_loop = asyncio.get_running_loop()
         store, log = self.service.store, self.service.log
         log.write("listening", url=self.url, models=store.names)
@@ -79,6 +82,9 @@ class HttpServer:
             if loading.done() and loading.exception() is not None:
                 self._server.should_exit = self._server.force_exit = True
             elif loading.done():
+                if owns_process:
+                    gc.collect()
+                    gc.freeze()
                 log.write("ready")
             await serving
             if loading.done():

@@ -72,7 +72,11 @@ def until(condition: Any) -> None:
 
 @contextmanager
 def running(
-    models: Sequence[ModelSettings], keys: ApiKeys | None = None, waits: bool = True, **settings: Any
+    models: Sequence[ModelSettings],
+    keys: ApiKeys | None = None,
+    waits: bool = True,
+    owns_process: bool = False,
+    **settings: Any,
 ) -> Iterator[Running]:
     """A server of ``models`` on a free port; it has to end when it is told to."""
     log = io.StringIO()
@@ -81,7 +85,7 @@ def running(
 
     def run() -> None:
         try:
-            server.run()
+            server.run(owns_process)
         except BaseException as error:
             found.errors.append(error)
 

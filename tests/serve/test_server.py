@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,6 +241,16 @@ def test_running_requests_end_after_the_server_was_stopped(
         served.thread.join(60)
         assert not served.thread.is_alive() and not served.errors
         assert [line["event"] for line in map(json.loads, served.log.getvalue().splitlines())][-1] == "stopped"
+
+
+def test_what_is_loaded_at_the_start_is_left_out_of_garbage_collections(
+    demo: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with running([replace(demo, preload=False)], owns_process=True) as served:
+        until(lambda: served.lines("ready"))
+    assert frozen == [True]
 
 
 def test_the_schema_names_streams(served: Running) -> None:
