@@ -22,6 +22,8 @@ EXTRAS = {
     "httptools": "serve",
     "prometheus_client": "serve",
     "llguidance": "serve",
+    "opentelemetry.sdk": "otel",
+    "opentelemetry.exporter.otlp.proto.http": "otel",
 }
 
 

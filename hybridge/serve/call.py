@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ from hybridge.serve.errors import OVERLOADED, TIMEOUT, ApiError
 from hybridge.serve.event_stream import EventStream, EventWriter, disconnected
 from hybridge.serve.merged_streams import merged
 from hybridge.serve.model_store import Lease
+from hybridge.serve.prompt_trace import PromptTrace
 from hybridge.serve.quotas import Reservation
 from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
@@ -50,6 +52,7 @@ class Call:
         # Tokens of the prompts and of the answers so far.
         self._tokens = 0
         self._reservation: Reservation | None = None
+        self._admitted_ns = 0
         limit = float(service.settings.request_timeout)
         self._timeout = min(limit, timeout or limit)
         self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
@@ -114,6 +117,7 @@ class Call:
         self._reservation = self.service.quotas.reserve(self.client, most_tokens)
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
         self.check_time()
+        self._admitted_ns = time.time_ns()
 
     def check_time(self) -> None:
         """ApiError when the time of the request is over."""
@@ -211,13 +215,16 @@ class Call:
         return _CallStream(self, all_batches(), writer)
 
     def count(self, answers: Sequence[Sequence[Generation]]) -> None:
-        """Add the answers to each prompt to the metrics, the client's tokens and the log."""
+        """Add the answers to each prompt to the metrics, the client's tokens, the log and the trace."""
         self._counted = True
         prompt = sum(len(each[0].prompt_token_ids) for each in answers)
         cached = sum(each[0].cached_tokens for each in answers)
         new = sum(len(answer.token_ids) for each in answers for answer in each)
         for each in answers:
             self.service.metrics.answered(self.model.name, each)
+        if self.service.tracing is not None:
+            traces = [PromptTrace.of(self.model.name, self._admitted_ns, each) for each in answers]
+            self.request.scope["state"]["prompts"] = traces
         self._settle(prompt + new)
         self.log(model=self.model.name, prompt_tokens=prompt, cached_tokens=cached, new_tokens=new)
         if self.service.log.writes_prompts and self.model.llm.tokenizer is not None:

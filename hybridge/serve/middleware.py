@@ -63,7 +63,7 @@ class _Exchange:
     def __init__(self, service: Service, scope: Scope, send: Send) -> None:
         self._service, self._scope, self._send = service, scope, send
         self._headers = Headers(scope=scope)
-        self._began = time.perf_counter()
+        self._began, self._began_ns = time.perf_counter(), time.time_ns()
         self._client: Client | None = None
         given = self._headers.get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -101,6 +101,7 @@ class _Exchange:
         # 499, as in nginx: the client disconnected before there was a response.
         status = self.status or 499
         self._service.metrics.request_ended(route, status, seconds)
+        self._trace(route, status)
         if route not in _NOT_LOGGED:
             self._service.log.write(
                 "request",
@@ -112,6 +113,19 @@ class _Exchange:
                 seconds=round(seconds, 4),
                 **scope["state"].get("log", {}),
             )
+
+    def _trace(self, route: str, status: int) -> None:
+        tracing, method = self._service.tracing, self._scope["method"]
+        if tracing is None or route in _NOT_LOGGED:
+            return
+        attributes = {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "hybridge.request_id": self.request_id,
+        }
+        prompts = self._scope["state"].get("prompts", ())
+        tracing.record(self._headers, f"{method} {route}", self._began_ns, status, attributes, prompts)
 
     def _known_client(self) -> Client:
         keys = self._service.keys

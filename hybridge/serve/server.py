@@ -92,6 +92,8 @@ class HttpServer:
         finally:
             loading.cancel()
             await store.close()
+            if self.service.tracing is not None:
+                await asyncio.to_thread(self.service.tracing.close)
             log.write("stopped")
 
 

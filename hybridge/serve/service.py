@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hybridge.artifact.path_kind import require_artifact
+from hybridge.requirements import require
 from hybridge.runtime.engines.factory import check_engine
 from hybridge.serve.api_keys import ApiKeys, Client
 from hybridge.serve.metrics import Metrics
@@ -18,6 +20,9 @@ from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
 from hybridge.serve.settings import ModelSettings, ServeSettings
 from hybridge.serve.stored_responses import StoredResponses
+
+if TYPE_CHECKING:
+    from hybridge.serve.tracing import Tracing
 
 
 @dataclass(eq=False)
@@ -35,6 +40,7 @@ class Service:
     quotas: Quotas
     sessions: SessionFiles
     responses: StoredResponses
+    tracing: Tracing | None = None
     metrics: Metrics = field(default_factory=Metrics)
     draining: bool = False
     local_only: bool = False
@@ -55,7 +61,8 @@ class Service:
 def new_service(
     settings: ServeSettings, models: Sequence[ModelSettings], keys: ApiKeys | None, log: RequestLog | None = None
 ) -> Service:
-    """The service of ``models``, none of them loaded; HybridgeError for a folder that is no artifact."""
+    """The service of ``models``, none of them loaded; HybridgeError for a folder that is no artifact, or traces without
+    the packages for them."""
     for model in models:
         check_engine(model.engine)
         require_artifact(model.path)
@@ -69,4 +76,12 @@ def new_service(
     folder = None if settings.session_folder is None else Path(settings.session_folder)
     rates = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
     quotas, responses = Quotas(settings.tokens_per_day), StoredResponses(settings.stored_responses_bytes)
-    return Service(settings, store, keys, log, rates, quotas, SessionFiles(folder), responses)
+    tracing = None if settings.otel_endpoint is None else _tracing(settings.otel_endpoint, log)
+    return Service(settings, store, keys, log, rates, quotas, SessionFiles(folder), responses, tracing)
+
+
+def _tracing(endpoint: str, log: RequestLog) -> Tracing:
+    require("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+    from hybridge.serve.tracing import Tracing
+
+    return Tracing(endpoint, log)

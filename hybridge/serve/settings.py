@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,10 @@ class ServeSettings:
     stored_responses_bytes: int = setting(
         1 << 26, "Memory of stored responses.", metavar="BYTES", least=0, group=_OPERATION
     )  # fmt: skip
+    otel_endpoint: str | None = setting(
+        None, "OpenTelemetry collector (OTLP over HTTP) that gets traces.", metavar="URL", shown_default="none",
+        group=_OPERATION,
+    )  # fmt: skip
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
     control_tokens: bool = setting(
         False, "Treat special tokens in messages as control tokens.", group=_OPERATION
@@ -77,6 +82,10 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.otel_endpoint is not None and not re.match(r"https?://[^/]", self.otel_endpoint):
+            raise SettingError(
+                f"otel_endpoint: expected a URL such as http://localhost:4318, found {self.otel_endpoint!r}"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ STOP, LENGTH = "stop", "length"
 class Timings:
     """Wall-clock times of one request, in seconds from the call that made it.
 
-    ``first_token`` includes waiting for a free row of the batch; ``last_token`` is when the generation ended.
+    ``first_token`` includes ``queued``, the wait for a free row of the batch; ``last_token`` is when the generation
+    ended.
     """
 
     first_token: float
     last_token: float
     new_tokens: int
+    queued: float = 0.0
 
     @property
     def decode_tokens_per_second(self) -> float | None:

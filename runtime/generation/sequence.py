@@ -37,6 +37,8 @@ class GeneratedSequence:
         self.index, self._choice = index, choice
         self.prompt_ids = request.prompt_ids
         self.cached_tokens = 0
+        # time.perf_counter() when its prompt began to be computed.
+        self.admitted_at = started
         self.hidden: np.ndarray | None = None
         self.last_token = -1
         self.finished = False
@@ -150,6 +152,7 @@ class GeneratedSequence:
                 first_token=self._first_token_at - self._started,
                 last_token=time.perf_counter() - self._started,
                 new_tokens=len(self._token_ids),
+                queued=self.admitted_at - self._started,
             ),
         )
         pair = None if logprobs is None else (logprobs,)

@@ -98,6 +98,7 @@ class Scheduler:
         assert self._builder is None and parent.state is not State.FINISHED
         child = self._queues.make(parent.request, parent.tokens.copy(), *parent.order[:2])
         child.cached_tokens, child.logits_from = parent.cached_tokens, parent.logits_from
+        child.admitted_at = parent.admitted_at
         memory = None
         if parent.state is State.RUNNING:
             memory = self.manager.fork(parent.memory, child.tokens)

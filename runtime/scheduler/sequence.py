@@ -23,11 +23,13 @@ class ScheduledSequence:
     order          its place among all: lower goes first and loses its memory last
     host_copy      its memory while it is on the host; host_bytes is what the scheduler counts for it
     cached_tokens  tokens that it found computed when it first ran
+    admitted_at    time.perf_counter() when it first ran
     preemptions    how often it lost its memory
     logits_from    the first token of the prompt whose logits are still needed
     """
 
     __slots__ = (
+        "admitted_at",
         "cached_tokens",
         "cancelled",
         "host_bytes",
@@ -51,6 +53,7 @@ class ScheduledSequence:
         # The first token whose logits are needed; those of the last one give the next token.
         self.logits_from = 0 if request.prompt_logits else len(request.prompt_ids) - 1
         self.cached_tokens: int | None = None
+        self.admitted_at = 0.0
         self.cancelled = False
 
     def append(self, token: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from hybridge.runtime.blocks import BlockManager
@@ -136,7 +137,7 @@ class StepPlanner:
         if begins:
             manager.begin(memory)
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = memory.length
+            sequence.cached_tokens, sequence.admitted_at = memory.length, time.perf_counter()
         del queues.waiting[0]
         queues.run(sequence)
         step.admitted.append(sequence)

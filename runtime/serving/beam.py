@@ -45,7 +45,7 @@ class BeamGroup(Group):
         self._beams: dict[ScheduledSequence, float] = {root: 0.0}
         self._continuations: dict[ScheduledSequence, list[tuple[int, float]]] = {}
         self._done: list[Hypothesis] = []
-        self._cached = 0
+        self._cached, self._admitted_at = 0, 0.0
         self._first_token_at = 0.0
 
     @property
@@ -60,7 +60,7 @@ class BeamGroup(Group):
                 "expected finite logits, found NaN or no finite value: verify the artifact, or use a wider type"
             )
         self._continuations[sequence] = list(token_logprobs(logits, best, 2 * self._width).top)
-        self._cached = sequence.cached_tokens or 0
+        self._cached, self._admitted_at = sequence.cached_tokens or 0, sequence.admitted_at
         if len(self._continuations) < len(self._beams):
             return []
         self._first_token_at = self._first_token_at or time.perf_counter()
@@ -138,6 +138,11 @@ class BeamGroup(Group):
             stopped_by=ids[-1] if hypothesis.ended else None,
             logprobs=None,
             cached_tokens=self._cached,
-            timings=Timings(self._first_token_at - context.started, now - context.started, len(ids)),
+            timings=Timings(
+                self._first_token_at - context.started,
+                now - context.started,
+                len(ids),
+                self._admitted_at - context.started,
+            ),
             score=hypothesis.score,
         )

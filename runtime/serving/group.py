@@ -147,7 +147,7 @@ class SamplingGroup(Group):
     def _chosen(self, sequence: ScheduledSequence, answer: GeneratedSequence) -> MakePiece:
         """Append the token chosen for the answer of ``sequence``, or end it."""
         if answer.finished:
-            answer.cached_tokens = sequence.cached_tokens or 0
+            answer.cached_tokens, answer.admitted_at = sequence.cached_tokens or 0, sequence.admitted_at
             answer.hidden = None if self.pooling is None else self.pooling.result
             del self._answers[sequence]
             self.finished = not self._answers

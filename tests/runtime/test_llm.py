@@ -225,7 +225,9 @@ def test_logprobs_are_those_of_the_tokens_chosen(llm: LLM) -> None:
 
 def test_timings_are_in_order(llm: LLM) -> None:
     timings = llm.generate([3], max_new_tokens=5).timings
-    assert 0 < timings.first_token <= timings.last_token and timings.new_tokens == 5
+    assert 0 < timings.queued < timings.first_token <= timings.last_token and timings.new_tokens == 5
+    best = llm.generate([3], SamplingParams(beam_width=2), max_new_tokens=5).timings
+    assert 0 < best.queued < best.first_token <= best.last_token
     assert timings.decode_tokens_per_second is not None and timings.decode_tokens_per_second > 0
     assert llm.generate([3], max_new_tokens=1).timings.decode_tokens_per_second is None
 

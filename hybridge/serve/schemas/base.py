@@ -13,7 +13,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 # For the schema of routes that answer with events where a request says "stream".
-EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 class RequestBody(BaseModel):
