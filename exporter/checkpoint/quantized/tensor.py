@@ -34,9 +34,10 @@ class GraphTensor:
             yield from self.blocks()
             return
         assert self.stored is not None
-        raw = replace(self.stored, dtype=DType.UINT8, shape=(self.stored.nbytes,)).map()
-        for part in row_ranges(len(raw), 1):
-            yield raw[part]
+        raw = replace(self.stored, dtype=DType.UINT8)
+        for part in row_ranges(raw.nbytes, 1):  # each mapped on its own: pages that were read count as memory
+            nbytes = part.stop - part.start
+            yield replace(raw, shape=(nbytes,), offset=raw.offset + part.start, nbytes=nbytes).map()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from math import prod
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, HybridgeError, UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.checkpoint.quantized.joined import joined_weight
 from hybridge.exporter.checkpoint.quantized.scale_check import check_scales
@@ -61,6 +63,20 @@ FORMATS: dict[str, tuple[Format, tuple[int, int]]] = {
     "modelopt W4A16_AWQ": (modelopt("W4A16_AWQ", factors=True), (14, 48)),
     "w8 channel": (pack_quantized(None, bits=8), (6, 36)),
 }
+
+
+def test_a_stored_tensor_is_mapped_in_pieces(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "model.safetensors", np.arange(3 << 20, dtype=np.uint32)
+    path.write_bytes(b"header  " + numbers.tobytes())
+    slot = TensorSlot("w", DType.INT32, numbers.shape, path, 8, numbers.nbytes)
+    read = b""
+    for piece in GraphTensor(slot.dtype, slot.shape, stored=slot).pieces():
+        base: Any = piece
+        while not isinstance(base, mmap.mmap):
+            base = base.base
+        assert len(base) < 5 << 20
+        read += piece.tobytes()
+    assert read == numbers.tobytes()
 
 
 def bytes_of(tensor: GraphTensor) -> np.ndarray:
