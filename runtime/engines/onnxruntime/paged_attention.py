@@ -124,33 +124,33 @@ def _keys_and_values(
     head_dim: int,
     form: PagedForm,
 ) -> list[ir.Value]:
-    return [_gathered(graph, insert, pool, scales, shape.blocks(kind), head_dim, form) for kind in ("key", "value")]
+    """Keys and values, each [rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
+
+    def by_block(laid_out: ir.Value, width: int) -> ir.Value:
+        """[blocks * kv_heads of keys, then of values, block_size, width]"""
+        blocks: ir.Value = insert.op("Reshape", laid_out, _block_shape(insert, pool, width))
+        return blocks
+
+    blocks, factors = by_block(pool, head_dim), None if scales is None else by_block(scales, 1)
+    gathered = []
+    for kind in ("key", "value"):
+        rows = add_input(graph, shape.blocks(kind), ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
+        found = insert.op("Gather", blocks, rows, axis=0)
+        if factors is not None:
+            found = insert.op("Mul", e4m3.floats(insert, found), insert.op("Gather", factors, rows, axis=0))
+        if form is PagedForm.ONE_ROW:
+            gathered.append(insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim)))
+        else:
+            gathered.append(insert.reshape(found, 0, 0, -1, head_dim))
+    return gathered
 
 
-def _gathered(
-    graph: ir.Graph,
-    insert: Inserter,
-    pool: ir.Value,
-    scales: ir.Value | None,
-    index: str,
-    head_dim: int,
-    form: PagedForm,
-) -> ir.Value:
-    """[rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
-    rows = add_input(graph, index, ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
-    size = insert.size(pool, 3)
-
-    def blocks_of(laid_out: ir.Value, width: int) -> ir.Value:
-        """[rows, kv_heads, m, block_size, width]"""
-        blocks = insert.op("Reshape", laid_out, insert.shape(-1, size, width))
-        return insert.op("Gather", blocks, rows, axis=0)
-
-    found = blocks_of(pool, head_dim)
-    if scales is not None:
-        found = insert.op("Mul", e4m3.floats(insert, found), blocks_of(scales, 1))
-    if form is not PagedForm.ONE_ROW:
-        return insert.reshape(found, 0, 0, -1, head_dim)
-    return insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim))
+def _block_shape(insert: Inserter, pool: ir.Value, width: int) -> ir.Value:
+    """The shape [-1, block_size, width]: all layers share it, as all pools have blocks of one size."""
+    shared: dict[int, ir.Value] = insert.graph.meta.setdefault("block_shapes", {})
+    if width not in shared:
+        shared[width] = insert.shape(-1, insert.size(pool, 3), width)
+    return shared[width]
 
 
 def _by_kv_head(

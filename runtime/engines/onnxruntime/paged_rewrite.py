@@ -93,7 +93,7 @@ def rewrite_paged(
     expose_values(model.graph, shown)
     widen_types(model)
     use_gated_norms(model, kernels)
-    use_exact_activations(model)
+    use_exact_activations(model, kernels.scaled_silu and form is PagedForm.ONE_TOKEN)
     use_stored_weights(model)
     use_stored_products(model, exact)
     use_quantized_products(model, kernels, exact)
