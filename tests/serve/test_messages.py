@@ -240,6 +240,8 @@ def test_functions_and_formats_of_responses(tooled: Running) -> None:
     several: list[dict[str, Any]] = [
         {"input": []},
         {"input": QUESTION, "background": True},
+        {"input": QUESTION, "top_logprobs": 2},
+        {"input": QUESTION, "include": ["message.output_text.logprobs"]},
     ]
     for bad in several:
         tooled.refusal("/v1/responses", 400, **bad)

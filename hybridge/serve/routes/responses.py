@@ -15,6 +15,7 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.blocks import Blocks, BlockStep
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, start_chat
+from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
 from hybridge.serve.response_input import chat_of, input_items, messages_of
 from hybridge.serve.response_items import item_events, item_of, message_of
@@ -23,11 +24,18 @@ from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, 
 from hybridge.serve.stored_responses import StoredResponse
 
 router = APIRouter()
+_LOGPROBS = "message.output_text.logprobs"
 
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=EVENTS)
 async def responses(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation."""
+    if body.top_logprobs or _LOGPROBS in (body.include or ()):
+        raise ApiError(
+            400,
+            "top_logprobs: expected 0, and nothing of logprobs to include, found them: use /v1/chat/completions",
+            param="top_logprobs" if body.top_logprobs else "include",
+        )
     async with await Call.begin(request, body.model) as call:
         namespace = call.client.namespace(body.prompt_cache_key, None)
         messages: list[Mapping[str, Any]] = [*messages_of(body)]
