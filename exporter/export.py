@@ -145,7 +145,8 @@ def _weights(source: Checkpoint, plan: ExportPlan, options: ExportOptions, folde
     weights, tensors = place_quantized(folder, quantized.values(), unquantized, placed, progress.advance)
     stored: dict[str, TensorSlot | PlacedWeight] = {**tensors, **weights}
     slots = {p.initializer: stored[p.source] for p in plan.all_parameters if p.source is not None and not p.derived}
-    slots.update({part: stored[part] for p in plan.all_parameters for part in p.parts if part not in joined_parts})
+    parts = [part for p in plan.all_parameters if not p.derived for part in p.parts]
+    slots.update({part: stored[part] for part in parts if part not in joined_parts})
     slots.update({p.initializer: stored[p.initializer] for p in joined})
     derived = plan.derived_tensors(source.tensors)
     if derived:

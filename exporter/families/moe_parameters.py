@@ -13,14 +13,15 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.mlp_config import MoeConfig
-from hybridge.exporter.families.stored_rows import COLUMNS, COLUMNS_IN_TURNS, TURNS, is_quantized
+from hybridge.exporter.families.stored_rows import APART, COLUMNS, COLUMNS_IN_TURNS, TURNS, is_quantized
 
 
 @dataclass(frozen=True)
 class MoeNames:
     """Tensor names of one family, relative to the block; of several, checkpoints use any one.
 
-    ``each_up`` and ``each_down`` are the tensors of one expert, a {} for its number: the gate before what it gates.
+    ``each_up`` and ``each_down`` are the tensors of one expert, a {} for its number: the gate before what it gates;
+    their biases end in .bias instead of .weight. With ``transposed`` they count only where they are quantised.
     ``transposed``: unless they are quantised, ``up`` and ``down`` have their rows on the last axis. There, and in the
     biases, the rows of the gate and of what it gates take turns.
     """
@@ -80,6 +81,8 @@ GPT_OSS = MoeNames(
     router=("router.weight",),
     up=("experts.gate_up_proj",),
     down=("experts.down_proj",),
+    each_up=("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
+    each_down=("experts.{}.down_proj.weight",),
     router_bias="router.bias",
     up_bias="experts.gate_up_proj_bias",
     down_bias="experts.down_proj_bias",
@@ -124,17 +127,18 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
         yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
     if moe.biased:
         yield MoeTensor("router.bias", (moe.num_experts,), (block + names.router_bias,), DType.FLOAT32)
-        halves = TURNS if moe.gated else ""
-        yield MoeTensor("experts.up_bias", (moe.num_experts, moe.up_size), (block + names.up_bias,), derived=halves)
-        yield MoeTensor("experts.down_bias", (moe.num_experts, width), (block + names.down_bias,))
-    for name, stacked, each, shape, form in (
-        ("experts.up", names.up, names.each_up, (moe.num_experts, moe.up_size, width), COLUMNS_IN_TURNS),
-        ("experts.down", names.down, names.each_down, (moe.num_experts, width, moe.intermediate_size), COLUMNS),
+    up, down = (moe.num_experts, moe.up_size, width), (moe.num_experts, width, moe.intermediate_size)
+    turns = TURNS if moe.gated else ""
+    for name, shape, stacked, each, form, bias_name, bias_form in (
+        ("experts.up", up, names.up, names.each_up, COLUMNS_IN_TURNS, names.up_bias, turns),
+        ("experts.down", down, names.down, names.each_down, COLUMNS, names.down_bias, ""),
     ):
         sources = _any_of(block, stacked, stored)
-        if sources[0] in stored or not _holds_experts(moe, block, each, stored):
+        if sources[0] in stored or not _holds_experts(moe, block, each, stored, names.transposed):
             plain = names.transposed and not is_quantized(stored.get(sources[0]))
             yield MoeTensor(name, shape, sources, derived=form if plain else "")
+            if moe.biased:
+                yield MoeTensor(f"{name}_bias", shape[:2], (block + bias_name,), derived=bias_form)
             continue
         if moe.num_experts * len(each) > len(stored):
             raise CheckpointError(
@@ -143,19 +147,25 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
             )
         parts = tuple(block + part.format(expert) for expert in range(moe.num_experts) for part in each)
         yield MoeTensor(name, shape, parts, joins=True)
+        if moe.biased:
+            biases = tuple(f"{part.removesuffix('weight')}bias" for part in parts)
+            yield MoeTensor(f"{name}_bias", shape[:2], biases, joins=True, derived=APART)
     if moe.shared_gate:
         yield MoeTensor("shared_gate.weight", (1, hidden), (block + names.shared_gate,))
     if moe.latent_size is not None:
         yield from _latent_tensors(moe, block, hidden, names)
 
 
-def _holds_experts(moe: MoeConfig, block: str, each: tuple[str, ...], stored: Mapping[str, object]) -> bool:
+def _holds_experts(
+    moe: MoeConfig, block: str, each: tuple[str, ...], stored: Mapping[str, object], quantized: bool
+) -> bool:
     """Whether the checkpoint has a tensor of some expert; a look at three of them, because there may be too many.
 
-    An incomplete set is still that layout, so that the missing tensor is named.
+    An incomplete set is still that layout, so that the missing tensor is named. ``quantized``: tensors in full
+    precision do not count.
     """
-    experts = {0, 1, moe.num_experts - 1}
-    return any(block + part.format(expert) in stored for expert in experts for part in each)
+    names = [block + part.format(expert) for expert in (0, 1, moe.num_experts - 1) for part in each]
+    return any(is_quantized(stored[name]) if quantized else True for name in names if name in stored)
 
 
 def _latent_tensors(moe: MoeConfig, block: str, hidden: int, names: MoeNames) -> Iterator[MoeTensor]:

@@ -189,7 +189,9 @@ def _body_parameters(
     for tensor in moe_tensors(body, theirs, hidden, tensors):
         if tensor.joins:
             joined = f"{theirs}{tensor.name}"
-            yield Parameter(ours + tensor.name, None, tensor.shape, joined, tensor.dtype, parts=tensor.sources)
+            yield Parameter(
+                ours + tensor.name, None, tensor.shape, joined, tensor.dtype, tensor.derived, parts=tensor.sources
+            )
         else:
             (source,) = tensor.sources
             initializer = f"{source}.rows" if tensor.derived else source

@@ -11,9 +11,10 @@ from hybridge.artifact.safetensors_file import TensorSlot
 
 # Types of quantised weights.
 QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
-COLUMNS, TURNS, COLUMNS_IN_TURNS = "columns", "turns", "columns_in_turns"
-FORMS = (COLUMNS, TURNS, COLUMNS_IN_TURNS)
-"""How the rows are stored: on the last axis; those of a gate and of what it gates in turns; both."""
+COLUMNS, TURNS, COLUMNS_IN_TURNS, APART = "columns", "turns", "columns_in_turns", "apart"
+FORMS = (COLUMNS, TURNS, COLUMNS_IN_TURNS, APART)
+"""How the rows are stored: on the last axis; those of a gate and of what it gates in turns; both; biases in tensors of
+their own."""
 
 
 def is_quantized(slot: object) -> bool:

@@ -67,7 +67,7 @@ def _reference_weights(
         placed = slots.get(parameter.initializer)
         if isinstance(placed, PlacedWeight) and placed.inputs is not None and len(parameter.shape) == 3:
             experts.add(value, parameter.initializer, placed.inputs)
-        if parameter.parts:
+        if parameter.parts and not parameter.derived:
             _join_weights(graph, value, parameter, slots, out)
         else:
             slot = slots[parameter.initializer]

@@ -25,6 +25,7 @@ from hybridge.exporter.checkpoint.shards import SINGLE_FILE, tensors_of
 from hybridge.exporter.families.mamba_ssm import is_mamba_ssm
 from hybridge.exporter.weights.conversion import convert_torch_file
 from hybridge.verification.dequantized import MeantWeight, meant_weights
+from hybridge.verification.expert_tensors import joined_experts
 
 
 @contextlib.contextmanager
@@ -65,7 +66,9 @@ def _write_meant(source: Checkpoint, quantization: Mapping[str, Any], path: Path
     tensors = tensors_of(source.shards)
     is_gpt_oss = source.config.get("model_type") == "gpt_oss"
     weights = meant_weights(quantization, tensors)
-    meant = {weight.name: _with_columns(weight) if is_gpt_oss else weight for weight in weights}
+    if is_gpt_oss:
+        weights = map(_with_columns, joined_experts(weights, tensors))
+    meant = {weight.name: weight for weight in weights}
     quantized = {name for weight in meant.values() for name in weight.stored}
     left = {name: slot for name, slot in tensors.items() if name not in quantized}
     header = {name: (slot.dtype, slot.shape) for name, slot in left.items()}
