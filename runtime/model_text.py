@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class ModelText:
         """The artifact's."""
         return self._folder
 
-    @property
+    @cached_property
     def recommended_sampling(self) -> SamplingParams:
         """The parameters of the checkpoint's generation_config.json."""
         with located(self._folder):

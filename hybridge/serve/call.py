@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,14 +22,16 @@ from hybridge.serve.merged_streams import merged
 from hybridge.serve.model_store import Lease
 from hybridge.serve.prompt_trace import PromptTrace
 from hybridge.serve.quotas import Reservation
+from hybridge.serve.random_ids import random_hex
 from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
 
 T = TypeVar("T")
 # A stream's response starts after this many seconds without a piece; until then, an error has its own HTTP status.
 _FIRST_PIECE_SECONDS = 5.0
-# Limit for all streams together: above it, several tokens share an event. Each event takes a system call.
-_EVENTS_PER_SECOND = 1000
+# Between the events of a stream: seconds times the number of streams, so that several tokens share an event where there
+# are many streams. Each event takes a system call and wakes the client. The longer interval holds up to a limit.
+_INTERVAL, _LONG_INTERVAL, _LONGEST = 0.001, 0.002, 0.1
 
 
 class ClientDisconnectedError(Exception):
@@ -146,9 +147,8 @@ class Call:
                 self._tokens += sum(len(piece.token_ids) for piece in batch)
                 answers.setdefault(index, []).extend(each.generation for each in batch if each.generation is not None)
                 yield batch if not index else [piece._replace(index=index) for piece in batch]
-                interval = self.service.streams / _EVENTS_PER_SECOND if self._streaming else 0.0
-                if (left := began + interval - event_loop.time()) > 0:
-                    await asyncio.sleep(left)
+                if self._streaming and (left := began + _interval(self.service.streams) - event_loop.time()) > 0:
+                    await self._streams[index].pause(left)
         except EngineError:
             self.model.failed = True
             raise
@@ -285,6 +285,11 @@ class _CallStream(EventStream):
             await asyncio.shield(self._call.aclose())
 
 
+def _interval(streams: int) -> float:
+    """Least seconds between two events of a stream, when there are ``streams``."""
+    return max(streams * _INTERVAL, min(streams * _LONG_INTERVAL, _LONGEST))
+
+
 def new_id(kind: str) -> str:
     """An id of a response or of one of its parts."""
-    return f"{kind}-{uuid.uuid4().hex}"
+    return f"{kind}-{random_hex()}"

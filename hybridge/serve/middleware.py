@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from hybridge.serve.errors import (
     error_response,
 )
 from hybridge.serve.loopback import host_name, is_loopback
+from hybridge.serve.random_ids import random_hex
 
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
@@ -66,7 +66,7 @@ class _Exchange:
         self._began, self._began_ns = time.perf_counter(), time.time_ns()
         self._client: Client | None = None
         given = self._headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else random_hex()
         self.status = 0
         scope.setdefault("state", {})["request_id"] = self.request_id
 

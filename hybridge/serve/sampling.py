@@ -28,6 +28,7 @@ _SAME = (
     "include_stop_str_in_output",
 )
 _SEEDS = 1 << 64
+_DEFAULT = SamplingParams()
 
 
 def sampling_params(fields: SamplingFields, recommended: SamplingParams, **more: Any) -> SamplingParams:
@@ -36,7 +37,7 @@ def sampling_params(fields: SamplingFields, recommended: SamplingParams, **more:
     RequestError names a value that is out of range.
     """
     # The filters of a greedy recommendation are not meant for requests that sample.
-    base = SamplingParams() if recommended.greedy else recommended
+    base = _DEFAULT if recommended.greedy else recommended
     values = {name: value for name in _SAME if (value := getattr(fields, name)) is not None}
     if fields.stop is not None:
         values["stop"] = [text for text in ([fields.stop] if isinstance(fields.stop, str) else fields.stop) if text]

@@ -26,6 +26,7 @@ class RequestStream:
         self._left = answers
         self._outputs: deque[Output] = deque()
         self._arrived = asyncio.Event()
+        self._pause: asyncio.Future[None] | None = None
         self._cancelled = False
 
     def __aiter__(self) -> AsyncIterator[Piece]:
@@ -44,6 +45,23 @@ class RequestStream:
         while self._outputs and self._outputs[0].error is None:
             found.append(self._taken())
         return found
+
+    async def pause(self, seconds: float) -> None:
+        """Let pieces gather for ``seconds``, or until the end of an answer, an error or ``cancel``."""
+        if self._cancelled or any(map(_is_last, self._outputs)):
+            return
+        event_loop = asyncio.get_running_loop()
+        self._pause = event_loop.create_future()
+        timer = event_loop.call_later(seconds, self._end_pause)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+            self._pause = None
+
+    def _end_pause(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
 
     async def _has_output(self) -> bool:
         """Wait for the next output; False at the end."""
@@ -88,6 +106,7 @@ class RequestStream:
             self._cancelled = True
             self._cancel(self)
             self._arrived.set()
+            self._end_pause()
 
     async def aclose(self) -> None:
         """End the request and the iterator, including pending pieces. Allowed at any time."""
@@ -105,3 +124,10 @@ class RequestStream:
         if not self._cancelled:
             self._outputs.extend(outputs)
             self._arrived.set()
+            if self._pause is not None and any(map(_is_last, outputs)):
+                self._end_pause()
+
+
+def _is_last(output: Output) -> bool:
+    """Whether ``output`` ends an answer."""
+    return output.piece is None or output.piece.generation is not None
