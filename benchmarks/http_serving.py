@@ -1,4 +1,4 @@
-"""The HTTP server against its own AsyncLLM called in the same process: streams of a chat, all at a time."""
+"""The HTTP server against its own AsyncLLM called in the same process: chats all at a time, and at random times."""
 
 from __future__ import annotations
 
@@ -8,101 +8,174 @@ import json
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
 from benchmarks.measure import Spread, spreads, take_turns
 from benchmarks.runner import Gate, Report, Target, require
+from benchmarks.traffic import poisson_arrivals
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.server import HttpServer
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
-LEAST_RATIO, MOST_HOST_MICROSECONDS = 0.9, 150.0
+LEAST_RATIO, MOST_HOST_MICROSECONDS, MOST_FIRST_TOKEN_RATIO = 0.9, 150.0, 1.2
 _NAME = "demo"
+# A text, and when its first token came (time.perf_counter).
+_Answer = tuple[str, float]
 
 
 @dataclass(frozen=True)
 class HttpServingSettings:
-    """``streams`` chats at a time, each of ``new_tokens``.
+    """``streams`` chats at a time, each of ``new_tokens``; then ``requests`` of ``short`` tokens at random times.
 
-    The clients are one other process on the same cores, so their processor time counts against the server.
+    load: the arrival rate of these over that at which AsyncLLM finishes them when all come at once. The clients are one
+    other process on the same cores, so their processor time counts against the server.
     """
 
     streams: int = 32
     new_tokens: int = 150
+    short: int = 48
+    requests: int = 200
+    load: float = 0.7
     threads: int = 2
     repeats: int = 5
 
 
 def run(settings: HttpServingSettings) -> Report:
-    """Compare all answers, then measure throughput and the processor time of the server's event loop."""
-    prompts = [f"Tell me of the sea, number {number}." for number in range(settings.streams)]
+    """Compare all answers, then measure throughput, processor time of the server's event loop, and latencies."""
+    streams, new_tokens, repeats = settings.streams, settings.new_tokens, settings.repeats
+    prompts = [f"Tell me of the sea, number {number}." for number in range(max(streams, settings.requests))]
+    together = Chats(prompts[:streams], new_tokens)
     with scratch_folder() as work:
-        options = {"layout": "paged", "max_batch_size": settings.streams, "max_seq_len": settings.new_tokens + 64}
+        options = {"layout": "paged", "max_batch_size": streams, "max_seq_len": max(new_tokens, settings.short) + 64}
         folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
         with _serving(folder, settings.threads) as (server, clock), _clients(server.url) as ask:
-            own = _Own(server.service.store.loaded[0].llm, settings, prompts)
-            answers = own.answers()
-            wrong = sum(one != other for one, other in zip(ask(prompts, settings.new_tokens)[1], answers, strict=True))
+            own = _Own(server.service.store.loaded[0].llm)
+            pairs = zip(ask(together).texts, own.answers(together).texts, strict=True)
+            wrong = sum(one != other for one, other in pairs)
             gates = require(Gate("answers that differ from those of AsyncLLM", float(wrong), 0.0))
             host: list[float] = []
 
-            def over_http() -> float:
+            def over_http(chats: Chats) -> float:
                 began = time.clock_gettime(clock)
-                seconds, _ = ask(prompts, settings.new_tokens)
+                seconds = ask(chats).seconds
                 host.append(time.clock_gettime(clock) - began)
                 return seconds
 
-            times = take_turns({"AsyncLLM": own.seconds, "HTTP": over_http}, settings.repeats)
-    tokens = settings.streams * settings.new_tokens
-    repeats = settings.repeats
-    own_loop = Spread.of(own.loop_seconds[-repeats:], 1e6 / tokens)
-    loop = Spread.of(host[-repeats:], 1e6 / tokens)
-    ratio = Spread.of_ratios(times["AsyncLLM"], times["HTTP"])
+            def both(chats: Chats) -> dict[str, list[float]]:
+                ways = {"AsyncLLM": lambda: own.answers(chats).seconds, "HTTP": lambda: over_http(chats)}
+                return take_turns(ways, repeats)
+
+            times = both(together)
+            own_loop, loop = own.loop_seconds[-repeats:], host[-repeats:]
+            short_times = both(Chats(prompts[:streams], settings.short))
+            waits = _first_tokens(own, ask, prompts[: settings.requests], settings)
+    tokens = streams * new_tokens
+    loops = spreads({"AsyncLLM": own_loop, "HTTP": loop}, 1e6 / tokens)
+    ratio, short_ratio = (Spread.of_ratios(each["AsyncLLM"], each["HTTP"]) for each in (times, short_times))
+    wait_ratio = Spread.of_ratios(waits["HTTP"], waits["AsyncLLM"])
     results = {
         "tokens_per_second": spreads({name: [tokens / each for each in values] for name, values in times.items()}),
         "ratio": ratio,
-        "event_loop_us_per_token": {"AsyncLLM": own_loop, "HTTP": loop},
+        "short_ratio": short_ratio,
+        "event_loop_us_per_token": loops,
+        "first_token_p99_ms": spreads(waits, 1e3),
+        "first_token_p99_ratio": wait_ratio,
     }
-    above = loop.median - own_loop.median
+    above = loops["HTTP"].median - loops["AsyncLLM"].median
+    title = f"throughput of {streams} streams over AsyncLLM's, {{}} tokens each"
+    late = f"p99 of the time to the first token at {settings.load:g} load, over AsyncLLM's"
     targets = (
-        Target(f"throughput of {settings.streams} streams over AsyncLLM's", ratio.median, "at least", LEAST_RATIO, "x"),
+        Target(title.format(new_tokens), ratio.median, "at least", LEAST_RATIO, "x"),
+        Target(title.format(settings.short), short_ratio.median, "at least", LEAST_RATIO, "x"),
         Target("event loop above AsyncLLM's, per token", above, "at most", MOST_HOST_MICROSECONDS, "us"),
+        Target(late, wait_ratio.median, "at most", MOST_FIRST_TOKEN_RATIO, "x"),
     )
     return Report(gates, results, targets)
+
+
+def _first_tokens(
+    own: _Own, ask: Callable[[Chats], Answered], prompts: Sequence[str], settings: HttpServingSettings
+) -> dict[str, list[float]]:
+    """The 99th of 100 times from a chat's arrival to its first token, in seconds, of each repeat."""
+    all_at_once = Chats(prompts, settings.short)
+    own.answers(all_at_once)
+    interval = own.answers(all_at_once).seconds / len(prompts) / settings.load
+    chats = Chats(prompts, settings.short, tuple(poisson_arrivals(len(prompts), interval)))
+
+    def late(way: Callable[[Chats], Answered]) -> float:
+        return way(chats).late()
+
+    return take_turns({"AsyncLLM": partial(late, own.answers), "HTTP": partial(late, ask)}, settings.repeats)
+
+
+@dataclass(frozen=True)
+class Chats:
+    """One chat for each of ``prompts``. ``arrivals``: seconds after the beginning; all come at once without."""
+
+    prompts: Sequence[str]
+    new_tokens: int
+    arrivals: tuple[float, ...] = ()
+
+    async def answered(self, answer: Callable[[str, int], Awaitable[_Answer]]) -> Answered:
+        """Let each chat arrive at its time, and wait for all. ``answer``: takes a prompt and a number of tokens."""
+        began = time.perf_counter()
+
+        async def at(prompt: str, arrival: float) -> _Answer:
+            if (left := began + arrival - time.perf_counter()) > 0:
+                await asyncio.sleep(left)
+            text, first = await answer(prompt, self.new_tokens)
+            return text, first - began - arrival
+
+        arrivals = self.arrivals or (0.0,) * len(self.prompts)
+        found = await asyncio.gather(*map(at, self.prompts, arrivals))
+        return Answered([text for text, _ in found], [first for _, first in found], time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers to chats, the seconds from the arrival of each to its first token, and until all had ended."""
+
+    texts: list[str]
+    first: list[float]
+    seconds: float
+
+    def late(self) -> float:
+        """The 99th of 100 times to the first token."""
+        return float(np.percentile(self.first, 99))
 
 
 class _Own:
     """AsyncLLM with one task for each chat. ``loop_seconds``: processor time of its event loop in each run."""
 
-    def __init__(self, llm: AsyncLLM, settings: HttpServingSettings, prompts: Sequence[str]) -> None:
+    def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self._params = SamplingParams(max_new_tokens=settings.new_tokens, ignore_eos=True)
-        self._prompts = prompts
         self.loop_seconds: list[float] = []
 
-    def answers(self) -> list[str]:
-        return asyncio.run(self._all())
+    def answers(self, chats: Chats) -> Answered:
+        return asyncio.run(self._all(chats))
 
-    def seconds(self) -> float:
-        began = time.perf_counter()
-        self.answers()
-        return time.perf_counter() - began
-
-    async def _all(self) -> list[str]:
+    async def _all(self, chats: Chats) -> Answered:
         began = time.thread_time()
-        found = await asyncio.gather(*map(self._one, self._prompts))
+        found = await chats.answered(self._one)
         self.loop_seconds.append(time.thread_time() - began)
-        return list(found)
+        return found
 
-    async def _one(self, prompt: str) -> str:
-        return "".join([piece.text async for piece in self._llm.chat(prompt, self._params)])
+    async def _one(self, prompt: str, new_tokens: int) -> _Answer:
+        texts, first = [], 0.0
+        async for piece in self._llm.chat(prompt, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)):
+            first = first or time.perf_counter()
+            texts.append(piece.text)
+        return "".join(texts), first
 
 
 @contextmanager
@@ -123,17 +196,17 @@ def _serving(folder: Path, threads: int) -> Iterator[tuple[HttpServer, int]]:
 
 
 @contextmanager
-def _clients(url: str) -> Iterator[Callable[[Sequence[str], int], tuple[float, list[str]]]]:
-    """A process of clients. The result sends prompts; it returns the seconds until all answers were read, and these."""
+def _clients(url: str) -> Iterator[Callable[[Chats], Answered]]:
+    """A process of clients. The result sends chats and returns their answers."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_client_process, args=(url, there))
     process.start()
 
-    def ask(prompts: Sequence[str], new_tokens: int) -> tuple[float, list[str]]:
-        here.send((list(prompts), new_tokens))
-        seconds, answers = here.recv()
-        return seconds, answers
+    def ask(chats: Chats) -> Answered:
+        here.send(chats)
+        found: Answered = here.recv()
+        return found
 
     try:
         yield ask
@@ -143,19 +216,12 @@ def _clients(url: str) -> Iterator[Callable[[Sequence[str], int], tuple[float, l
 
 
 def _client_process(url: str, pipe: Connection) -> None:
-    while (work := pipe.recv()) is not None:
-        prompts, new_tokens = work
-
-        async def all_streams(prompts: Sequence[str] = prompts, new_tokens: int = new_tokens) -> list[str]:
-            return await asyncio.gather(*(_stream(url, prompt, new_tokens) for prompt in prompts))
-
-        began = time.perf_counter()
-        answers = asyncio.run(all_streams())
-        pipe.send((time.perf_counter() - began, answers))
+    while (chats := pipe.recv()) is not None:
+        pipe.send(asyncio.run(chats.answered(partial(_stream, url))))
 
 
-async def _stream(url: str, prompt: str, new_tokens: int) -> str:
-    """The text of a streamed answer, parsed after its end."""
+async def _stream(url: str, prompt: str, new_tokens: int) -> _Answer:
+    """A streamed answer, parsed after its end."""
     host, _, port = url.removeprefix("http://").partition(":")
     messages = [{"role": "user", "content": prompt}]
     fields = {"messages": messages, "max_tokens": new_tokens, "ignore_eos": True, "stream": True}
@@ -165,7 +231,9 @@ async def _stream(url: str, prompt: str, new_tokens: int) -> str:
     )
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head.encode() + body)
-    data = await reader.read()
+    begin = await reader.readuntil(b"data: ")
+    first = time.perf_counter()
+    data = begin + await reader.read()
     writer.close()
     events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    return "".join(event["choices"][0]["delta"].get("content", "") for event in events), first
