@@ -1,7 +1,7 @@
 """The host's share of a decode step, without a model: planning, tables, greedy choice and stop conditions.
 
-Apart are reported: a batch whose rows all sample, each with a temperature and a seed of its own; one of contexts of
-different lengths, of which some need a block in every step; and the same with the next step launched ahead.
+Reported separately: a batch whose rows all sample, each with its own temperature and seed; one of contexts of different
+lengths, of which some need a block in every step; and the same with the next step launched ahead.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def run(settings: SchedulerSettings) -> Report:
     gates = require(Gate("answers that differ from the engine's, or from those sampled alone", float(wrong), 0.0))
     results = spreads(times | ahead)
     title = f"host time of a decode step at batch {settings.batch}"
-    share = "share of steps launched before the tokens of the step before are known"
+    share = "share of steps launched before the tokens of the previous step are known"
     return Report(
         gates,
         results,

@@ -25,7 +25,7 @@ from hybridge.exporter.families.parameters import Parameter, bind_parameters, de
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
-from hybridge.exporter.families.stored_rows import APART, FORMS, experts_in_order
+from hybridge.exporter.families.stored_rows import FORMS, SEPARATE, experts_in_order
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 from hybridge.exporter.rounded_products import products_with_rounding
@@ -118,7 +118,7 @@ class ExportPlan:
 def _experts(parameter: Parameter, slots: Sequence[TensorSlot]) -> DerivedTensor:
     """The experts of one slot with their rows in the graph's order, or the biases of all slots."""
     slot = slots[0]
-    if parameter.derived == APART:
+    if parameter.derived == SEPARATE:
         return DerivedTensor(slot.dtype, parameter.shape, lambda: (bias.map() for bias in slots))
     return DerivedTensor(slot.dtype, parameter.shape, partial(experts_in_order, parameter.derived, slot))
 

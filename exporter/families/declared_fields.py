@@ -289,7 +289,7 @@ def undeclared_kinds(model_type: str) -> Mapping[str, str]:
     return kinds_of(_UNDECLARED.get(model_type, _UNDECLARED_ALWAYS))
 
 
-# What transformers computes from other fields: its config classes cannot load a file that holds it, null included.
+# Fields that transformers computes from others: its config classes cannot load a file that has them, even as null.
 _COMPUTED_ALWAYS = ("is_heterogeneous", "per_layer_attributes", "use_return_dict")
 _COMPUTED: Mapping[str, tuple[str, ...]] = {
     "bamba": ("layers_block_type",),
@@ -303,5 +303,5 @@ _COMPUTED: Mapping[str, tuple[str, ...]] = {
 
 
 def computed_fields(model_type: str) -> tuple[str, ...]:
-    """The fields that transformers computes, which a config.json must not hold."""
+    """The fields that transformers computes, which a config.json must not have."""
     return (*_COMPUTED_ALWAYS, *_COMPUTED.get(model_type, ()))

@@ -13,7 +13,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.mlp_config import MoeConfig
-from hybridge.exporter.families.stored_rows import APART, COLUMNS, COLUMNS_IN_TURNS, TURNS, is_quantized
+from hybridge.exporter.families.stored_rows import COLUMNS, COLUMNS_IN_TURNS, SEPARATE, TURNS, is_quantized
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
         yield MoeTensor(name, shape, parts, joins=True)
         if moe.biased:
             biases = tuple(f"{part.removesuffix('weight')}bias" for part in parts)
-            yield MoeTensor(f"{name}_bias", shape[:2], biases, joins=True, derived=APART)
+            yield MoeTensor(f"{name}_bias", shape[:2], biases, joins=True, derived=SEPARATE)
     if moe.shared_gate:
         yield MoeTensor("shared_gate.weight", (1, hidden), (block + names.shared_gate,))
     if moe.latent_size is not None:
@@ -159,7 +159,7 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
 def _holds_experts(
     moe: MoeConfig, block: str, each: tuple[str, ...], stored: Mapping[str, object], quantized: bool
 ) -> bool:
-    """Whether the checkpoint has a tensor of some expert; a look at three of them, because there may be too many.
+    """Whether the checkpoint has a tensor of some expert; only three are checked, because there may be too many.
 
     An incomplete set is still that layout, so that the missing tensor is named. ``quantized``: tensors in full
     precision do not count.

@@ -11,8 +11,8 @@ from hybridge.artifact.safetensors_file import TensorSlot
 
 # Types of quantised weights.
 QUANTIZED_TYPES = (DType.INT4, DType.INT8, DType.FLOAT8E4M3FN, DType.FLOAT4E2M1)
-COLUMNS, TURNS, COLUMNS_IN_TURNS, APART = "columns", "turns", "columns_in_turns", "apart"
-FORMS = (COLUMNS, TURNS, COLUMNS_IN_TURNS, APART)
+COLUMNS, TURNS, COLUMNS_IN_TURNS, SEPARATE = "columns", "turns", "columns_in_turns", "separate"
+FORMS = (COLUMNS, TURNS, COLUMNS_IN_TURNS, SEPARATE)
 """How the rows are stored: on the last axis; those of a gate and of what it gates in turns; both; biases in tensors of
 their own."""
 

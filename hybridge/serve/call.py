@@ -101,8 +101,8 @@ class Call:
         pairs = list(zip(prompts, params, strict=True))
         most_tokens = 0
         for ids, each in pairs:
-            longest = llm.max_seq_len - len(ids)
-            answer = longest if each.max_new_tokens is None else min(each.max_new_tokens, longest)
+            room = llm.max_seq_len - len(ids)
+            answer = room if each.max_new_tokens is None else min(each.max_new_tokens, room)
             most_tokens += len(ids) + each.n * max(0, answer)
         await self.admit(sum(each.n for each in params), most_tokens)
         for ids, each in pairs:
@@ -110,9 +110,9 @@ class Call:
             self._streams.append(llm.add(ids, each, None, priority or 0, namespace, checkpoints))
 
     async def admit(self, sequences: int, most_tokens: int) -> None:
-        """Count sequences that start now, until the end of the call, and reserve the most tokens that they can use.
+        """Count sequences that start now until the end of the call, and reserve the tokens that they can use at most.
 
-        ApiError 429 when too many wait, or the client's quota is too small.
+        ApiError 429 when too many wait, or too little of the client's quota is left.
         """
         self.check_time()
         self._reservation = self.service.quotas.reserve(self.client, most_tokens)
@@ -258,7 +258,7 @@ class Call:
         self._lease.release()
 
     def _settle(self, tokens: int) -> None:
-        """Count tokens of the client instead of those reserved."""
+        """Count the tokens that the client used, and end the reservation."""
         self.service.use_tokens(self.client, self._reservation, tokens)
         self._reservation = None
 

@@ -1,4 +1,4 @@
-"""HTTP connections that have to send their headers in time and in a bounded number of bytes."""
+"""HTTP connections with limits on the time and the size of request headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _HeaderTooLargeError(Exception):
 
 class TimedProtocol(HttpToolsProtocol):
     """Closes a connection whose header is incomplete ``seconds`` after it began, or after the connection was made, and
-    one that sends a larger header than 64 KiB (status 431). Trailers count as part of the header."""
+    one whose header is larger than 64 KiB (status 431). Trailers count as part of the header."""
 
     def __init__(self, seconds: float, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
@@ -32,7 +32,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        # The parser keeps a field until it is complete, so it gets a bounded part of a large read at a time.
+        # The parser buffers a field until it is complete, so a large read is passed to it in bounded parts.
         for start in range(0, len(data), _MOST_HEADER_BYTES):
             part = data[start : start + _MOST_HEADER_BYTES]
             self._unparsed_bytes += len(part)

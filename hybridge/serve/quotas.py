@@ -14,7 +14,7 @@ _DAY = 86_400
 
 @dataclass(frozen=True)
 class Reservation:
-    """Tokens that count as used from ``Quotas.reserve`` to ``Quotas.settle``. day: since 1970."""
+    """Tokens that count as used from ``Quotas.reserve`` to ``Quotas.settle``. day: days since 1970."""
 
     day: int
     tokens: int
@@ -23,7 +23,7 @@ class Reservation:
 class Quotas:
     """Counts the tokens of prompts and answers since midnight (UTC), or since the start of the server.
 
-    A request that runs counts as the most that it can use, so that requests at the same time cannot exceed a quota.
+    A running request counts as the most that it can use, so that concurrent requests cannot exceed a quota.
     """
 
     def __init__(self, tokens: int | None, clock: Callable[[], float] = time.time) -> None:
@@ -33,17 +33,17 @@ class Quotas:
         self._used: dict[str, int] = {}
 
     def check(self, client: Client) -> None:
-        """ApiError 429 when no token of the client's quota of today is left."""
+        """ApiError 429 when nothing is left of the client's quota for today."""
         self._require(client, 1)
 
     def reserve(self, client: Client, tokens: int) -> Reservation:
-        """Set aside the most that a request can use; ApiError 429 when less of the client's quota is left."""
+        """Reserve the most that a request can use; ApiError 429 when less than that is left of the client's quota."""
         self._require(client, tokens)
         self._add(client, tokens)
         return Reservation(self._day, tokens)
 
     def settle(self, client: Client, reservation: Reservation | None, tokens: int) -> None:
-        """Count the tokens of prompts and answers instead of a reservation, which ends at midnight, too."""
+        """Count the tokens of prompts and answers, and end their reservation; those of earlier days have ended."""
         self._begin_day()
         if reservation is not None and reservation.day == self._day:
             tokens -= reservation.tokens

@@ -39,7 +39,7 @@ _ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_ro
 _TRIES = 3
 # Requests that wait where no replica takes them, for example because none is ready.
 _WAITING = 1_000
-# Requests in one ingress, with their bodies in memory; beyond these, status 429.
+# Most requests in one ingress, with their bodies in memory; more get status 429.
 _FORWARDED = 2_000
 # Parts of an answer that Ray has not yet taken; beyond these, the server's send_timeout counts.
 _MESSAGES, _DRAIN_SECONDS = 64, 0.05
@@ -255,7 +255,7 @@ def app(args: RayArgs) -> serve.Application:
         ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
         **scaling,
     )
-    # The ingress answers with Retry-After itself; what it cannot take gets status 503 from Ray's proxy.
+    # The ingress itself answers 429 with Retry-After; requests beyond its own queue get status 503 from Ray's proxy.
     front: Any = serve.deployment(
         Ingress, name="Ingress", max_ongoing_requests=_FORWARDED + _WAITING, max_queued_requests=_WAITING
     )

@@ -30,7 +30,7 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The input as items with an id and a list of parts, as it is shown to the client later."""
+    """The input as items, each with an id and a list of parts, as clients read it later."""
     items = [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     return [_shown(item) for item in items]
 

@@ -59,8 +59,8 @@ class HttpServer:
         """Serve until SIGTERM, SIGINT or ``stop``, then let running requests end (``drain_timeout``).
 
         The server is ready when the models to preload can compute a token. HybridgeError when one cannot be loaded.
-        owns_process: nothing else runs in this process, so that what is in memory when the server is ready is left out
-        of later garbage collections, each of which would stop all threads for up to a fifth of a second.
+        owns_process: nothing else runs in this process, so objects that exist when the server is ready are excluded
+        from later garbage collections, each of which would otherwise stop all threads for up to 0.2 seconds.
         """
         with self._listener:
             _run(self._serve(owns_process))

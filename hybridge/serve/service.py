@@ -53,7 +53,7 @@ class Service:
         self.rate_limits.take_request(client.name)
 
     def use_tokens(self, client: Client, reservation: Reservation | None, count: int) -> None:
-        """Count tokens of prompts and answers of ``client``, instead of those reserved."""
+        """Count the tokens that ``client`` used in prompts and answers, and end the reservation."""
         self.quotas.settle(client, reservation, count)
         self.rate_limits.use_tokens(client.name, count)
 
@@ -61,8 +61,8 @@ class Service:
 def new_service(
     settings: ServeSettings, models: Sequence[ModelSettings], keys: ApiKeys | None, log: RequestLog | None = None
 ) -> Service:
-    """The service of ``models``, none of them loaded; HybridgeError for a folder that is no artifact, or traces without
-    the packages for them."""
+    """The service of ``models``, none of them loaded; HybridgeError for a folder that is no artifact, or when the
+    packages for traces are missing."""
     for model in models:
         check_engine(model.engine)
         require_artifact(model.path)

@@ -72,7 +72,7 @@ class ServeSettings:
         1 << 26, "Memory of stored responses.", metavar="BYTES", least=0, group=_OPERATION
     )  # fmt: skip
     otel_endpoint: str | None = setting(
-        None, "OpenTelemetry collector (OTLP over HTTP) that gets traces.", metavar="URL", shown_default="none",
+        None, "OpenTelemetry collector (OTLP over HTTP) for traces.", metavar="URL", shown_default="none",
         group=_OPERATION,
     )  # fmt: skip
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)

@@ -1,4 +1,4 @@
-"""Responses of /v1/responses that clients read again or continue by ``previous_response_id``; in memory only."""
+"""Responses of /v1/responses that clients can read again or continue by ``previous_response_id``; in memory only."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class StoredResponses:
         """A stored response; ApiError 404 for an unknown id, or one of another client."""
         key = (tenant, response)
         if key not in self._stored:
-            raise ApiError(404, "response_id: expected a stored response, found none of this id", NOT_FOUND)
+            raise ApiError(404, "response_id: expected a stored response, found none with this id", NOT_FOUND)
         self._stored.move_to_end(key)
         return self._stored[key][0]
 
     def delete(self, tenant: str, response: str) -> None:
-        """Forget a response; ApiError as of ``get``. Responses that continue it keep their own conversation."""
+        """Delete a response; ApiError as in ``get``. Responses that continue it keep their own conversation."""
         self.get(tenant, response)
         self._bytes -= self._stored.pop((tenant, response))[1]
 

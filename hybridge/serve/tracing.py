@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests: their time in the queue, of prompts and of answers, without any text."""
+"""OpenTelemetry spans of requests: the times of queue, prefill and decode, without any text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hybridge.serve.prompt_trace import PromptTrace
 from hybridge.serve.request_log import RequestLog
 
 _SECOND = 1_000_000_000
-# Seconds that an export may take; also the wait for the last one when the server stops.
+# Time limit of an export in seconds, also of the last one when the server stops.
 _EXPORT_SECONDS = 5
 
 
 class Tracing:
-    """Sends spans to a collector from a thread of its own; when the collector is too slow, spans are dropped."""
+    """Sends spans to a collector from its own thread; if the collector is too slow, spans are dropped."""
 
     def __init__(self, endpoint: str, log: RequestLog) -> None:
-        """endpoint: base URL of OTLP over HTTP. The variables OTEL_* set headers, the sampler and the resource."""
+        """endpoint: base URL of OTLP over HTTP. Environment variables OTEL_* set headers, sampler and resource."""
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_SECONDS)
         resource = Resource.create({SERVICE_NAME: "hybridge"})
         self._provider = TracerProvider(resource=resource)
@@ -57,7 +57,7 @@ class Tracing:
         span.end(time.time_ns())
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send the remaining spans and stop."""
         self._provider.shutdown()
 
 
@@ -84,7 +84,7 @@ class _LogHandler(logging.Handler):
 
 
 def _log_errors(log: RequestLog) -> None:
-    """Errors of the exporter become lines of the server's log."""
+    """Write the exporter's errors to the server's log."""
     logger = logging.getLogger("opentelemetry")
     logger.handlers[:] = [_LogHandler(log)]
     logger.propagate = False

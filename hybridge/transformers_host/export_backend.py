@@ -88,7 +88,7 @@ def _empty_cache(text_model: Any, max_cache_len: int) -> TracedCache:
     with torch.no_grad():
         try:
             text_model(token, use_cache=True, **{name: cache})
-        except ValueError as cause:  # its model takes a cache class of its own
+        except ValueError as cause:  # the model requires its own cache class
             raise UnsupportedError(
                 f'engine="export" runs models that take a StaticCache, found {type(text_model).__name__}, which '
                 f'refuses it ({str(cause).rstrip(".")}): use engine="onnxruntime"'

@@ -1,4 +1,4 @@
-"""gpt-oss's experts, stored each in tensors of its own, as transformers has them: in one tensor for each matrix."""
+"""Joins gpt-oss's experts, each stored in its own tensors, to one tensor for each matrix, as in transformers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ struct Convolution {
     bool silu;
 };
 
-// Most taps, and channels that a kernel keeps in its own memory at once.
+// The most taps, and the channels that a kernel buffers at once.
 constexpr int64_t most_taps = 16, conv_channels = 64;
 
 }  // namespace cpu

@@ -1,4 +1,4 @@
-// The convolution with the vectors of one instruction set, which the compiler makes of loops over channels.
+// The convolution for one instruction set: the compiler vectorises its loops over channels.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ void convolve_block(const Convolution& c, int64_t row, int64_t first, int64_t co
     for (int64_t i = 0; i < count; ++i) {
         for (int64_t j = 0; j < taps; ++j) weights[j][i] = weight[i * taps + j], columns[j][i] = state[i * taps + j];
     }
-    // Column t, which is old where t is negative.
+    // Column t; columns of negative t are the old ones.
     auto column = [&](int64_t t) { return t < 0 ? columns[taps + t] : x + t * c.channels; };
     for (int64_t t = 0; t < length; ++t) {
         float sums[conv_channels] = {};

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Products in a task: fewer are done before other threads have begun.
+// Products in a task: fewer are finished before another thread has started.
 constexpr int64_t most_tasks = 16, task_products = 1 << 14;
 
 struct Work {
@@ -59,10 +59,10 @@ class CausalConv1d {
                                            static_cast<float*>(state.data), rows, time, channels, taps, silu_ != 0};
         if (rows == 0 || channels == 0) return nullptr;
         const int64_t blocks = (channels + cpu::conv_channels - 1) / cpu::conv_channels;
-        int64_t wanted = (time + 1) * channels * taps / task_products + 1;
-        wanted = wanted < most_tasks ? wanted : most_tasks;
-        wanted = wanted < blocks ? wanted : blocks;
-        const int64_t task_channels = (blocks + wanted - 1) / wanted * cpu::conv_channels;
+        int64_t tasks = (time + 1) * channels * taps / task_products + 1;
+        tasks = tasks < most_tasks ? tasks : most_tasks;
+        tasks = tasks < blocks ? tasks : blocks;
+        const int64_t task_channels = (blocks + tasks - 1) / tasks * cpu::conv_channels;
         Work work{*kernels_, convolution, (channels + task_channels - 1) / task_channels, task_channels};
         auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
         return ort::spread(*api_, context, run, rows * work.row_tasks, &work);

@@ -1,4 +1,4 @@
-// The norm with the vectors of one instruction set, which the compiler makes of loops over a group's numbers.
+// The norm for one instruction set: the compiler vectorises its loops over the numbers of a group.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace cpu {
 namespace {
 
-// Independent sums, which compilers may add as vectors.
+// Independent sums, which the compiler may add as vectors.
 constexpr int64_t norm_sums = 32;
 
 template <class Isa>

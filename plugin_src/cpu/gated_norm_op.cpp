@@ -9,7 +9,7 @@
 
 namespace {
 
-// Numbers in a task: fewer are done before other threads have begun.
+// Numbers in a task: fewer are finished before another thread has started.
 constexpr int64_t most_tasks = 16, task_numbers = 1 << 12;
 
 struct Work {
@@ -55,9 +55,9 @@ class GatedNormOp {
                                   groups, size_, weights / size_, epsilon_, norm_first_ != 0};
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) groups *= x.sizes[i];
         if (groups == 0) return nullptr;
-        int64_t wanted = groups * size_ / task_numbers + 1;
-        wanted = wanted < most_tasks ? wanted : most_tasks;
-        Work work{*kernels_, norm, groups, (groups + wanted - 1) / wanted};
+        int64_t tasks = groups * size_ / task_numbers + 1;
+        tasks = tasks < most_tasks ? tasks : most_tasks;
+        Work work{*kernels_, norm, groups, (groups + tasks - 1) / tasks};
         auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
         return ort::spread(*api_, context, run, (groups + work.task_groups - 1) / work.task_groups, &work);
     }

@@ -16,7 +16,7 @@ struct Tensor {
     bool is(const std::vector<int64_t>& expected) const { return sizes == expected; }
 };
 
-// Input `index` of a call. One that is left out has no data.
+// Input `index` of a call. An omitted one has no data.
 inline Status* read(const Api& api, const Context* context, size_t index, Tensor& out) {
     const Value* value = nullptr;
     Shape* shape = nullptr;
@@ -49,8 +49,7 @@ inline Status* spread(const Api& api, const Context* context, void (*run)(void*,
     return api.parallel_for(context, run, static_cast<size_t>(tasks), data);
 }
 
-// The table of class Op, which has `name`, the types of `inputs` and `outputs`, create
-// and compute.
+// The table of class Op, which has `name`, the kinds of `inputs`, the number of `outputs`, create and compute.
 template <class Op>
 const CustomOp& described() {
     static const CustomOp op = [] {
@@ -60,7 +59,7 @@ const CustomOp& described() {
         made.provider = [](const CustomOp*) -> const char* { return nullptr; };
         made.input_count = [](const CustomOp*) { return sizeof Op::inputs / sizeof *Op::inputs; };
         made.input_type = [](const CustomOp*, size_t index) { return Op::inputs[index].type; };
-        made.input_kind = [](const CustomOp*, size_t index) { return Op::inputs[index].may_be_left_out ? 1 : 0; };
+        made.input_kind = [](const CustomOp*, size_t index) { return Op::inputs[index].is_optional ? 1 : 0; };
         made.input_memory = [](const CustomOp*, size_t) { return 0; };
         made.output_count = [](const CustomOp*) { return Op::outputs; };
         made.output_type = [](const CustomOp*, size_t) { return float32_type; };
@@ -80,7 +79,7 @@ const CustomOp& described() {
 
 struct Input {
     int type;
-    bool may_be_left_out = false;
+    bool is_optional = false;
 };
 
 }  // namespace ort

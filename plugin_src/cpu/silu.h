@@ -1,4 +1,5 @@
-// x sigmoid(x) in plain loops, which compilers turn into vectors of the instruction set of the file that includes this.
+// x sigmoid(x) in plain arithmetic, so that compilers vectorise loops that call it, for the instruction set of the
+// including file.
 #pragma once
 
 #include <cmath>
@@ -8,7 +9,7 @@
 namespace cpu {
 namespace {
 
-// exp(x) for x <= 0 by the polynomial of the Cephes library's expf: a relative error of some 1e-7. 0 below -87.
+// exp(x) for x <= 0 by the polynomial of the Cephes library's expf: a relative error of about 1e-7. 0 below -87.
 inline float exp_of_negative(float x) {
     // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     constexpr float rounder = 12582912.0f, log2e = 1.44269504088896341f;
@@ -32,7 +33,7 @@ inline float exp_of_negative(float x) {
     return x < -87.0f ? 0.0f : result;
 }
 
-// Right on both tails, and NaN for NaN.
+// Accurate in both tails, and NaN for NaN.
 inline float silu(float x) {
     // x exp(x) is a normal number where exp(x) no longer is.
     const float half = exp_of_negative(-0.5f * std::fabs(x)), numerator = x < 0.0f ? x * half * half : x;

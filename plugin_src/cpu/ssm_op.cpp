@@ -1,7 +1,7 @@
 // The custom operator `UpdateSsmState` of the domain hybridge.cpu.
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
-// x, B, C and the output y have one axis for heads and their sizes, or for groups and theirs. Second output: new_state.
+// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state.
 // Attributes: heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -62,9 +62,9 @@ class UpdateSsmState {
                                     softplus_ != 0, lowest_, highest_};
         const int64_t heads = update.rows * update.heads;
         if (heads == 0) return nullptr;
-        int64_t wanted = 4 * heads * update.head_dim * update.state_size * (update.time + 1) / 2 / task_bytes + 1;
-        wanted = wanted < most_tasks ? wanted : most_tasks;
-        Work work{*kernels_, update, (heads + wanted - 1) / wanted};
+        int64_t tasks = 4 * heads * update.head_dim * update.state_size * (update.time + 1) / 2 / task_bytes + 1;
+        tasks = tasks < most_tasks ? tasks : most_tasks;
+        Work work{*kernels_, update, (heads + tasks - 1) / tasks};
         auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
         return ort::spread(*api_, context, run, (heads + work.task_heads - 1) / work.task_heads, &work);
     }

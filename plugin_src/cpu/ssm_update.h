@@ -1,4 +1,4 @@
-// The state update with the vectors of one instruction set.
+// The state update in vectors of one instruction set.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@ constexpr int ssm_vectors = 4;
 inline float time_step(const SsmUpdate& u, float value) {
     // As x + log(1 + exp(-x)) where x is positive: exp does not overflow.
     if (u.softplus) value = std::max(value, 0.0f) + std::log1p(std::exp(-std::fabs(value)));
-    // A NaN stays one.
+    // NaN stays NaN.
     return value < u.lowest ? u.lowest : value > u.highest ? u.highest : value;
 }
 
-// `vectors` columns of the state of one head, all but the last one whole, which has `last` numbers.
+// `vectors` vectors of columns of one head's state. All are full if `whole`, else the last one has `last` numbers.
 template <class Isa, int vectors, bool whole>
 void ssm_columns(const SsmUpdate& u, const float* past, float* state, const float* x, const float* B, const float* C,
                  float* y, float decay, float step, float D, int64_t last) {

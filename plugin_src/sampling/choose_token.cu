@@ -9,7 +9,7 @@ namespace {
 
 constexpr int WEIGHT_BITS = 30;  // of the difference from ONE
 constexpr int ANY = 0x7fffffff;
-static_assert(MOST_PART <= 2 * THREADS && MOST_PARTS <= THREADS, "of item_at and sum_of");
+static_assert(MOST_PART <= 2 * THREADS && MOST_PARTS <= THREADS, "limits of item_at and sum_of");
 
 // A token survives if its score's key is at least `least_key`, its weight is at least `min_weight`, and its weight is
 // above `edge`, or equal to `edge` with an id of at most `last_token`.
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
     const int parts = params.slices * PARTS;
     const int64_t first_part = static_cast<int64_t>(problem) * parts;
     const int64_t list = static_cast<int64_t>(problem) * MOST_GATHERED;
-    // Whether part_sums has the sum of what is left of each part of the row.
+    // Whether part_sums has the sum of the surviving tokens of each part of the row.
     bool by_part = !has_order(settings);
     if (by_part || bins_scores) {
         const uint64_t* sums = bins_scores ? params.above_window : params.totals;
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
             uint64_t inside = 0;
             for (int i = threadIdx.x; i < count; i += THREADS) inside += whole_weight(weight_of(source.scores[i]));
             if (above + select.sum_of(inside) >= share) {
-                // Borders of the weights of the window, further than the error of `most`.
+                // Bounds of the weights in the window, widened by more than the error of `most`.
                 const unsigned highest = __float_as_uint(fminf(1.0001f * bins.most(window.first), 1.0f));
                 const float least = window.last == BINS - 1 ? 0.0f : 0.9999f * bins.most(window.last + 1);
                 const int bits = min(32 - __clz(highest - __float_as_uint(least)), WEIGHT_BITS);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) choose_token(const __grid_
                                                        return sum > 0;
                                                    });
                 const float edge = __uint_as_float(highest - key);
-                // No token outside of the window may have the weight of the last one.
+                // No token outside of the window may have the weight of the nucleus' last one.
                 const bool is_inside = (window.first == 0 || edge * 1.00002f < bins.most(window.first)) &&
                                        (window.last == BINS - 1 || edge > 1.00002f * bins.most(window.last + 1));
                 if (is_inside) {

@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) gather_window(const __g
     }
     __syncthreads();
     const int own = count;
-    // Too many for the slice are too many for the row.
+    // If a slice has too many tokens for its list, the count shows that the row has too many.
     if (threadIdx.x == 0) start = atomicAdd(&params.counts[problem], own <= MOST_OF_SLICE ? own : MOST_GATHERED + 1);
     __syncthreads();
     if (own > MOST_OF_SLICE) return;

@@ -55,7 +55,7 @@ struct RowState {
     float lowest;  // the smallest score
 };
 
-// Bins of scores, of a row with top_p alone, in which the last token of the nucleus probably is.
+// The bins of scores that probably contain the last token of the nucleus, of a row with top_p alone.
 struct Window {
     int first;
     int last;
@@ -71,7 +71,7 @@ struct Sampling {
     const uint32_t* masks;     // [rows, ceil(vocab / 32)]
     float* scores;             // [rows, vocab]: the logits after the edits, of rows that have any
     float* peaks;              // [problems, slices, THREADS]: the largest score of each thread
-    uint64_t* totals;          // [problems, slices, PARTS]: sums of weights; with top_p alone rough until gather_window
+    uint64_t* totals;          // [problems, slices, PARTS]: weights; with top_p alone approximate until gather_window
     RowState* states;          // [problems]
     uint64_t* above_window;    // [problems, slices, PARTS]: sums of the weights in bins before the window
     uint32_t* bins;            // [problems, slices, BINS / 2]: tokens by score, two numbers of 16 bits each

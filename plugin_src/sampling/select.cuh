@@ -87,7 +87,7 @@ struct Select {
         for (int left = bits; left > 0;) {
             const int width = min(left, DIGIT), shift = left - width;
 #if __CUDA_ARCH__ >= 1200
-#pragma unroll 1  // the compiler would keep registers in local memory
+#pragma unroll 1  // else the compiler spills registers to local memory
 #endif
             for (int from = begin; from < end; from += THREADS_) {
                 const int i = from + threadIdx.x;

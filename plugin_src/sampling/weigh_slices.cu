@@ -17,8 +17,8 @@ struct Binning {
     int first, last;
     bool is_last;
 
-    // Called by the last block of a row. Counts give the sums of weights up to half the width of a bin, which is what
-    // the window covers.
+    // Called by the last block of a row. Counts only bound the sums of weights, so the window has all bins in which the
+    // nucleus can end.
     __device__ __forceinline__ void find_window(const Sampling& params, const Settings& settings, int problem,
                                                 const PowerBins& bins) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = params.slices * PARTS;
@@ -79,7 +79,7 @@ struct Binning {
             const int bin = threadIdx.x * OWN + i;
             const float next = bin == BINS - 1 ? 0.0f : bins.most(bin + 1);
             const float2 after = {running.x + counts[bin] * border, running.y + counts[bin] * next};
-            // The bins beside it are taken too. Where rounding hides the bin from all threads, the window is larger.
+            // The neighbouring bins are included. If rounding hides the bin from all threads, the window stays larger.
             if (running.x < least && after.x >= least) first = max(bin - 1, 0);
             if (running.y < most && after.y >= most) last = min(bin + 1, BINS - 1);
             running = after;
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 5) weigh_slices(const __gr
     }
     uint64_t sum = 0;
     if (bins_scores) {
-        // About the sum: gather_window sums exactly.
+        // Approximate: gather_window computes the exact sum.
         float rough = 0.0f;
         visit_part<VECTOR>(scores, begin, end, [&](const float* some, int token) {
 #pragma unroll

@@ -23,7 +23,7 @@ __device__ __forceinline__ float power_of(float score, float peak, float scale) 
 // exp(power), for a power of at most 0; 0 below 2^-126.5.
 __device__ __forceinline__ float exponential(float power) {
     float x = fmaxf(power, -88.1f);
-    // The sum is rounded to an integer, which its low bits are.
+    // Adding 1.5 * 2^23 rounds to an integer, which is in the low bits of the sum.
     const float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896341f), 12582912.0f);
     const float whole = __fsub_rn(shifted, 12582912.0f);
     x = __fsub_rn(x, __fmul_rn(whole, 0.693359375f));
@@ -44,8 +44,8 @@ __device__ __forceinline__ uint64_t whole_weight(float weight) {
     return __float2ull_rn(__fmul_rn(weight, 1099511627776.0f));
 }
 
-// A weight as an integer in two parts, high * 2^20 + low, made without conversions, of which a multiprocessor does few
-// at a time.
+// A weight as an integer in two parts, high * 2^20 + low, computed without conversion instructions, which have a low
+// throughput.
 struct WholeParts {
     unsigned high;
     int low;
@@ -123,7 +123,7 @@ struct PowerBins {
     __device__ __forceinline__ static float width_for(float lowest) {
         return fmaxf(-fmaxf(lowest, LEAST) / (BINS - 1), 1e-4f);
     }
-    // START plus the bin, which is in the low bits. The last bin has all powers from it down.
+    // START plus the bin, which is in the low bits. The last bin also has all smaller powers.
     static constexpr float START = 8388608.0f;
     __device__ __forceinline__ float shifted(float power) const {
         return __fadd_rn(__fmul_rn(-power, per_power), START);

@@ -23,7 +23,7 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._growths: dict[SequenceMemory, Growth] = {}
-        # Of those that the step after this one writes to, from ``extend_ahead`` to the commit.
+        # Blocks for the step after this one, from ``extend_ahead`` to the commit.
         self._ahead: dict[SequenceMemory, Growth] = {}
         # Slots for copies of the states after the step; -1 if there is none, or the model has no states.
         self._checkpoints: dict[SequenceMemory, int] = {}
@@ -87,7 +87,7 @@ class Reservation:
     def extend_again(self) -> Sequence[SequenceMemory] | None:
         """After a commit, ``extend`` the same memories by a token each; returns those that got a block for it.
 
-        None, and nothing is taken, if one of them needs more than that.
+        None, and nothing is taken, if one of them needs more than that, or too few blocks are free.
         """
         ends = self._ends
         for memory in ends:
@@ -95,13 +95,15 @@ class Reservation:
         return self._grow_by_blocks(0, self._growths)
 
     def extends_ahead(self) -> bool:
-        """Whether ``extend_ahead`` finds memory if there are free blocks."""
+        """Whether ``extend_ahead`` succeeds if enough blocks are free."""
         return self._needing_blocks(1) is not None
 
     def extend_ahead(self) -> Sequence[SequenceMemory] | None:
-        """Before the commit, make room for one token more in each memory, which ``extend_again`` adds after the commit,
-        if only tokens are added until then; returns those that got a block for it. None, and nothing is taken, if one
-        of them needs more than that."""
+        """Before the commit, make room in each memory for the token that ``extend_again`` adds after the commit.
+
+        Returns the memories that got a block for it. None, and nothing is taken, if one of them needs more than that,
+        if the commit does more than add tokens, or too few blocks are free.
+        """
         return self._grow_by_blocks(1, self._ahead)
 
     def undo_ahead(self) -> None:
@@ -166,7 +168,7 @@ class Reservation:
     def _needing_blocks(self, ahead: int) -> list[SequenceMemory] | None:
         """The memories without a block for the token ``ahead`` tokens after the last one of the step.
 
-        None if one of them needs more, or more happens after the step than that its tokens are added.
+        None if one of them needs more than a block, or the commit does more than add tokens.
         """
         manager = self._manager
         if self._drafts or self._checkpoints:
@@ -181,12 +183,12 @@ class Reservation:
         if not found:
             return found
         size = manager.block_size
-        # Not where the last block is shared, or blocks leave the sliding window whenever one is added.
+        # One block is not enough where the last one is shared, or blocks leave the sliding window when one is added.
         plain = manager.needs.window is None and all(m.writable == len(m.blocks) * size for m in found)
         return found if plain else None
 
     def _grow_by_blocks(self, ahead: int, growths: dict[SequenceMemory, Growth]) -> Sequence[SequenceMemory] | None:
-        """Give each memory the block that it needs; ``growths`` gets what that was."""
+        """Give each memory the block that it needs, and record it in ``growths``."""
         manager, needing = self._manager, self._needing_blocks(ahead)
         if needing:
             count = len(needing)

@@ -12,7 +12,7 @@ from hybridge.runtime.generation.results import LENGTH, STOP, Generation, Piece,
 from hybridge.runtime.sampling import DraftToken, PromptLogprobs, SampledToken, Sampler, TokenLogprobs
 from hybridge.runtime.text import StopStrings, Tokenizer
 
-# Of a sequence that ends with its next token, whatever this is; compared by identity.
+# Stop tokens of a sequence that ends with its next token, whatever that is; compared by identity.
 ANY_TOKEN = frozenset([-1])
 
 
@@ -37,7 +37,7 @@ class GeneratedSequence:
         self.index, self._choice = index, choice
         self.prompt_ids = request.prompt_ids
         self.cached_tokens = 0
-        # time.perf_counter() when its prompt began to be computed.
+        # time.perf_counter() at the start of its prefill.
         self.admitted_at = started
         self.hidden: np.ndarray | None = None
         self.last_token = -1
@@ -100,8 +100,8 @@ class GeneratedSequence:
             self.finished = True
 
     def next_stops(self) -> frozenset[int] | None:
-        """The tokens that end it, each if it comes next; ``ANY_TOKEN`` where every one does, None where the next token
-        may end it otherwise."""
+        """The tokens that end it if they come next; ``ANY_TOKEN`` if every token does, None if the next token may
+        end it for another reason."""
         count = len(self._token_ids) + 1
         if count >= self._max_new_tokens:
             return ANY_TOKEN

@@ -93,7 +93,7 @@ class StepPlan:
 
 
 class NewBlock(NamedTuple):
-    """``block`` is the block of column ``column`` in the table of the step's ``row``-th row."""
+    """``block`` belongs in column ``column`` of row ``row`` of the step's block table."""
 
     row: int
     column: int
@@ -103,8 +103,8 @@ class NewBlock(NamedTuple):
 class RepeatedPlan(StepPlan):
     """The previous step again: each of its rows decodes the next token, in its present memory and ``new_blocks``.
 
-    Most steps are so. Rows are made where they are looked at: between two steps of a large model nothing of Python is
-    left in the processor's caches, and each object costs several times what it does elsewhere.
+    Most steps are of this kind. Rows are created only when they are read: between two steps of a large model Python's
+    objects leave the processor's caches, and each costs several times as much as elsewhere.
     """
 
     repeats = True

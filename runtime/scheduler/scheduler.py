@@ -154,29 +154,29 @@ class Scheduler:
 
     @property
     def may_continue(self) -> bool:
-        """Whether ``next_plan`` finds a plan if there are free blocks."""
+        """Whether ``next_plan`` returns a plan if enough blocks are free."""
         return self._builder is not None and self._builder.may_continue(self._queues.version)
 
     def next_plan(self) -> RepeatedPlan | None:
         """The step after the one in progress, to launch it before the tokens of that one are known.
 
-        It has the same rows, each with the token that it gets from the step in progress. None where another step may
-        follow, whatever these tokens are. It is planned by ``follow``, or given up by ``drop_next_plan``.
+        It has the same rows, each with the token that it gets from the step in progress. None if another step may
+        follow, whatever these tokens are, or memory is short. End it with ``follow`` or ``drop_next_plan``.
         """
         assert self._builder is not None, "no step is in progress"
         return self._builder.next_plan(self._step + 1, self._queues.version)
 
     def drop_next_plan(self) -> None:
-        """Return the memory of ``next_plan``, which is not launched."""
+        """Free the memory of the plan of ``next_plan``, which is not launched."""
         assert self._builder is not None, "no step is in progress"
         self._builder.reservation.undo_ahead()
 
     def follow(self, plan: RepeatedPlan, ended: Collection[int]) -> StepPlan:
-        """Plan ``plan``, of ``next_plan``, right after the commit of the step before it; returns what is planned.
+        """Make ``plan``, of ``next_plan``, the step in progress right after the commit of the step before it.
 
-        Its rows have tokens that their sequences get only now. It leaves out the sequences ``ended``, whose memory its
-        launch does not touch, and sequences whose memory the commit has shared with others, which its launch has
-        written to behind their tokens: these compute their states again.
+        Its rows have tokens that their sequences get only now. The plan returned leaves out the sequences ``ended``,
+        whose memory its launch does not touch, and sequences whose memory the commit has shared with others, which its
+        launch has written to behind their tokens: these compute their states again.
         """
         assert self._builder is None and self._last is not None
         self._builder, self._last = self._last, None

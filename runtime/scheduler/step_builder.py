@@ -80,7 +80,7 @@ class StepBuilder:
         return RepeatedPlan(number, self._first, self._repeats, self._new_blocks(grown))
 
     def may_continue(self, version: int) -> bool:
-        """Whether ``next_plan`` finds the step after this one if there are free blocks. The queues have ``version``."""
+        """Whether ``next_plan`` returns a plan if enough blocks are free. The queues have ``version``."""
         return (
             self._first is not None
             and self._version == version
@@ -89,8 +89,8 @@ class StepBuilder:
         )
 
     def next_plan(self, number: int, version: int) -> RepeatedPlan | None:
-        """The plan of the same rows with the token that each gets from this step, and memory for it; None if that may
-        not be what follows, or there is too little memory."""
+        """The plan of the same rows with the token that each gets from this step, and memory for it; None if another
+        step may follow, or memory is short."""
         if not self.may_continue(version):
             return None
         grown = self.reservation.extend_ahead()

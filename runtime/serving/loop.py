@@ -192,7 +192,7 @@ class ServingLoop:
             self._speculator.record_time(plan, seconds)
 
     def _next_rows(self) -> NextRows | None:
-        """How the rows of the step in progress go on in the next one; None where that depends on the tokens that are
+        """How the rows of the step in progress continue in the next one; None if that depends on the tokens that are
         sampled now."""
         in_flight = self._in_flight
         if not self._chains_steps or in_flight is None or in_flight.result is None:
@@ -211,7 +211,7 @@ class ServingLoop:
     def _launch_next(self, rows: NextRows) -> NextStep | None:
         """Launch the step of ``rows``, if it still follows and the engine can."""
         in_flight = rows.before
-        # New requests may have come, and others gone.
+        # Requests may have been added or cancelled.
         plan = None if self._in_flight is not in_flight else self.scheduler.next_plan()
         if plan is None:
             return None
@@ -220,7 +220,7 @@ class ServingLoop:
             result = self._executor.launch_next(in_flight.result, plan, rows.feeding, rows.ended)
         except BaseException as error:
             self._in_flight = None
-            # Nothing reads the step before it, but the next one must not begin before that ends.
+            # The result of the step before it is not read, but that step must end before another one begins.
             with suppress(Exception):
                 in_flight.result.best_tokens()
             self._fail(in_flight.plan, error)

@@ -68,8 +68,7 @@ class StepInFlight:
         return tokens
 
     def end(self, device_waits: bool) -> None:
-        """Record that the tokens have been chosen, while the device had nothing to do (``device_waits``) or ran the
-        next step."""
+        """Record that the tokens have been chosen while the device was idle (``device_waits``) or ran the next step."""
         self._ended = time.perf_counter() if device_waits else self._arrived
 
     @property
@@ -85,7 +84,7 @@ class StepInFlight:
 
 @dataclass(frozen=True)
 class NextRows:
-    """How the rows of the step ``before`` go on in the next one. ended: those that end, whatever their tokens are."""
+    """How the rows of the step ``before`` continue in the next one. ended: those that end, whatever their tokens."""
 
     before: StepInFlight
     feeding: Feeding

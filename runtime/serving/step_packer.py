@@ -1,4 +1,4 @@
-"""The arrays of consecutive steps: those of a repeated step are made from the ones before it."""
+"""The arrays of consecutive steps: those of a repeated step are derived from the previous ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class StepPacker:
         if isinstance(plan, RepeatedPlan) and self._has_columns(plan.new_blocks):
             self._advance(plan.new_blocks)
         else:
-            self._take(plan, packed_inputs(plan, self._sequences, self._manager, self._engine))
+            self._set_arrays(plan, packed_inputs(plan, self._sequences, self._manager, self._engine))
         return self._inputs
 
     def pack_ahead(self, plan: RepeatedPlan, ended: Collection[int]) -> PackedInputs:
-        """The arrays of ``plan``, which comes after the step that was packed last and still uses its arrays.
+        """The arrays of ``plan``, the step after the one that was packed last, which still uses its own arrays.
 
-        Their input_ids are no tokens of it: those are not known yet. The rows ``ended`` are padding. The caller keeps
-        the arrays, or gives them to ``keep``.
+        Their input_ids are placeholders: the tokens are not known yet. The rows ``ended`` are padding. ``keep`` makes
+        them the arrays of the last step, once it is launched.
         """
         before, rows = self._inputs, len(self._tokens_of)
         if not self._has_columns(plan.new_blocks):
@@ -51,18 +51,18 @@ class StepPacker:
         return _without(inputs, ended)
 
     def keep(self, inputs: PackedInputs) -> None:
-        """``inputs``, of ``pack_ahead``, are those of the last step."""
+        """Make ``inputs``, of ``pack_ahead``, the arrays of the last step."""
         self._inputs = inputs
-        self._name_counters(len(self._tokens_of))
+        self._set_views(len(self._tokens_of))
 
-    def _take(self, plan: StepPlan, inputs: PackedInputs) -> None:
-        """``inputs`` are those of the last step, ``plan``."""
+    def _set_arrays(self, plan: StepPlan, inputs: PackedInputs) -> None:
+        """Make ``inputs`` the arrays of the last step, ``plan``."""
         self._inputs = inputs
         self._tokens_of = [self._sequences[row.sequence].tokens for row in plan.rows]
-        self._name_counters(len(plan.rows))
+        self._set_views(len(plan.rows))
 
-    def _name_counters(self, rows: int) -> None:
-        """The arrays that a repeated plan changes, without padding."""
+    def _set_views(self, rows: int) -> None:
+        """Set the views of the arrays that a repeated plan changes, without padding."""
         inputs = self._inputs
         self._tokens = inputs.input_ids[:rows]
         self._counters = [inputs.positions[:rows], inputs.seq_lens[:rows]]
@@ -84,7 +84,7 @@ class StepPacker:
         self._set_blocks(new_blocks, self._inputs.block_table, self._inputs.slot_mapping)
 
     def _set_blocks(self, new_blocks: Sequence[NewBlock], table: np.ndarray, slots: np.ndarray) -> None:
-        """Enter blocks into the table; each holds the next token of its row at its beginning."""
+        """Enter blocks into the table; each begins with the next token of its row."""
         size = self._manager.block_size
         for row, column, block in new_blocks:
             table[row, column], slots[row] = block, block * size

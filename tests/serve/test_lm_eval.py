@@ -1,4 +1,4 @@
-"""lm-eval scores texts by the server: its log-likelihoods are those of the checkpoint in float64."""
+"""lm-eval scores texts through the server: its log-likelihoods are those of the checkpoint in float64."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_log_likelihoods(served: Running, batch_size: int, num_concurrent: int) 
     for (context, continuation), (score, greedy) in zip(PAIRS, found, strict=True):
         # lm-eval adds no special tokens.
         ids = tokenizer(context + continuation, add_special_tokens=False)["input_ids"]
-        begun = len(tokenizer(context, add_special_tokens=False)["input_ids"])
+        start = len(tokenizer(context, add_special_tokens=False)["input_ids"])
         with torch.no_grad():
-            logprobs = model(torch.tensor([ids])).logits[0, begun - 1 : -1].log_softmax(-1)
-        following = torch.tensor(ids[begun:])
+            logprobs = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1)
+        following = torch.tensor(ids[start:])
         assert score == pytest.approx(float(logprobs.gather(1, following[:, None]).sum()), abs=1e-4)
         assert greedy == bool((logprobs.argmax(-1) == following).all())

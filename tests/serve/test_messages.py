@@ -169,7 +169,7 @@ def test_stored_responses_are_bounded_and_belong_to_a_client() -> None:
                 method(tenant, name)
     assert stored.messages("ann", "a") == stored.messages("ann", "c") == messages
     stored.delete("ann", "a")
-    stored.add("ann", response("d"))  # in the place of "a"
+    stored.add("ann", response("d"))  # replaces "a"
     assert stored.get("ann", "c").response == {"id": "c"} and stored.get("ann", "d").messages == messages
 
 

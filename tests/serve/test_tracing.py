@@ -1,4 +1,4 @@
-"""Traces: spans that a collector receives, and none unless asked."""
+"""Traces: the spans that a collector receives, and what is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_bad_endpoints(endpoint: str) -> None:
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps the bodies that it gets."""
+    """Stores the request bodies that it receives."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -110,7 +110,7 @@ def test_a_collector_gets_spans_without_texts(demo: ModelSettings, collector: Co
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_away_delays_nothing(demo: ModelSettings, collector: Collector) -> None:
+def test_an_unreachable_collector_delays_nothing(demo: ModelSettings, collector: Collector) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_port}"
     collector.server_close()
     with running([demo], otel_endpoint=endpoint) as served:

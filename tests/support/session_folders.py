@@ -26,7 +26,7 @@ def copy_cpu_library(caches: Path) -> None:
 
     It takes 10 seconds to compile.
     """
-    # Every test process loads this file.
+    # Imported here because every test process loads this file.
     from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 
     library, target = cpu_library().path, caches / "hybridge" / "cpu"

@@ -25,7 +25,7 @@ FIRST = "model.layers.0.mlp.experts"
 
 
 def checkpoints(folder: Path) -> tuple[Path, Path]:
-    """The checkpoint with single experts, and one in transformers' form with the numbers that it means."""
+    """The checkpoint with single experts, and one in transformers' form with the dequantised numbers."""
     plain = save_tiny_model(folder / "plain", "gpt_oss", dtype="float32", **SIZES)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
     stored: Arrays = {}

@@ -1,4 +1,4 @@
-"""``selective_scan`` in standard operators: a scan over chunks, whose tokens follow one another without a loop.
+"""``selective_scan`` in standard operators: a scan over chunks, each with its tokens unrolled.
 
 A form without the scan would hold tokens x channels x state_size numbers several times: at 4,096 tokens of 1,536
 channels it took 3 times as long in ONNX Runtime, and 14 times the memory. Letters of shapes: b batch, t tokens,

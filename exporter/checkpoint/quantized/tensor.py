@@ -35,7 +35,7 @@ class GraphTensor:
             return
         assert self.stored is not None
         raw = replace(self.stored, dtype=DType.UINT8)
-        for part in row_ranges(raw.nbytes, 1):  # each mapped on its own: pages that were read count as memory
+        for part in row_ranges(raw.nbytes, 1):  # mapped one by one, to unmap pages that were read
             nbytes = part.stop - part.start
             yield replace(raw, shape=(nbytes,), offset=raw.offset + part.start, nbytes=nbytes).map()
 

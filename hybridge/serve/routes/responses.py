@@ -33,7 +33,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     if body.top_logprobs or _LOGPROBS in (body.include or ()):
         raise ApiError(
             400,
-            "top_logprobs: expected 0, and nothing of logprobs to include, found them: use /v1/chat/completions",
+            "expected top_logprobs of 0 and no logprobs in include, found them: use /v1/chat/completions",
             param="top_logprobs" if body.top_logprobs else "include",
         )
     async with await Call.begin(request, body.model) as call:
@@ -85,7 +85,7 @@ class _Answer:
             self._steps(batch)
 
     def finish(self) -> dict[str, Any]:
-        """The response after the last piece; it is stored, so that a later request can read or continue it."""
+        """The response after the last piece. It is stored, if enabled, for later requests to read or continue."""
         response = self.response(self.status)
         if self._stored:
             call, messages = self._job.call, [*self._messages, message_of(self._blocks.all)]

@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
 async def response(response_id: str, request: Request, stream: bool = False) -> Response:
-    """A stored response, whole."""
+    """A stored response."""
     if stream:
         raise ApiError(400, "stream: expected false for a stored response, found true: leave it out", param="stream")
     return JSONResponse(_stored(request, response_id).response)
@@ -25,7 +25,7 @@ async def response(response_id: str, request: Request, stream: bool = False) -> 
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
 async def delete(response_id: str, request: Request) -> Response:
-    """Forget a response; those that continue it stay."""
+    """Delete a response; those that continue it stay."""
     service: Service = request.app.state.service
     service.responses.delete(request.state.client.tenant, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})

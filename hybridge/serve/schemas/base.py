@@ -12,7 +12,7 @@ PositiveInt = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-# For the schema of routes that answer with events where a request says "stream".
+# For the schema of routes that answer with events if a request sets "stream".
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 

@@ -182,7 +182,7 @@ class DeletedResponse(ResponseBody):
 
 
 class InputItemList(ResponseBody):
-    """first_id, last_id: of ``data``; None where it is empty."""
+    """first_id, last_id: of ``data``; None if it is empty."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

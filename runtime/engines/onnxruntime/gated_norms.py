@@ -35,7 +35,7 @@ def use_gated_norms(model: ir.Model, kernels: Kernels) -> None:
         if norm.op_type != "RMSNormalization" or norm.domain or norm.attributes.get_int("axis", -1) != -1:
             continue
         found, size = _gate_first(norm) or _norm_first(norm), _size(norm.inputs[1])
-        if found is None or not size or not _fit(found, size) or cpu_library().path is None:
+        if found is None or not size or not _sizes_match(found, size) or cpu_library().path is None:
             continue
         y = Inserter(model.graph, found.last).op(
             "GatedNorm",
@@ -56,16 +56,16 @@ def _gate_first(norm: ir.Node) -> _GatedNorm | None:
     product, last = _producer(norm.inputs[0]), _next_product(norm)
     if product is None or product.op_type != "Mul" or last is None or not _is_one(norm.inputs[1]):
         return None
-    gated, weight = _with_silu(product), _other(last, norm)
+    gated, weight = _with_silu(product), _other_factor(last, norm)
     if gated is None or weight is None or weight.const_value is None:
         return None
     return _GatedNorm(last, *gated, weight, norm_first=False)
 
 
 def _norm_first(norm: ir.Node) -> _GatedNorm | None:
-    """norm(x) * weight * silu(gate), where the weight is that of the norm, or a factor after one without weight."""
+    """norm(x) * weight * silu(gate), where the weight is the norm's own, or a factor after a norm without weight."""
     x, weight, last = _unreshaped(norm.inputs[0]), norm.inputs[1], _next_product(norm)
-    factor = None if last is None else _other(last, norm)
+    factor = None if last is None else _other_factor(last, norm)
     if last is not None and factor is not None and factor.const_value is not None and _is_one(weight):
         weight, last = factor, _next_product(last)
     gate = None if last is None else _with_silu(last)
@@ -74,8 +74,8 @@ def _norm_first(norm: ir.Node) -> _GatedNorm | None:
     return _GatedNorm(last, x, gate[1], weight, norm_first=True)
 
 
-def _fit(found: _GatedNorm, size: int) -> bool:
-    """Whether all values have the same last axis, of whole groups, and the weight is of a group or of all."""
+def _sizes_match(found: _GatedNorm, size: int) -> bool:
+    """Whether all values have the same last axis, a multiple of ``size``, and the weight is of one group or of all."""
     shapes = [fixed_shape(value) for value in (found.x, found.gate, found.last.outputs[0])]
     weight = fixed_shape(found.weight)
     if None in shapes or weight is None or len(weight) != 1:
@@ -97,7 +97,7 @@ def _is_one(value: ir.Value | None) -> bool:
 
 
 def _with_silu(product: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """x and gate of ``product``, x * silu(gate)."""
+    """x and gate, if ``product`` is x * silu(gate)."""
     for x, factor in (product.inputs, product.inputs[::-1]):
         silu = None if factor is None else factor.producer()
         gate = None if silu is None or silu.domain or silu.op_type != "Mul" else _gate(silu)
@@ -116,14 +116,14 @@ def _gate(product: ir.Node) -> ir.Value | None:
 
 
 def _next_product(node: ir.Node) -> ir.Node | None:
-    """The Mul that alone reads the output of ``node``, perhaps reshaped."""
+    """The Mul that is the only reader of the output of ``node``, apart from Reshapes in between."""
     users = list(node.outputs[0].consumers())
     if len(users) != 1 or users[0].domain or node.outputs[0].is_graph_output():
         return None
     return _next_product(users[0]) if users[0].op_type == "Reshape" else users[0] if users[0].op_type == "Mul" else None
 
 
-def _other(product: ir.Node, norm: ir.Node) -> ir.Value | None:
+def _other_factor(product: ir.Node, norm: ir.Node) -> ir.Value | None:
     """The factor of ``product`` that does not come from ``norm``."""
     others = [value for value in product.inputs if value is not None and _producer(value) is not norm]
     return others[0] if len(others) == 1 else None

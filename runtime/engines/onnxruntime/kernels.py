@@ -33,7 +33,7 @@ class Kernels:
     experts: its MoE computes interleaved SwiGLU (1.23 and later).
     window_margin: how many more tokens than local_window_size its GroupQueryAttention sees (1.31: 0, 1.23: 1).
     scaled_silu: it has ScaledSiLU, which is right on both tails (1.31 has, 1.23 has not).
-    own_operators: use the operators of cpu_library.py too, where that library can be compiled.
+    own_operators: use the operators of cpu_library.py too, if that library can be compiled.
     attention_sinks: its GroupQueryAttention adds a score for each head to what the softmax sums (1.31 does).
     packs_blocks: its MatMulNBits copies 4-bit and 8-bit matrices into its own layout when a session is created.
     quantized_experts: it has QMoE with block-quantised expert weights and 8-bit products (1.31 has).

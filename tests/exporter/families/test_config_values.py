@@ -207,7 +207,7 @@ def test_computed_fields_are_those_that_transformers_cannot_set(family: str) -> 
     config_class = CONFIG_MAPPING[family]
     properties = [name for name in dir(config_class) if isinstance(getattr(config_class, name, None), property)]
     computed = {name for name in properties if getattr(config_class, name).fset is None and name[0] != "_"}
-    # nemotron_h takes the values of two of them from the file before.
+    # The config class of nemotron_h reads two of them from the file.
     assert set(computed_fields(family)) == computed - set(undeclared_kinds(family))
     base = {"model_type": family, **BASE_CONFIGS[family]}
     for name in computed_fields(family):

@@ -21,7 +21,7 @@ NEWEST = replace(installed_kernels(), own_operators=False)
 STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, experts=False, window_margin=NEWEST.window_margin)
 """The standard operators only, as on an older ONNX Runtime."""
 OWN = installed_kernels()
-"""With the operators of the library of CPU kernels, where a compiler is there."""
+"""With the operators of the library of CPU kernels, if a compiler is installed."""
 KERNELS = {"own": OWN, "installed": NEWEST, "standard": STANDARD}
 _TOKEN_WISE = ("x", "B", "C", "dt", "q", "k", "v", "g", "beta")
 _WEIGHTS = ("weight", "bias", "A", "D", "dt_bias")

@@ -18,7 +18,7 @@ from tests.runtime.onnxruntime.steps import TOLERANCE
 
 pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
 EACH_SET = pytest.mark.parametrize("instructions", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
-# A row without tokens, and one that is full.
+# One row has no tokens, one is full.
 LENGTHS = (3, 0, 5)
 
 
@@ -69,7 +69,7 @@ def with_dt(case: SsmCase, dt: np.ndarray) -> SsmCase:
     return SsmCase(**{**vars(case), "dt": dt, "x": case.x * 1e-3})
 
 
-def test_a_time_step_that_is_no_number_stays_in_its_head() -> None:
+def test_a_time_step_of_nan_affects_its_head_only() -> None:
     case = ssm_case((2,), 2)
     case.dt[0, 0, 1] = np.nan
     found = updated(case, 0)["new_state"]
@@ -197,7 +197,7 @@ def norm_graph(norm_first: bool, scale: float, shown: bool) -> ir.Model:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_graph_gets_gated_norms_where_it_has_one(norm_first: bool) -> None:
+def test_gated_norms_are_replaced_unless_scaled_or_shown(norm_first: bool) -> None:
     for scale, shown, count in ((1.0, False, 1), (2.0, False, 0), (1.0, True, 0)):
         model = norm_graph(norm_first, scale, shown)
         use_gated_norms(model, installed_kernels())
