@@ -95,7 +95,16 @@ def _engine(e: EngineInspection) -> list[Any]:
         ((p.name, name, *map(_shape, shapes)) for p in r.profiles for name, shapes in p.shapes.items()),
     )
     memory = _facts(f"memory ({r.preset})", memory_facts(e.memory, r))
-    return [_facts(f"engine {e.path}", facts), memory, bindings, profiles]
+    return [_facts(f"engine {e.path}", facts), memory, *_head_memory(e), bindings, profiles]
+
+
+def _head_memory(e: EngineInspection) -> list[Any]:
+    """The memory of the prediction head's engine, if there is one, and of both engines."""
+    if e.head is None or e.head_memory is None:
+        return []
+    total = e.memory.fixed + e.memory.rows + e.head_memory.fixed + e.head_memory.rows
+    facts = {**memory_facts(e.head_memory, e.head), "with the model": f"{bytes_text(total)}, with full rows"}
+    return [_facts(f"memory of the prediction head ({e.head.preset})", facts)]
 
 
 def memory_facts(plan: MemoryPlan | DenseMemoryPlan, record: EngineRecord) -> dict[str, str]:

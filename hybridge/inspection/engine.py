@@ -25,7 +25,8 @@ _REMEDY = "build it again"
 class EngineInspection:
     """An engine. ``matches_model``: built from the artifact around it as it is now (None: there is none around it).
 
-    memory: what it needs of the device. ``inspector`` is what TensorRT's engine inspector tells;
+    memory: what it needs of the device. head, head_memory: the same of the engine of a prediction head that was built
+    beside it, None where there is none. ``inspector`` is what TensorRT's engine inspector tells;
     without a usable GPU it is None and ``inspector_reason`` says why.
     """
 
@@ -35,6 +36,8 @@ class EngineInspection:
     memory: MemoryPlan | DenseMemoryPlan
     inspector: dict[str, Any] | None
     inspector_reason: str | None
+    head: EngineRecord | None = None
+    head_memory: MemoryPlan | None = None
 
     kind = "engine"
 
@@ -52,11 +55,17 @@ def inspect_engine(folder: Path, check: bool = False) -> EngineInspection:
     parts: list[EngineRecord | AdvanceRecord] = [record] if record.advance is None else [record, record.advance]
     for part in parts:
         _check_file(folder, part.engine, part.nbytes, part.sha256 if check else None)
+    head = None
+    if has_file(folder / HEAD_FOLDER, ENGINE_FILE):
+        head = read_engine_record(folder / HEAD_FOLDER / ENGINE_FILE)
+        _check_file(folder / HEAD_FOLDER, head.engine, head.nbytes, head.sha256 if check else None)
     engine = folder / record.engine
     view = inspector_view(engine, record.library)
     inspector, reason = (None, view) if isinstance(view, str) else (view, None)
     memory = memory_plan(record) if record.row_buckets else dense_memory_plan(record)
-    return EngineInspection(str(folder), record, _matches_model(folder, record), memory, inspector, reason)
+    head_memory = None if head is None else memory_plan(head)
+    matches = _matches_model(folder, record)
+    return EngineInspection(str(folder), record, matches, memory, inspector, reason, head, head_memory)
 
 
 def _check_file(folder: Path, name: str, nbytes: int, sha256: str | None) -> None:

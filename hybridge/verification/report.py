@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 EMBEDDINGS, INPUT, UNCHANGED = "embeddings", "input", "unchanged"
+PREDICTION_HEAD, HEAD_INPUT = "prediction head", "head input"
 # Columns of the tables, and what is compared in each. All fit into 80 characters.
 COLUMNS = {
     "hidden": (EMBEDDINGS, INPUT, "hidden"),
@@ -30,7 +31,8 @@ class Comparison:
     ``item``: "embeddings", "input" (of a product that rounds it), "hidden", "key", "value", "conv_state",
     "recurrent_state", "logits" or "unchanged".
     ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_ties``: passed beyond the tolerance, as
-    values halfway between two numbers of rounded inputs explain the difference.
+    values halfway between two numbers of rounded inputs explain the difference. ``in_head``: of the prediction
+    head, and ``layer`` one of its layers.
     """
 
     engine: str
@@ -40,6 +42,7 @@ class Comparison:
     error: float
     passed: bool
     by_ties: bool = False
+    in_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class VerifyReport:
 
     engines: those that ran; computed_types: the type in which each computed. dtype: the artifact's compute type.
     forced_inputs: the reference computed layers, the head and products that round from their inputs in the artifact.
+    head_layer_types: kinds of the layers of the prediction head, empty where none was compared.
     long_windows, not_crossed: windows that a row with filled caches crossed; chunks and windows that no row crossed.
     """
 
@@ -65,6 +69,7 @@ class VerifyReport:
     layer_types: tuple[str, ...]
     notes: tuple[str, ...] = ()
     forced_inputs: bool = False
+    head_layer_types: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -72,15 +77,19 @@ class VerifyReport:
 
     @property
     def first_failing_layer(self) -> int | None:
-        """The first layer whose output or state differs; None when all agree or only the logits differ."""
-        return min((c.layer for c in self.comparisons if not c.passed and c.layer is not None), default=None)
+        """The model's first layer whose output or state differs; None when all agree or only the logits differ."""
+        return _first_layer(c for c in self.comparisons if not c.in_head)
 
     @property
     def failing_place(self) -> str | None:
-        """The first place that differs: "embedding", "layer N", "head" or a scenario; None where all agree."""
-        failed = [c for c in self.comparisons if not c.passed]
+        """The first place that differs; None where all agree.
+
+        It is "embedding", "layer N", "head" (of the model), "prediction head" or a scenario.
+        """
+        differing = [c for c in self.comparisons if not c.passed]
+        failed = [c for c in differing if not c.in_head]
         if not failed:
-            return None
+            return PREDICTION_HEAD if differing else None
         if any(c.item == EMBEDDINGS for c in failed):
             return "embedding"
         if self.first_failing_layer is not None:
@@ -96,7 +105,7 @@ class VerifyReport:
             missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
                 f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}, prompts of {lengths} tokens, "
-                f"{long}{self._computed()}{missed}{self._forced()}"
+                f"{long}{self._computed()}{missed}{self._forced()}{self._with_head()}"
             )
         if place == "head":
             return "FAILED: all layers agree, the logits differ: the head (final norm or output projection)"
@@ -104,11 +113,23 @@ class VerifyReport:
             return f"FAILED: the first layer that differs is {place} ({self.layer_types[layer or 0]})"
         if place == "embedding":
             return "FAILED: the first difference is in the embedding"
+        if place == PREDICTION_HEAD:
+            return f"FAILED: the model agrees, its prediction head differs{self._place_in_head()}"
         return f"FAILED: {place}: changed by a step of other rows"
 
     def _ties(self) -> str:
         count = sum(c.by_ties for c in self.comparisons)
         return f" ({count} of them apart from ties of rounded inputs)" if count else ""
+
+    def _with_head(self) -> str:
+        return "; prediction head included" if self.head_layer_types else ""
+
+    def _place_in_head(self) -> str:
+        failed = [c for c in self.comparisons if c.in_head and not c.passed]
+        layer = _first_layer(failed)
+        if any(c.item == EMBEDDINGS for c in failed):
+            return " in the input of its first layer"
+        return "" if layer is None else f", first in its layer {layer} ({self.head_layer_types[layer]})"
 
     def _forced(self) -> str:
         return "; layers and rounded products compared for the artifact's own inputs" if self.forced_inputs else ""
@@ -153,8 +174,16 @@ class VerifyReport:
 
     def _layer_of(self, comparison: Comparison) -> str | None:
         if comparison.item == EMBEDDINGS:
-            return "embedding"
-        return None if comparison.layer is None else f"{comparison.layer} {self.layer_types[comparison.layer]}"
+            return HEAD_INPUT if comparison.in_head else "embedding"
+        if comparison.layer is None:
+            return None
+        types = self.head_layer_types if comparison.in_head else self.layer_types
+        return f"{'head ' * comparison.in_head}{comparison.layer} {types[comparison.layer]}"
+
+
+def _first_layer(comparisons: Iterable[Comparison]) -> int | None:
+    """The first layer of ``comparisons`` that failed."""
+    return min((c.layer for c in comparisons if not c.passed and c.layer is not None), default=None)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -34,7 +34,7 @@ class TransformersModel:
 
     ``check`` may refuse the config that transformers reads. CheckpointError where transformers cannot load the
     checkpoint, and from ``failures`` where it cannot run it. ``notes`` tell what differs from transformers. ``device``
-    is where tokens belong.
+    is where tokens belong. ``missing_keys``: names of parameters that the checkpoint does not hold.
     """
 
     def __init__(self, checkpoint: Path, check: Callable[[Any], None] = _accept, device: str = "cpu") -> None:
@@ -62,12 +62,13 @@ class TransformersModel:
                 **_LOCAL,
             )
         self.model, loading = loaded[0].eval(), loaded[1]
+        self.missing_keys = frozenset[str](loading["missing_keys"])
         with self.failures("run"):
             self._use_plain_experts()
             self.notes = (
                 *self._follow_time_step_limit(),
                 *self._group_gated_norms(),
-                *self._tie_head(loading["missing_keys"]),
+                *self._tie_head(self.missing_keys),
             )
             self._shorten_chunks()
             self._compute_decays()

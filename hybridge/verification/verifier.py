@@ -18,15 +18,17 @@ from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.runtime.engines.factory import AUTO, check_engine
 from hybridge.verification.compare import compared
-from hybridge.verification.expected import Expected, ForcedRuns, Inputs, StoredRuns
+from hybridge.verification.expected import Expected, ForcedRuns, Inputs
+from hybridge.verification.head_cases import head_cases
 from hybridge.verification.layouts import LayoutSteps, layout_steps
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance, shows_layers
 from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.product_inputs import product_inputs
-from hybridge.verification.reference import Reference, ReferenceRun
+from hybridge.verification.reference import Reference
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.rounded_inputs import stored_roundings
+from hybridge.verification.stored_runs import stored_runs
 
 FAST, PORTABLE = "onnxruntime", "onnxruntime-portable"
 
@@ -75,6 +77,11 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
             gc.collect()
             progress.start(f"run the artifact ({name})")
             comparisons += _run(artifact, name, cases, options, tolerance, progress, notes)
+        head = head_cases(checkpoint, artifact, config, cases.inputs, options, progress, notes)
+        if head is not None:
+            for name in engines:
+                gc.collect()
+                comparisons += head.compared(artifact, name, options, tolerance, progress, notes)
     finally:
         progress.finish()
     return VerifyReport(
@@ -92,6 +99,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         config.layer_types,
         (*notes, *plan.notes, *cases.notes),
         cases.forced,
+        () if head is None else head.config.layer_types,
     )
 
 
@@ -197,26 +205,6 @@ class Cases:
         else:
             expected = stored_runs(reference, config, inputs, progress)
         return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced)
-
-
-def stored_runs(reference: Reference, config: RuntimeConfig, inputs: Inputs, progress: Progress) -> StoredRuns:
-    """The reference's run of each of ``inputs``."""
-    progress.start("run the reference", 2 * len(inputs.prompts) + len(inputs.long_rows))
-    at_prompt: list[ReferenceRun] = []
-    at_end: list[ReferenceRun] = []
-    for prompt, sequence in zip(inputs.prompts, inputs.sequences, strict=True):
-        end = reference.run(sequence, last=1 + len(sequence) - len(prompt))
-        progress.advance()
-        # Recurrent states after the prompt need a separate run.
-        first = None if config.recurrent_layers else end.first(len(prompt))
-        at_prompt.append(first or reference.run(prompt, last=1))
-        at_end.append(end)
-        progress.advance()
-    at_long_window: list[ReferenceRun] = []
-    for row in inputs.long_rows:
-        at_long_window.append(reference.run(row.tokens, row.caches))
-        progress.advance()
-    return StoredRuns(inputs, at_prompt, at_end, at_long_window)
 
 
 def random_prompts(

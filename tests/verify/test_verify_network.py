@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from hybridge.artifact.errors import SettingError
+from hybridge.exporter.families.registry import FAMILIES
 from hybridge.verification.options import VerifyOptions, default_tolerance
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
@@ -14,7 +15,7 @@ from tests.support.effort import sample
 from tests.support.export_cases import CASES
 from tests.support.tiny_models import BASE_CONFIGS
 from tests.support.versions import needs_opset_24
-from tests.verify.network_cases import ATTENTION_ALONE, exported
+from tests.verify.network_cases import ATTENTION_ALONE, SIZES, exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -47,6 +48,11 @@ def test_every_family_with_sizes_of_the_kernels(family: str, engine: str, artifa
     native = [note for note in report.notes if "only native layers" in note]
     # Attention of the dense layout is TensorRT's own.
     assert bool(native) == (engine == ENGINES[0] and family in ATTENTION_ALONE)
+
+
+def test_the_matrix_has_every_registered_family() -> None:
+    assert set(BASE_CONFIGS) == set(FAMILIES)
+    assert set(SIZES) <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])

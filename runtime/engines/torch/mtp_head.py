@@ -84,5 +84,5 @@ class TorchMtpHead(TorchPagedEngine, MtpHead):
 
     def _program(self, phase: Phase, values: Sequence[str] = ()) -> StepProgram:
         value = layer_output(self.config.num_hidden_layers - 1)
-        program = self._model.program(phase, (value,))
+        program = self._model.program(phase, (*dict.fromkeys((value, *values)),))
         return program if self._rows is None else HeadProgram(program, value, self._rows, self._tokens)

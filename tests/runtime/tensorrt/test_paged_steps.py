@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hybridge.artifact.engine_record import ENGINE_FILE, write_engine_record
-from hybridge.artifact.errors import EngineError
+from hybridge.artifact.engine_record import ENGINE_FILE, HEAD_FOLDER, write_engine_record
+from hybridge.artifact.errors import ArtifactError, EngineError
 from hybridge.cli.inspection_tables import tables_of
 from hybridge.cli.text import bytes_text
 from hybridge.inspection.engine import inspect_engine
@@ -146,6 +146,25 @@ def test_inspect_shows_the_planned_memory(parsed: ParsedEngine) -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "memory (rtx-ada)" in shown and "32 at most, for 1, 2, 4, 5 rows" in shown
     assert f"{bytes_text(plan.activations)}, shared by 33 contexts" in shown
+
+
+def test_inspect_shows_the_memory_of_a_head_too(parsed: ParsedEngine, tmp_path: Path) -> None:
+    head = tmp_path / "engine" / HEAD_FOLDER
+    for folder in (head.parent, head):
+        folder.mkdir()
+        shutil.copy(parsed.files / parsed.record.engine, folder)
+        write_engine_record(folder / ENGINE_FILE, parsed.record)
+    inspection, console = inspect_engine(head.parent), Console(file=io.StringIO(), width=120)
+    plan = memory_plan(parsed.record)
+    assert inspection.head == parsed.record and inspection.head_memory == plan
+    for table in tables_of(inspection):
+        console.print(table)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "memory of the prediction head (rtx-ada)" in shown
+    assert f"{bytes_text(2 * (plan.fixed + plan.rows))}, with full rows" in shown
+    (head / parsed.record.engine).write_bytes(b"")
+    with pytest.raises(ArtifactError, match=f"{HEAD_FOLDER}/{parsed.record.engine}: expected .* bytes, found 0"):
+        inspect_engine(head.parent)
 
 
 def test_too_little_memory_leaves_nothing(parsed: ParsedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
