@@ -14,7 +14,7 @@ from hybridge.runtime.chat_output.call_grammar import CallGrammar, Function
 from hybridge.runtime.chat_output.parser import opens_reasoning
 from hybridge.runtime.chat_output.tagged_answer import THINK, THINK_END
 from hybridge.runtime.sampling import AllowedTokens
-from hybridge.runtime.sampling.allowed_tokens import forked
+from hybridge.runtime.sampling.allowed_tokens import forked, prepare_mask
 from hybridge.runtime.text import Tokenizer
 from hybridge.serve.chat import AUTO, NONE, Chat
 from hybridge.serve.errors import ApiError
@@ -76,6 +76,11 @@ class _Either:
         self._masks = [(source, source.mask()) for source in self._sources]
         return np.bitwise_or.reduce([mask for _, mask in self._masks])
 
+    def prepare(self) -> None:
+        """As ``AllowedTokens`` says."""
+        for source in self._sources:
+            prepare_mask(source)
+
     def accept(self, token: int) -> None:
         self._sources = [source for source, mask in self._masks if int(mask[token // 32]) >> (token % 32) & 1]
         for source in self._sources:
@@ -111,6 +116,11 @@ class _AroundReasoning:
         if self._reasons:
             return self._only_end if self._budget is not None and self._tokens >= self._budget else self._all
         return self._all if self._content is None else self._content.mask()
+
+    def prepare(self) -> None:
+        """As ``AllowedTokens`` says."""
+        if not self._reasons and self._content is not None:
+            prepare_mask(self._content)
 
     def fork(self) -> _AroundReasoning:
         """As ``AllowedTokens`` says."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -19,7 +22,8 @@ _THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 class MaskBatch:
-    """Computes the masks of all answers of a step when the first of them is requested.
+    """Computes the masks of all answers of a step: in another thread from ``begin`` on, or else when the first of them
+    is requested.
 
     llguidance then works on them in several threads, without Python's lock. All calls come from one thread.
     """
@@ -27,16 +31,37 @@ class MaskBatch:
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
         self._waiting: list[GrammarTokens] = []
+        self._thread: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """End the thread; answers get their masks without it from then on."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
     def add(self, tokens: GrammarTokens) -> None:
         """``tokens`` need a mask."""
         self._waiting.append(tokens)
 
+    def begin(self) -> None:
+        """Begin to compute the mask of each answer that needs one."""
+        if not self._waiting:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-masks")
+        with suppress(RuntimeError):  # closed
+            job = self._thread.submit(self._compute, list(self._waiting))
+            for each in self._waiting:
+                each.job = job
+            self._waiting.clear()
+
     def compute(self) -> None:
         """Compute the mask of each answer that needs one."""
+        waiting, self._waiting = self._waiting, []
+        self._compute(waiting)
+
+    def _compute(self, waiting: Sequence[GrammarTokens]) -> None:
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
-        waiting, self._waiting = self._waiting, []
         masks = np.zeros((len(waiting), self._words), np.int32)
         if len(waiting) == 1:
             fill_next_token_bitmask(waiting[0].matcher, masks, 0)
@@ -54,16 +79,22 @@ class MaskBatch:
 
 
 class GrammarTokens:
-    """``AllowedTokens`` of one answer. ``computed``: the mask after the last token, None until it is needed."""
+    """``AllowedTokens`` of one answer.
+
+    ``computed``: the mask after the last token, None until it is needed. ``job``: computes it in another thread, which
+    nothing may disturb.
+    """
 
     def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch) -> None:
         """``stops``: tokens that end the answer."""
         self.matcher, self._stops, self._batch = matcher, stops, batch
         self.computed: np.ndarray | None = None
+        self.job: Future[None] | None = None
         batch.add(self)
 
     def mask(self) -> np.ndarray:
         """RequestError when the grammar needs more work than a step may have."""
+        self._finish_job()
         if self.computed is None:
             self._batch.compute()
         assert self.computed is not None
@@ -71,8 +102,13 @@ class GrammarTokens:
             raise grammar_error(self.matcher.get_error())
         return self.computed
 
+    def prepare(self) -> None:
+        """As ``AllowedTokens`` says."""
+        self._batch.begin()
+
     def fork(self) -> GrammarTokens:
         """As ``AllowedTokens`` says."""
+        self._finish_job()
         found = copy(self)
         found.matcher = self.matcher.deep_copy()
         if found.computed is None:
@@ -80,6 +116,7 @@ class GrammarTokens:
         return found
 
     def accept(self, token: int) -> None:
+        self._finish_job()
         if token in self._stops and (self.matcher.is_accepting() or self.matcher.is_stopped()):
             return
         if not self.matcher.consume_token(token):
@@ -87,6 +124,11 @@ class GrammarTokens:
         if self.computed is not None:  # otherwise it is already waiting for its mask
             self.computed = None
             self._batch.add(self)
+
+    def _finish_job(self) -> None:
+        if self.job is not None:
+            job, self.job = self.job, None
+            job.result()
 
 
 def grammar_error(reason: str) -> RequestError:

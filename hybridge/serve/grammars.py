@@ -68,8 +68,9 @@ class Grammars:
         self._masks = MaskBatch(llm.config.vocab_size)
 
     def close(self) -> None:
-        """End the thread that compiles."""
+        """End the threads that compile and compute masks."""
         self._compiler.shutdown(cancel_futures=True)
+        self._masks.close()
 
     async def allowed_tokens(self, grammar: str) -> Callable[[], AllowedTokens]:
         """A factory of each answer's token masks; RequestError when the grammar is wrong, or too large or slow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +17,8 @@ class AllowedTokens(Protocol):
     """Follows one answer, for example through a grammar. All calls come from one thread, in the order of the tokens.
 
     With a method ``fork() -> AllowedTokens``, a copy that follows the same answer by itself, tokens after draft tokens
-    can be sampled on a GPU.
+    can be sampled on a GPU. A method ``prepare()`` is called when all answers of a step have their tokens: it may begin
+    to compute the next masks in another thread. What it raises is ignored; ``mask`` has to raise it.
     """
 
     def mask(self) -> np.ndarray:
@@ -60,6 +62,14 @@ def forked(source: AllowedTokens) -> AllowedTokens | None:
     except Exception:
         return None  # tokens are then sampled one after another, without a copy
     return found
+
+
+def prepare_mask(source: AllowedTokens) -> None:
+    """Let ``source`` begin to compute its next mask, where it can."""
+    prepare = getattr(source, "prepare", None)
+    if callable(prepare):
+        with suppress(Exception):
+            prepare()
 
 
 def allowed_tokens_of(make: Callable[[], AllowedTokens]) -> AllowedTokens:

@@ -14,6 +14,7 @@ from hybridge.runtime.sampling.allowed_tokens import (
     allowed_tokens_of,
     checked_mask,
     forked,
+    prepare_mask,
 )
 from hybridge.runtime.sampling.edits import LogitEdits, mask_of
 from hybridge.runtime.sampling.params import SamplingParams
@@ -59,6 +60,11 @@ class AnswerHistory:
             self._counts[token] = self._counts.get(token, 0) + 1
         if self._changing is not None:
             accept_token(self._changing, token)
+
+    def prepare(self) -> None:
+        """Let ``params.allowed_tokens`` begin to compute the mask of the next token."""
+        if self._changing is not None:
+            prepare_mask(self._changing)
 
     def fork(self) -> AnswerHistory | None:
         """A copy that goes on by itself; None where ``params.allowed_tokens`` cannot be copied."""

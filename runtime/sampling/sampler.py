@@ -128,6 +128,11 @@ class Sampler:
         if self._history is not None:
             self._history.add(token)
 
+    def prepare(self) -> None:
+        """All answers of the step have their tokens: begin to compute the mask of the next one."""
+        if self._history is not None:
+            self._history.prepare()
+
     def _processed(self, rows: np.ndarray) -> np.ndarray:
         """One row [1, vocab] after the logits processors."""
         assert self._history is not None

@@ -123,6 +123,14 @@ class LiveRequests:
         if others:
             self._accept_sampled(others, result, best, samplings)
 
+    def prepare_masks(self, sequences: Iterable[ScheduledSequence]) -> None:
+        """Let the samplers of ``sequences`` begin to compute their next masks, now that all have their tokens."""
+        for sequence in sequences:
+            known = self.of(sequence)
+            sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
+            if sampler is not None:
+                sampler.prepare()
+
     def read_prompts(self, plan: StepPlan, result: StepResult) -> None:
         """Give each request the logits of its prompt that it asks for, or end it with an error."""
         for row, begin in zip(plan.rows, plan.logits_starts(), strict=True):

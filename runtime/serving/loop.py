@@ -182,6 +182,8 @@ class ServingLoop:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
+                if self._samplers or self._draft_check is not None:
+                    self._requests.prepare_masks(in_flight.sampling)
         except BaseException as error:
             self._end_committed(plan, error, next_step is not None)
         in_flight.end(device_waits=next_step is None)

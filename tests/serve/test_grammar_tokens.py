@@ -63,3 +63,23 @@ def test_answers_in_different_states_get_their_own_masks(tokenizer: LLTokenizer)
     third.accept(EOS)
     with pytest.raises(RequestError, match="grammar"):
         second.accept(LETTERS.index("z"))
+
+
+def test_masks_that_another_thread_computes_are_the_same(tokenizer: LLTokenizer) -> None:
+    batch, alone = MaskBatch(VOCAB), MaskBatch(VOCAB)
+    regexes = ["(ab)*c", "x{40}", "a(b|cd)*e"]
+    prepared = [GrammarTokens(matcher(tokenizer, regex), frozenset({EOS}), batch) for regex in regexes]
+    expected = [GrammarTokens(matcher(tokenizer, regex), frozenset({EOS}), alone) for regex in regexes]
+    for step in range(4):
+        for each in prepared:
+            each.prepare()  # all but the first have nothing to do
+        forks = [each.fork() for each in prepared]
+        assert [allowed(each) for each in (*prepared, *forks)] == [allowed(each) for each in expected] * 2
+        for each, other, letters in zip(prepared, expected, ["abab", "xxxx", "abcd"], strict=True):
+            each.accept(LETTERS.index(letters[step]))
+            other.accept(LETTERS.index(letters[step]))
+    prepared[0].prepare()
+    prepared[0].accept(LETTERS.index("c"))  # while its mask is computed
+    batch.close()
+    prepared[0].prepare()
+    assert allowed(prepared[0]) == "$"
