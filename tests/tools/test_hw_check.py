@@ -19,6 +19,7 @@ from hardware import artifacts, machine, power, process, steps
 from hardware.agreement import relative_error
 from hardware.charts import bars, lines
 from hardware.forms import FORMS
+from hardware.head_checkpoint import write_with_head
 from hardware.power import PowerMeter
 from hardware.process import run_isolated
 from hardware.serving import outcome
@@ -26,6 +27,8 @@ from hardware.steps import STEPS
 from hardware.subject import Subject
 
 from hybridge.artifact.errors import EngineError, ExportError
+from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.plan import plan_export
 from hybridge.runtime.generation import Generation, Timings
 from hybridge.runtime.sampling import TokenLogprobs
 
@@ -92,10 +95,17 @@ def test_artifacts_are_found_by_name_or_as_one(tmp_path: Path, monkeypatch: pyte
     written: list[tuple[str, Any]] = []
     monkeypatch.setattr(artifacts.hybridge, "export", lambda _, out, **options: written.append((out.name, options)))
     assert hw_check.main(["--export-only", str(tmp_path)]) == 0
-    assert [name for name, _ in written] == ["dense", "paged", "bfloat16", "int4", "fp8-kv"]
+    assert [name for name, _ in written] == ["dense", "paged", "bfloat16", "int4", "fp8-kv", "mtp"]
     assert all(options["weights"] == "copy" and options["max_batch_size"] == 8 for _, options in written)
     assert (artifacts.CHECKPOINT / "config.json").is_file()
     assert hw_check.main([str(tmp_path / "nothing"), "--report", str(tmp_path / "report.json")]) == 1
+
+
+def test_the_demo_checkpoint_gets_a_head(tmp_path: Path) -> None:
+    write_with_head(artifacts.CHECKPOINT, tmp_path / "checkpoint")
+    plan = plan_export(tmp_path / "checkpoint", ExportOptions(layout="paged"))
+    assert plan.mtp is not None and plan.mtp.decoder.layer_types == ("attention",)
+    assert plan_export(artifacts.CHECKPOINT, ExportOptions(layout="paged")).mtp is None
 
 
 # In the child, before its own program: every step calls ``step_of`` with its name.

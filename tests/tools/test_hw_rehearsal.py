@@ -14,7 +14,7 @@ import hw_check
 import numpy as np
 import pytest
 from hardware import agreement, drift, serving, speed, steps
-from hardware.forms import EXPORTS, FORMS, Form
+from hardware.forms import EXPORTS, FORMS, MTP, Form
 from hardware.report import SCHEMA
 from hardware.steps import STEPS, run_steps
 from hardware.subject import Subject
@@ -107,7 +107,8 @@ def exported(artifacts: ArtifactCache, name: str, **others: Any) -> Path:
     """A tiny artifact with the options of ``name``, and ``others``."""
     options = {**EXPORTS[name], **others}
     stored = DType(options.pop("dtype"))
-    return artifacts.get("nemotron_h", stored.value, SIZES, dtype=stored, **options).folder
+    pattern = "*" if name == MTP else None
+    return artifacts.get("nemotron_h", stored.value, SIZES, mtp_pattern=pattern, dtype=stored, **options).folder
 
 
 @pytest.mark.slow

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hybridge
-from hardware.forms import BFLOAT16, DENSE, EXPORTS, PAGED
-from hybridge.artifact.config import read_config
+from hardware.forms import BFLOAT16, DENSE, EXPORTS, MTP, PAGED
+from hardware.head_checkpoint import write_with_head
+from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.path_kind import ARTIFACT_MARKS, is_marked
@@ -23,7 +25,7 @@ def find_artifacts(folder: Path) -> dict[str, Path]:
     if is_marked(folder, ARTIFACT_MARKS):
         config = read_config(folder)
         name = DENSE if config.layout == DENSE else BFLOAT16 if config.dtype is DType.BFLOAT16 else PAGED
-        return {name: folder}
+        return {name: folder, **({MTP: folder} if (folder / MTP_CONFIG_FILE).is_file() else {})}
     found = {name: folder / name for name in EXPORTS if is_marked(folder / name, ARTIFACT_MARKS)}
     if not found:
         raise ArtifactError(
@@ -37,10 +39,17 @@ def export_artifacts(out: Path, checkpoint: Path = CHECKPOINT) -> dict[str, Path
 
     The weights are copied, so that ``out`` can go to another machine.
     """
-    for name, options in EXPORTS.items():
-        chosen: dict[str, Any] = {"max_batch_size": MAX_BATCH, "max_seq_len": MAX_SEQ_LEN, "weights": "copy", **options}
-        hybridge.export(checkpoint, out / name, overwrite=True, **chosen)
+    with tempfile.TemporaryDirectory() as scratch:
+        with_head = Path(scratch) / "checkpoint"
+        write_with_head(checkpoint, with_head)
+        for name, options in EXPORTS.items():
+            _export(with_head if name == MTP else checkpoint, out / name, options)
     return {name: out / name for name in EXPORTS}
+
+
+def _export(checkpoint: Path, out: Path, options: Mapping[str, Any]) -> None:
+    chosen: dict[str, Any] = {"max_batch_size": MAX_BATCH, "max_seq_len": MAX_SEQ_LEN, "weights": "copy", **options}
+    hybridge.export(checkpoint, out, overwrite=True, **chosen)
 
 
 def artifact_document(folder: Path) -> Mapping[str, Any]:

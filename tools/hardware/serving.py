@@ -31,7 +31,7 @@ def serve(subject: Subject) -> Found:
     """``REQUESTS`` at once and one after another, on the same engine."""
     prompts = _prompts(subject.config.vocab_size, min(LONGEST_PROMPT, subject.config.max_seq_len - NEW_TOKENS))
     drafts = subject.form.drafts
-    speculation = SpeculationSettings(tokens=drafts, shortest=1) if drafts else None
+    speculation = SpeculationSettings(tokens=drafts, drafter=subject.form.drafter, shortest=1) if drafts else None
     together = _generated(subject, [prompts], speculation)
     alone = _generated(subject, [[prompt] for prompt in prompts], None)
     pairs = list(zip(together, alone, strict=True))
