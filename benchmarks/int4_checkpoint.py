@@ -59,7 +59,7 @@ def write_int4_checkpoints(plain: Path, quantized: Path, config: Config, seed: i
     scheme, modules = IntegerScheme(4, INT4_GROUP), {}
     for name, (dtype, shape) in tensors_of_config(config).items():
         if len(shape) != 2 or not name.endswith(".weight") or "embed" in name:
-            blocks = list(random_values(name, math.prod(shape), other, random))
+            blocks = list(random_values(name, shape, other, random))
             in_plain.append((name, dtype, shape, blocks))
             in_quantized.append(in_plain[-1])
             continue

@@ -8,17 +8,24 @@ import sys
 from pathlib import Path
 
 BENCH = "build/bin/llama-bench"
+# model_type -> the class by which the converter chooses tensor names. It cannot convert Mamba without a tokenizer.
+ARCHITECTURES = {
+    "falcon_h1": "FalconH1ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+}
 # Converts without a tokenizer, which random weights lack, and without the expert settings that transformers would add.
 _CONVERT = """
 import json, pathlib, sys
 source, checkpoint, out = sys.argv[1:]
 sys.path[:0] = [source, source + "/gguf-py"]
 import convert_hf_to_gguf
+from conversion import get_model_class
 from conversion.base import ModelBase
-from conversion.nemotron import NemotronHModel
 config = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
-ModelBase.load_hparams = staticmethod(lambda *_, **__: {**config, "architectures": ["NemotronHForCausalLM"]})
-NemotronHModel.set_vocab = NemotronHModel._set_vocab_none
+ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
+model = get_model_class(config["architectures"][0])
+model.set_vocab = model._set_vocab_none
 sys.argv = ["convert", checkpoint, "--outfile", out, "--outtype", "bf16"]
 convert_hf_to_gguf.main()
 """
@@ -34,13 +41,14 @@ def missing_peer(folder: str | None) -> str | None:
 
 
 class LlamaCpp:
-    """The Nemotron-H ``checkpoint`` as GGUF files of the types ``formats`` in ``work``."""
+    """A ``checkpoint`` of a family of ``ARCHITECTURES`` as GGUF files of the types ``formats`` in ``work``."""
 
     def __init__(self, folder: Path, checkpoint: Path, work: Path, formats: tuple[str, ...], threads: int) -> None:
         """Convert and quantise. CalledProcessError if a program fails, after its last output on standard error."""
         self._bench, self._threads = folder / BENCH, threads
         whole = work / "bf16.gguf"
-        _run([sys.executable, "-c", _CONVERT, str(folder), str(checkpoint), str(whole)])
+        named = _with_architecture(checkpoint, work / "with-architecture")
+        _run([sys.executable, "-c", _CONVERT, str(folder), str(named), str(whole)])
         self.files = {name: work / f"{name}.gguf" for name in formats}
         for name, file in self.files.items():
             _run([str(folder / "build/bin/llama-quantize"), str(whole), str(file), name, str(threads)])
@@ -51,6 +59,16 @@ class LlamaCpp:
         counts = ["-p", str(prompt), "-n", str(new), "-r", "1", "-t", str(self._threads)]
         found = json.loads(_run([str(self._bench), "-m", str(self.files[name]), *counts, "-o", "json"]))
         return float(found[-1]["avg_ts"])
+
+
+def _with_architecture(checkpoint: Path, folder: Path) -> Path:
+    """The new ``folder``: the weights of ``checkpoint`` as a link, and its config with the class's name."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    folder.mkdir()
+    config["architectures"] = [ARCHITECTURES[config["model_type"]]]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
+    return folder
 
 
 def _run(command: list[str]) -> str:

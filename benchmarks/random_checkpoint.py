@@ -56,6 +56,39 @@ DECODE_MODEL = nemotron_h(
     num_key_value_heads=4,
     head_dim=64,
 )
+# The sizes of state-spaces/mamba-130m.
+MAMBA_MODEL: Config = {
+    **PUBLISHED["falcon-mamba-7B"],
+    "model_type": "mamba",
+    "expand": 2,
+    "hidden_size": 768,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 24,
+    "time_step_rank": 48,
+    "tie_word_embeddings": True,
+    "vocab_size": 50280,
+}
+# About 150 M parameters each.
+LFM2_MODEL: Config = {
+    **PUBLISHED["LFM2.5-1.2B-Thinking"],
+    "block_dim": 768,
+    "conv_dim": 768,
+    "hidden_size": 768,
+    "intermediate_size": 4608,
+    "layer_types": ["conv", "conv", "full_attention"] * 4 + ["conv", "conv"],
+    "num_attention_heads": 12,
+    "num_heads": 12,
+    "num_hidden_layers": 14,
+    "num_key_value_heads": 4,
+    "vocab_size": 32768,
+}
+FALCON_H1_MODEL: Config = {
+    **PUBLISHED["Falcon-H1-0.5B-Base"],
+    "hidden_size": 768,
+    "mamba_d_ssm": 1152,
+    "mamba_n_heads": 18,
+    "num_hidden_layers": 12,
+}
 # Twelve layers of the model of 8 B parameters, 2.65 B parameters.
 GPU_MODEL = nemotron_h("M-M-M*-M-M-M")
 
@@ -74,15 +107,18 @@ def write_random_checkpoint(folder: Path, config: Config, seed: int = 0) -> int:
     with path.open("wb") as file:
         file.write(safetensors_header(tensors))
         for name, (dtype, shape) in tensors.items():
-            for block in random_values(name, math.prod(shape), pool, random):
+            for block in random_values(name, shape, pool, random):
                 file.write(np.ascontiguousarray(block, dtype.numpy).view(np.uint8).data)
     return path.stat().st_size
 
 
-def random_values(name: str, count: int, pool: np.ndarray, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """``count`` values of the tensor ``name``, in blocks; values of matrices are slices of ``pool``."""
+def random_values(
+    name: str, shape: tuple[int, ...], pool: np.ndarray, random: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Values of the tensor ``name`` of ``shape``, in blocks; values of matrices are slices of ``pool``."""
+    count = math.prod(shape)
     if name.endswith("A_log"):
-        yield np.log(np.arange(1, count + 1))
+        yield np.broadcast_to(np.log(np.arange(1, shape[-1] + 1)), shape)
     elif name.endswith("dt_bias"):
         step = np.exp(random.uniform(math.log(1e-3), math.log(1e-1), count))
         yield step + np.log(-np.expm1(-step))  # softplus of it is the step

@@ -30,6 +30,9 @@ ENTRIES = {
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
     "quantized_decode": Entry("quantized_decode:run", "4 and 8 bits on the CPU; --llama-cpp", "llama.cpp"),
+    "hybrid_decode": Entry(
+        "hybrid_decode:run", "three hybrid families on the CPU; --llama-cpp", "transformers, llama.cpp"
+    ),
     "scheduler": Entry("scheduler:run", "host time of a decode step of 64 sequences", page=True),
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
     "serving_torch": Entry("serving:run_torch", "the same for a 2.65 B model on a GPU", "dense engine"),

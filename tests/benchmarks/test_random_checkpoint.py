@@ -15,7 +15,10 @@ from benchmarks.int4_checkpoint import write_int4_checkpoints
 from benchmarks.random_checkpoint import (
     DECODE_MODEL,
     EXPORT_MODEL,
+    FALCON_H1_MODEL,
     GPU_MODEL,
+    LFM2_MODEL,
+    MAMBA_MODEL,
     Config,
     nemotron_h,
     write_random_checkpoint,
@@ -62,6 +65,8 @@ def parameters(config: Config) -> int:
 def test_the_sizes_are_those_announced() -> None:
     assert 1.65e9 < 2 * parameters(EXPORT_MODEL) < 1.75e9
     assert 145e6 < parameters(DECODE_MODEL) < 155e6
+    assert 125e6 < parameters(MAMBA_MODEL) < 135e6
+    assert all(145e6 < parameters(model) < 155e6 for model in (LFM2_MODEL, FALCON_H1_MODEL))
     assert 2.6e9 < parameters(GPU_MODEL) < 2.7e9
     assert (EXPORT_MODEL["num_hidden_layers"], DECODE_MODEL["num_hidden_layers"]) == (20, 24)
 

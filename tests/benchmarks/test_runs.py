@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu_decode, export, quantized_decode
+from benchmarks import cpu_decode, export, hybrid_decode, quantized_decode
 from benchmarks.agreement import tokens_gate
 from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
 from tests.benchmarks.measured import correct
-from tests.benchmarks.shapes import TINY
+from tests.benchmarks.shapes import TINY, TINY_HYBRIDS
 
 
 def measured(name: str, settings: Any) -> dict[str, Any]:
@@ -79,6 +79,17 @@ def test_quantized_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     results = document["results"]
     assert set(results["decode_tokens_per_s"]) == {"float32", "int4", "int8"}
     assert results["opening"]["int4"]["seconds"]["median"] == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", TINY_HYBRIDS)
+def test_hybrid_decode(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hybrid_decode, "MODELS", TINY_HYBRIDS)
+    settings = hybrid_decode.HybridSettings(
+        models=model, prompt_tokens=3, new_tokens=4, prefill_tokens=33, threads=1, repeats=1
+    )
+    document = measured("hybrid_decode", settings)
+    assert set(document["results"][model]["decode_ratios"]) == {"transformers"}
 
 
 def test_new_bytes_leave_out_what_is_linked(tmp_path: Path) -> None:
