@@ -25,8 +25,8 @@ _REMEDY = "build it again"
 class EngineInspection:
     """An engine. ``matches_model``: built from the artifact around it as it is now (None: there is none around it).
 
-    memory: what it needs of the device. head, head_memory: the same of the engine of a prediction head that was built
-    beside it, None where there is none. ``inspector`` is what TensorRT's engine inspector tells;
+    memory: what it needs of the device. head, head_memory: record and memory of the engine of a prediction head built
+    beside it; None if there is none. ``inspector`` is what TensorRT's engine inspector tells;
     without a usable GPU it is None and ``inspector_reason`` says why.
     """
 

@@ -25,7 +25,7 @@ class MaskBatch:
     """Computes the masks of all answers of a step: in another thread from ``begin`` on, or else when the first of them
     is requested.
 
-    llguidance then works on them in several threads, without Python's lock. All calls come from one thread.
+    llguidance then works on them in several threads, without the GIL. All calls come from one thread.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -81,8 +81,8 @@ class MaskBatch:
 class GrammarTokens:
     """``AllowedTokens`` of one answer.
 
-    ``computed``: the mask after the last token, None until it is needed. ``job``: computes it in another thread, which
-    nothing may disturb.
+    ``computed``: the mask after the last token, None until it is needed. ``job``: computes it in another thread;
+    ``matcher`` is not used until it has ended.
     """
 
     def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch) -> None:

@@ -83,7 +83,7 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
-        # uvicorn tells only the latest request of the disconnect.
+        # uvicorn notifies only the latest request of the disconnect.
         for cycle in self._earlier:
             cycle.disconnected = True
             cycle.message_event.set()

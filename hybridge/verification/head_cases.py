@@ -33,7 +33,7 @@ class HeadCases:
     def compared(
         self, artifact: Path, name: str, options: VerifyOptions, tolerance: float, progress: Progress, notes: list[str]
     ) -> Iterator[Comparison]:
-        """All comparisons on the engine ``name``, which is open only here; remarks are added to ``notes``."""
+        """All comparisons on the engine ``name``, which is opened and closed here; remarks are added to ``notes``."""
         if name not in HEAD_ENGINES:
             notes.append(f"the prediction head was not compared: {name} returns its tokens only")
             return

@@ -1,6 +1,6 @@
 """Engines of a prediction head whose steps get hidden states by token and position, so that all scenarios run on them.
 
-Each is the head that generates, or for the engines that only verify the same graph.
+Each is the head used for generation, or, for engines that only verify, the same graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hybridge.verification.head_states import HeadStates
 
 PORTABLE = "onnxruntime-portable"
 HEAD_ENGINES = (ONNXRUNTIME, PORTABLE, *NETWORK_ENGINES, TORCH)
-"""Engines whose head a verification can run. TensorRT's own has no values to show but its tokens."""
+"""Engines whose head a verification can run. TensorRT's own head returns only tokens."""
 
 
 def open_head(folder: Path, name: str, states: HeadStates, float32: bool = False) -> PagedEngine:

@@ -1,8 +1,8 @@
 """The reference of a multi-token prediction head: transformers' layers with the head's weights.
 
 transformers has no head. Its layers are layers of the family: a checkpoint that has them in place of the model's is
-loaded like any other. What is around them, the norms and the matrix in front, is written out here. Of the exporter only
-readers of files are used.
+loaded like any other. The norms and the projection around them are implemented here. From the exporter only file
+readers are used.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from hybridge.verification.head_states import HeadStates
 from hybridge.verification.reference import Reference
 
 HEAD = "mtp."
-# The pattern of a Nemotron-H layer, by a tensor that its mixer has and those further down have not.
+# Pattern letters of Nemotron-H layers, by a tensor that their mixer has and the later ones lack.
 _LETTERS = {"q_proj.weight": "*", "gate.weight": "E", "up_proj.weight": "-"}
 
 
 @dataclass(frozen=True)
-class _Around:
+class _OuterNames:
     """Names of the tensors around the layers of a head, without HEAD and ".weight"."""
 
     projection: str
@@ -48,11 +48,11 @@ class _Around:
         return tuple(f"{HEAD}{n}.weight" for n in (self.projection, self.embedding, self.hidden, self.final))
 
 
-_QWEN = _Around("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+_QWEN = _OuterNames("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 
 
-def _nemotron(layers: int) -> _Around:
-    return _Around("layers.0.eh_proj", "layers.0.enorm", "layers.0.hnorm", f"layers.{layers - 1}.final_layernorm")
+def _nemotron(layers: int) -> _OuterNames:
+    return _OuterNames("layers.0.eh_proj", "layers.0.enorm", "layers.0.hnorm", f"layers.{layers - 1}.final_layernorm")
 
 
 class HeadReference(Reference):
@@ -67,7 +67,7 @@ class HeadReference(Reference):
                 f"{missing[0]}: verify with the checkpoint that was exported"
             )
         tensors = tensors_of(read_shards(checkpoint))
-        around = _around(tensors)
+        outer = _outer_names(tensors)
         norm = next(name for name in ("norm", "norm_f") if hasattr(self.base, name))
         final: Any = getattr(self.base, norm)
 
@@ -78,7 +78,7 @@ class HeadReference(Reference):
             return module
 
         hidden = config.hidden_size
-        projection, embedding, before, _ = around.names
+        projection, embedding, before, _ = outer.names
         self._projection = self._tensor(tensors, projection, (hidden, 2 * hidden))
         self._embedding_norm, self._hidden_norm = normed_by(embedding), normed_by(before)
         self._target_norm, self._final_norm = normed_by(_final_norm(tensors)), final
@@ -105,14 +105,14 @@ class HeadReference(Reference):
 
 @contextlib.contextmanager
 def head_folder(checkpoint: Path) -> Iterator[Path]:
-    """A temporary checkpoint whose only layers are those of the head of ``checkpoint``, and whose last norm is its.
+    """A temporary checkpoint whose only layers and final norm are those of the head of ``checkpoint``.
 
     CheckpointError: ``checkpoint`` has no head, or not all of one; there is no room for the copy.
     """
     tensors = tensors_of(read_shards(checkpoint))
-    around = _around(tensors)
+    outer = _outer_names(tensors)
     config = read_json(checkpoint, CONFIG_FILE) or {}
-    chosen = _head_tensors(tensors, around)
+    chosen = _head_tensors(tensors, outer)
     with tempfile.TemporaryDirectory(prefix="hybridge-") as name:
         folder = Path(name)
         try:
@@ -125,29 +125,29 @@ def head_folder(checkpoint: Path) -> Iterator[Path]:
                 f"{checkpoint}: expected room for a copy of its prediction head in {folder.parent}, found none: "
                 f"{error.strerror or error}: set TMPDIR to another folder"
             ) from error
-        (folder / CONFIG_FILE).write_text(json.dumps(_head_config(config, tensors, around)), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(json.dumps(_head_config(config, tensors, outer)), encoding="utf-8")
         yield folder
 
 
-def _head_tensors(tensors: Mapping[str, TensorSlot], around: _Around) -> dict[str, TensorSlot]:
+def _head_tensors(tensors: Mapping[str, TensorSlot], outer: _OuterNames) -> dict[str, TensorSlot]:
     """The tensors of the temporary checkpoint: the head's layers, and all of the model's outside of its layers."""
     final, root = _final_norm(tensors), _root(tensors)
     chosen = {n: slot for n, slot in tensors.items() if not n.startswith((HEAD, f"{root}layers."))}
-    chosen[final] = _found(tensors, around.names[-1])
+    chosen[final] = _found(tensors, outer.names[-1])
     layers = f"{HEAD}layers."
     for name, slot in tensors.items():
-        if name.startswith(layers) and name not in around.names:
+        if name.startswith(layers) and name not in outer.names:
             chosen[f"{root}{name.removeprefix(HEAD)}"] = slot
     return chosen
 
 
-def _head_config(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot], around: _Around) -> dict[str, Any]:
+def _head_config(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot], outer: _OuterNames) -> dict[str, Any]:
     """``config`` of a model with the head's layers alone."""
     text = config.get("text_config")
     if text is not None:
-        return {**config, "text_config": _head_config(text, tensors, around)}
+        return {**config, "text_config": _head_config(text, tensors, outer)}
     count = _count(tensors)
-    if around is _QWEN:
+    if outer is _QWEN:
         experts = f"{HEAD}layers.0.mlp.gate.weight" in tensors
         own = {"layer_types": ["full_attention"], "decoder_sparse_step": 1, "mlp_only_layers": [] if experts else [0]}
     else:
@@ -161,7 +161,7 @@ def _letter(tensors: Mapping[str, TensorSlot], layer: int) -> str:
     return next((letter for name, letter in _LETTERS.items() if mixer + name in tensors), "M")
 
 
-def _around(tensors: Mapping[str, TensorSlot]) -> _Around:
+def _outer_names(tensors: Mapping[str, TensorSlot]) -> _OuterNames:
     count = _count(tensors)
     if not count:
         raise CheckpointError(
@@ -169,10 +169,10 @@ def _around(tensors: Mapping[str, TensorSlot]) -> _Around:
             "none: verify with the checkpoint that was exported"
         )
     is_nemotron = any(name.startswith(f"{HEAD}layers.0.mixer.") for name in tensors)
-    around = _nemotron(count) if is_nemotron else _QWEN
-    for name in around.names:
+    outer = _nemotron(count) if is_nemotron else _QWEN
+    for name in outer.names:
         _found(tensors, name)
-    return around
+    return outer
 
 
 def _count(tensors: Mapping[str, TensorSlot]) -> int:

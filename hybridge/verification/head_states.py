@@ -1,6 +1,6 @@
-"""Hidden states of a verification's prediction head: numbers that follow from a token and its position.
+"""Hidden states for verifying a prediction head: numbers computed from a token and its position.
 
-So a step has the same ones however a prompt is cut, and engine and reference need not agree about the model.
+So they depend neither on how a prompt is cut into steps nor on how exactly an engine computes the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybridge.artifact.config import RuntimeConfig
 
 # A prime, so that the states of neighbouring tokens differ.
 _COUNT = 61
-# One token of so many continues from the head's own hidden states.
+# One token in this many continues from the head's own hidden states.
 _OWN = 3
 
 

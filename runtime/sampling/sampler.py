@@ -129,7 +129,7 @@ class Sampler:
             self._history.add(token)
 
     def prepare(self) -> None:
-        """All answers of the step have their tokens: begin to compute the mask of the next one."""
+        """Begin to compute the mask of the next token, once all answers of the step have theirs."""
         if self._history is not None:
             self._history.prepare()
 

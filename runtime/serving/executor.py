@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 class StepExecutor:
-    """Executes plans; knows nothing of requests."""
+    """Executes plans; independent of requests."""
 
     def __init__(
         self, engine: PagedEngine, manager: BlockManager, scheduler: Scheduler, runner: StepRunner | None = None

@@ -1,4 +1,4 @@
-"""The scheduler benchmark runs, and its gate sees wrong tokens."""
+"""The scheduler benchmark runs, and its gate detects wrong tokens."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Open Responses' own compliance tests (https://github.com/openresponses/openresponses, specification of 2026-04-24).
 
 Not passed: those of WebSockets and of /v1/responses/compact, which the server does not offer, the image test, and the
-tool test, because the demo model calls no tool of its own accord.
+tool test, because the demo model calls no tool on its own.
 """
 
 from __future__ import annotations

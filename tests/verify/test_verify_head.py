@@ -42,7 +42,7 @@ def exported(
 
 
 def head_comparisons(checkpoint: Path, artifact: Path, config: Any, options: VerifyOptions) -> list[Comparison]:
-    """Those of the head alone, of which there are some."""
+    """The comparisons of the head alone."""
     prompts = [np.arange(3, 3 + n) % 97 for n in options.prompt_lengths or ()]
     sequences = [np.concatenate([prompt, np.arange(options.decode_steps)]) for prompt in prompts]
     notes: list[str] = []

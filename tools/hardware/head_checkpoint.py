@@ -1,4 +1,4 @@
-"""A checkpoint with a multi-token prediction head, which the demo checkpoint has not."""
+"""A checkpoint with a multi-token prediction head, which the demo checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HEAD, _LAYER = "mtp.layers.0.", "backbone.layers."
 def write_with_head(checkpoint: Path, out: Path) -> None:
     """Copy the nemotron_h ``checkpoint`` to ``out``, a new folder, with a head of one attention layer.
 
-    The layer is the model's first one of attention, and the matrix in front adds embedding and hidden state: drafts are
-    sometimes accepted and sometimes not.
+    The layer is the model's first attention layer, and the projection in front of it adds embedding and hidden state,
+    so that only some draft tokens are accepted.
     """
     tensors = tensors_of(read_shards(checkpoint))
     arrays = {name: (slot.dtype, slot.map()) for name, slot in tensors.items()}

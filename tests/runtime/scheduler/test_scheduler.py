@@ -198,7 +198,7 @@ def test_the_budget_holds_all_rows_that_decode():
 
 
 def test_draft_tokens_use_only_spare_blocks_and_tokens():
-    """One block is free: the first sequence wants it for draft tokens, the second for its next token."""
+    """One block is free: the first sequence needs it for draft tokens, the second for its next token."""
     toy = ToyServer(paged_config(PURE_ATTENTION, 16), PoolSizes(4, 4, 0), max_tokens=16, max_rows=2)
     first, second = toy.scheduler.add(request(7, 9)), toy.scheduler.add(request(4, 5, seed=7))
     toy.step()
