@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.support.random_dense import DENSE, random_dense
+from tests.support.random_hybrid import HYBRID, STATE_SIZES, random_hybrid
 from tests.support.tiny_models import EXPERTS
 
 FAMILIES = (
@@ -25,9 +26,8 @@ FAMILIES = (
     "recurrent_gemma",
     "zamba",
     "zamba2",
+    *HYBRID,
 )
-# Sizes that the CUDA kernels run, so that a plain export takes them.
-STATE_SIZES = (8, 16, 24, 40, 64)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def random_model(family: str, seed: int) -> RandomModel:
         "num_key_value_heads": kv_heads,
         "tie_word_embeddings": random.random() < 0.5,
     }
-    if family in ("mamba", "falcon_mamba"):  # without attention
+    if family in ("mamba", "mamba2", "falcon_mamba"):  # without attention
         common = {name: value for name, value in common.items() if not name.startswith("num_")}
     own = (random_dense if family in DENSE else _OWN_FIELDS.get(family, _delta))(random, family)
     if family == "granitemoehybrid":  # its heads divide the hidden size
@@ -316,6 +316,7 @@ _OWN_FIELDS = {
     "minimax": _minimax,
     "mamba": _mamba,
     "falcon_mamba": _mamba,
+    **dict.fromkeys(HYBRID, random_hybrid),
     "jamba": _jamba,
 }
 
