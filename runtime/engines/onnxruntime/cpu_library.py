@@ -81,6 +81,11 @@ def cpu_library() -> CpuLibrary:
     return CpuLibrary(path)
 
 
+def library_failed() -> bool:
+    """Whether the library was needed in this process, and there is none in spite of a compiler. Nothing is compiled."""
+    return bool(library_key()) and cpu_library.cache_info().currsize > 0 and cpu_library().path is None
+
+
 def _compiler() -> str | None:
     if sys.platform != "linux":
         return None

@@ -75,14 +75,14 @@ def _norm_first(norm: ir.Node) -> _GatedNorm | None:
 
 
 def _sizes_match(found: _GatedNorm, size: int) -> bool:
-    """Whether all values have the same last axis, a multiple of ``size``, and the weight is of one group or of all."""
-    shapes = [fixed_shape(value) for value in (found.x, found.gate, found.last.outputs[0])]
-    weight = fixed_shape(found.weight)
-    if None in shapes or weight is None or len(weight) != 1:
+    """Whether all values have the same shape, of groups of ``size``, and the weight is of one group or of all."""
+    values, weight = (found.x, found.gate, found.last.outputs[0]), fixed_shape(found.weight)
+    # Symbolic sizes are compared by name: a gate of one row may be broadcast over the rows of x.
+    shapes = [None if value.shape is None else tuple(value.shape.dims) for value in values]
+    if not shapes[0] or shapes.count(shapes[0]) < len(shapes) or weight is None or len(weight) != 1:
         return False
-    columns = {(len(shape), shape[-1]) for shape in shapes if shape}
-    width = next(iter(columns))[1] if len(columns) == 1 else None
-    return width is not None and width % size == 0 and weight[0] in (width, size)
+    width = shapes[0][-1]
+    return isinstance(width, int) and width % size == 0 and weight[0] in (width, size)
 
 
 def _size(weight: ir.Value | None) -> int | None:

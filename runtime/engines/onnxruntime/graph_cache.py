@@ -28,7 +28,7 @@ from hybridge.artifact.limits import CACHE_ENTRY_BYTES
 from hybridge.artifact.untrusted_file import read_inside
 from hybridge.artifact.user_cache import is_private, user_cache_folder
 from hybridge.artifact.written_file import written_file
-from hybridge.runtime.engines.onnxruntime.cpu_library import library_key
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library, library_failed, library_key
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
 from hybridge.runtime.engines.onnxruntime.opened_graph import graph_digest
 from hybridge.runtime.engines.onnxruntime.session_graph import (
@@ -66,11 +66,12 @@ class GraphCache:
             return rewrite()
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
         found = _read(path, key)
-        if found is not None:
+        if found is not None and not (found.uses_cpu_library and cpu_library().path is None):
             return cast(G, found)  # its class follows from the artifact's layout
         graph = rewrite()
-        # The artifact may have been replaced since: the new graph must not be stored under the old key.
-        if _key(artifact, form) == key:
+        # The artifact may have been replaced since: the new graph must not be stored under the old key. Nor is a graph
+        # that does without the library because of a failure that may not last.
+        if _key(artifact, form) == key and not library_failed():
             with contextlib.suppress(OSError):
                 self._store(path, _entry(graph, key))
         return graph

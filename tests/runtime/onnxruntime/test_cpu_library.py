@@ -10,8 +10,9 @@ import pytest
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime import cpu_library as module
 from hybridge.runtime.engines.onnxruntime import linear_form
-from hybridge.runtime.engines.onnxruntime.cpu_library import CpuLibrary, cpu_library, library_key
-from hybridge.runtime.engines.onnxruntime.session_graph import GraphWeight, SessionGraph, StoredTensor
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, CpuLibrary, cpu_library, library_key
+from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
+from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph, GraphWeight, SessionGraph, StoredTensor
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +59,31 @@ def test_a_compiler_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, t
     found = cpu_library()
     assert found.path is None and found.reason.endswith("failed: no such flag")
     assert [path.name for path in (tmp_path / "caches" / "hybridge" / "cpu").iterdir()] == ["lock"]
+
+
+def test_after_a_failure_a_stored_graph_that_needs_it_is_neither_used_nor_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("model.onnx", "config.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    compiling = compiler(tmp_path, _WRITES)
+    monkeypatch.setattr(module, "_compiler", lambda: compiling)
+    cache = GraphCache(tmp_path / "graphs")
+    fast, slow = (DenseGraph(model, (), frozenset(), frozenset(), {}) for model in (CPU_DOMAIN.encode(), b"standard"))
+
+    def found(rewritten: DenseGraph) -> DenseGraph:
+        """What a new process gets that would rewrite the graph as ``rewritten``."""
+        cpu_library.cache_clear()
+        return cache.get(tmp_path, "GENERAL", lambda: rewritten)
+
+    assert found(fast) is fast
+    path = cpu_library().path
+    assert path is not None
+    path.unlink()
+    compiler(tmp_path, "exit 1")
+    assert found(slow) is slow
+    compiler(tmp_path, _WRITES)
+    assert found(slow) == fast
 
 
 @pytest.mark.filterwarnings("ignore:.*only you can write:RuntimeWarning")

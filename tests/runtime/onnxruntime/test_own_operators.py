@@ -207,3 +207,12 @@ def test_gated_norms_are_replaced_unless_scaled_or_shown(norm_first: bool) -> No
             assert [value.name for value in found[0].inputs if value] == ["x", "gate", "weight"]
             assert found[0].attributes.get_int("norm_first", -1) == int(norm_first)
             assert found[0].attributes.get_int("size", 0) == 4
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("rows", [1, "c"])
+def test_a_gate_that_may_be_broadcast_is_not_replaced(rows: int | str, norm_first: bool) -> None:
+    model = norm_graph(norm_first, scale=1.0, shown=False)
+    next(value for value in model.graph.inputs if value.name == "gate").shape = ir.Shape([rows, "t", 8])
+    use_gated_norms(model, installed_kernels())
+    assert "GatedNorm" not in {node.op_type for node in model.graph}
