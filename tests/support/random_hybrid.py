@@ -1,4 +1,4 @@
-"""Random configurations of the families of Mamba2 with few switches, and of LFM2's short convolutions."""
+"""Random configurations of families with Mamba2 and few options, and of those with LFM2's short convolutions."""
 
 from __future__ import annotations
 

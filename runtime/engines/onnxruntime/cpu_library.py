@@ -82,7 +82,7 @@ def cpu_library() -> CpuLibrary:
 
 
 def library_failed() -> bool:
-    """Whether the library was needed in this process, and there is none in spite of a compiler. Nothing is compiled."""
+    """Whether this process needed the library and could not compile it, although there is a compiler."""
     return bool(library_key()) and cpu_library.cache_info().currsize > 0 and cpu_library().path is None
 
 

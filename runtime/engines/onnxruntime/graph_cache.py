@@ -69,8 +69,8 @@ class GraphCache:
         if found is not None and not (found.uses_cpu_library and cpu_library().path is None):
             return cast(G, found)  # its class follows from the artifact's layout
         graph = rewrite()
-        # The artifact may have been replaced since: the new graph must not be stored under the old key. Nor is a graph
-        # that does without the library because of a failure that may not last.
+        # The artifact may have been replaced since: the new graph must not be stored under the old key. Nor must a
+        # graph that lacks the library's operators because of a failure that may be temporary.
         if _key(artifact, form) == key and not library_failed():
             with contextlib.suppress(OSError):
                 self._store(path, _entry(graph, key))
