@@ -70,6 +70,13 @@ def test_bytes_that_are_no_request(served: Running, body: bytes) -> None:
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("value", [b"NaN", b"1e999", b'"\\ud800"', b'{"\\ud800": 1}'])
+def test_values_that_no_response_can_contain(served: Running, value: bytes) -> None:
+    body = b'{"model":"demo","input":"a","tools":[{"type":"function","name":"f","parameters":{"default":%s}}]}' % value
+    response = served.client.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "tools.0.parameters"
+
+
 def test_unknown_paths_and_methods(served: Running) -> None:
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", COMPLETIONS, 405), ("GET", "/v1/models/x", 404)):
         response = served.client.request(method, path)

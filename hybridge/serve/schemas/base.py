@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
 
 # JSON integers may have any size; the engine's limits are checked by SamplingParams.
 Int64 = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 PositiveInt = Annotated[int, Field(ge=1, le=(1 << 31) - 1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+
+def _json(value: T) -> T:
+    """``value`` itself. ValueError for what Python reads as JSON, but no response can contain."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise ValueError("expected JSON, found NaN, an infinity, an unpaired surrogate or too many levels") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
+JsonList = Annotated[list[Any], AfterValidator(_json)]
 
 # For the schema of routes that answer with events if a request sets "stream".
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}

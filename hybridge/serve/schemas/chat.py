@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import PositiveInt, RequestBody, ResponseBody, SamplingFields, Usage
+from hybridge.serve.schemas.base import JsonObject, PositiveInt, RequestBody, ResponseBody, SamplingFields, Usage
 from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
 from hybridge.serve.schemas.tools import FunctionCall, Tool, ToolCall, ToolChoice
 
@@ -40,7 +40,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool = True
     reasoning_effort: str | None = None
     thinking_budget: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import Finite, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import Finite, JsonObject, PositiveInt, RequestBody, ResponseBody
 from hybridge.serve.schemas.tools import Name
 
 CacheControl = dict[str, Any] | None
@@ -29,7 +29,7 @@ class ToolUseBlock(RequestBody):
     type: Literal["tool_use"]
     id: str
     name: Name
-    input: dict[str, Any]
+    input: JsonObject
     cache_control: CacheControl = None
 
 
@@ -52,7 +52,7 @@ class InputMessage(RequestBody):
 class CustomTool(RequestBody):
     name: Name
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     type: Literal["custom"] | None = None
     cache_control: CacheControl = None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import RequestBody, ResponseBody
+from hybridge.serve.schemas.base import JsonObject, RequestBody, ResponseBody
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.completions import TokenId
 from hybridge.serve.schemas.tools import Tool
@@ -35,7 +35,7 @@ class TokenizeRequest(RequestBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     tools: list[Tool] | None = None
 
     @property

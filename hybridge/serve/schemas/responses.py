@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import Finite, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import Finite, JsonList, JsonObject, PositiveInt, RequestBody, ResponseBody
 from hybridge.serve.schemas.tools import Name
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -16,8 +16,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class ContentPart(RequestBody):
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: JsonList | None = None
+    logprobs: JsonList | None = None
 
 
 class MessageItem(RequestBody):
@@ -62,7 +62,7 @@ class ResponseTool(RequestBody):
     type: Literal["function"]
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
@@ -75,7 +75,7 @@ class TextFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 

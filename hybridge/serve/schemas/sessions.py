@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import RequestBody, ResponseBody
+from hybridge.serve.schemas.base import JsonObject, RequestBody, ResponseBody
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.completions import TokenIds
 from hybridge.serve.schemas.tools import Tool
@@ -22,7 +22,7 @@ class SaveRequest(RequestBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     prompt: str | TokenIds | None = None
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import RequestBody
+from hybridge.serve.schemas.base import JsonObject, RequestBody
 
 _LONGEST = 256 * 1024
 
@@ -16,7 +16,7 @@ class JsonSchemaFormat(RequestBody):
 
     name: str
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -28,7 +28,7 @@ class ResponseFormat(RequestBody):
 class StructuredOutputs(RequestBody):
     """Exactly one of these: a JSON schema, a regular expression, texts to choose from, a Lark grammar of llguidance."""
 
-    json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
+    json_: Annotated[JsonObject | None, Field(alias="json")] = None
     regex: Annotated[str, Field(max_length=_LONGEST)] | None = None
     choice: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = None
     grammar: Annotated[str, Field(max_length=_LONGEST)] | None = None

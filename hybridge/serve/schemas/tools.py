@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import RequestBody
+from hybridge.serve.schemas.base import JsonObject, RequestBody
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
@@ -16,7 +16,7 @@ class FunctionTool(RequestBody):
 
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 
