@@ -60,6 +60,11 @@ def test_ties_infinities_and_nan(filters: dict) -> None:
     both(rows, logits, 10)
 
 
+def test_one_greedy_row_among_rows_of_equal_filters() -> None:
+    logits = (3 * np.random.default_rng(1).standard_normal((6, 130))).astype(np.float32)
+    both([{"temperature": 0.0 if i == 3 else 0.8, "seed": i} for i in range(6)], logits, 4)
+
+
 @settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(
