@@ -9,9 +9,10 @@
 namespace cpu {
 namespace {
 
-// Channels first to first + count of one row; count is at most conv_channels.
+// At most conv_channels channels of one row, from `first` on.
 template <class Isa>
-void convolve_block(const Convolution& c, int64_t row, int64_t first, int64_t count) {
+void convolve(const Convolution& c, int64_t row, int64_t first) {
+    const int64_t count = std::min(conv_channels, c.channels - first);
     const int64_t taps = c.taps, length = c.lengths ? std::clamp<int64_t>(c.lengths[row], 0, c.time) : c.time;
     const float* state = c.state + (row * c.channels + first) * taps;
     float* new_state = c.new_state + (row * c.channels + first) * taps;
@@ -42,13 +43,6 @@ void convolve_block(const Convolution& c, int64_t row, int64_t first, int64_t co
     for (int64_t j = 0; j < taps; ++j) {
         const float* values = column(length - taps + j);
         for (int64_t i = 0; i < count; ++i) new_state[i * taps + j] = values[i];
-    }
-}
-
-template <class Isa>
-void convolve(const Convolution& c, int64_t row, int64_t first, int64_t last) {
-    for (int64_t at = first; at < last; at += conv_channels) {
-        convolve_block<Isa>(c, row, at, std::min(conv_channels, last - at));
     }
 }
 

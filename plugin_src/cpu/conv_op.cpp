@@ -8,20 +8,8 @@
 
 namespace {
 
-// Products in a task: fewer are finished before another thread has started.
-constexpr int64_t most_tasks = 16, task_products = 1 << 14;
-
-struct Work {
-    const cpu::Kernels& kernels;
-    const cpu::Convolution& convolution;
-    int64_t row_tasks, task_channels;
-
-    void run(size_t task) const {
-        const int64_t row = static_cast<int64_t>(task) / row_tasks, all = convolution.channels;
-        const int64_t first = static_cast<int64_t>(task) % row_tasks * task_channels;
-        kernels.convolve(convolution, row, first, first + task_channels < all ? first + task_channels : all);
-    }
-};
+// Products in a task.
+constexpr int64_t task_products = 1 << 14;
 
 class CausalConv1d {
   public:
@@ -58,14 +46,15 @@ class CausalConv1d {
                                            static_cast<const int32_t*>(lengths.data), static_cast<float*>(y.data),
                                            static_cast<float*>(state.data), rows, time, channels, taps, silu_ != 0};
         if (rows == 0 || channels == 0) return nullptr;
+        // Blocks of channels of a row, counted over all rows.
         const int64_t blocks = (channels + cpu::conv_channels - 1) / cpu::conv_channels;
-        int64_t tasks = (time + 1) * channels * taps / task_products + 1;
-        tasks = tasks < most_tasks ? tasks : most_tasks;
-        tasks = tasks < blocks ? tasks : blocks;
-        const int64_t task_channels = (blocks + tasks - 1) / tasks * cpu::conv_channels;
-        Work work{*kernels_, convolution, (channels + task_channels - 1) / task_channels, task_channels};
-        auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
-        return ort::spread(*api_, context, run, rows * work.row_tasks, &work);
+        const int64_t products = rows * (time + 1) * channels * taps;
+        return ort::spread_ranges(*api_, context, rows * blocks, products, task_products,
+                                  [&](int64_t first, int64_t last) {
+                                      for (int64_t i = first; i < last; ++i) {
+                                          kernels_->convolve(convolution, i / blocks, i % blocks * cpu::conv_channels);
+                                      }
+                                  });
     }
 
   private:

@@ -9,19 +9,8 @@
 
 namespace {
 
-// Numbers in a task: fewer are finished before another thread has started.
-constexpr int64_t most_tasks = 16, task_numbers = 1 << 12;
-
-struct Work {
-    const cpu::Kernels& kernels;
-    const cpu::GatedNorm& norm;
-    int64_t groups, task_groups;
-
-    void run(size_t task) const {
-        const int64_t first = static_cast<int64_t>(task) * task_groups;
-        kernels.gated_norm(norm, first, first + task_groups < groups ? first + task_groups : groups);
-    }
-};
+// Numbers in a task.
+constexpr int64_t task_numbers = 1 << 12;
 
 class GatedNormOp {
   public:
@@ -55,11 +44,8 @@ class GatedNormOp {
                                   groups, size_, weights / size_, epsilon_, norm_first_ != 0};
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) groups *= x.sizes[i];
         if (groups == 0) return nullptr;
-        int64_t tasks = groups * size_ / task_numbers + 1;
-        tasks = tasks < most_tasks ? tasks : most_tasks;
-        Work work{*kernels_, norm, groups, (groups + tasks - 1) / tasks};
-        auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
-        return ort::spread(*api_, context, run, (groups + work.task_groups - 1) / work.task_groups, &work);
+        return ort::spread_ranges(*api_, context, groups, groups * size_, task_numbers,
+                                  [&](int64_t first, int64_t last) { kernels_->gated_norm(norm, first, last); });
     }
 
   private:

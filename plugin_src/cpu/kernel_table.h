@@ -27,8 +27,8 @@ struct Kernels {
                    uint8_t* scratch);
     // Heads first to last of an update, counted over all its rows.
     void (*update_ssm)(const SsmUpdate&, int64_t first, int64_t last);
-    // Channels first to last of one row.
-    void (*convolve)(const Convolution&, int64_t row, int64_t first, int64_t last);
+    // At most conv_channels channels of one row, from `first` on.
+    void (*convolve)(const Convolution&, int64_t row, int64_t first);
     // Groups first to last, counted over all tokens.
     void (*gated_norm)(const GatedNorm&, int64_t first, int64_t last);
 };

@@ -49,6 +49,29 @@ inline Status* spread(const Api& api, const Context* context, void (*run)(void*,
     return api.parallel_for(context, run, static_cast<size_t>(tasks), data);
 }
 
+// Most tasks of one call: enough that threads finish together.
+constexpr int64_t most_tasks = 16;
+
+// Calls run(first, last) for ranges that cover 0 to count, which is positive. Each has about `least` of the call's `work`
+// or more, which pays for the start of a thread.
+template <class Run>
+Status* spread_ranges(const Api& api, const Context* context, int64_t count, int64_t work, int64_t least,
+                      const Run& run) {
+    int64_t tasks = work / least + 1;
+    if (tasks > most_tasks) tasks = most_tasks;
+    if (tasks > count) tasks = count;
+    struct Ranges {
+        const Run& run;
+        int64_t count, size;
+    } ranges{run, count, (count + tasks - 1) / tasks};
+    auto task = [](void* data, size_t index) {
+        const auto& r = *static_cast<const Ranges*>(data);
+        const int64_t first = static_cast<int64_t>(index) * r.size;
+        r.run(first, first + r.size < r.count ? first + r.size : r.count);
+    };
+    return spread(api, context, task, (count + ranges.size - 1) / ranges.size, &ranges);
+}
+
 // The table of class Op, which has `name`, the kinds of `inputs`, the number of `outputs`, create and compute.
 template <class Op>
 const CustomOp& described() {

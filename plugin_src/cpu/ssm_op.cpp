@@ -9,19 +9,8 @@
 
 namespace {
 
-// Tasks of one update: enough that threads finish together, each with enough bytes of state to pay for its start.
-constexpr int64_t most_tasks = 16, task_bytes = 1 << 16;
-
-struct Work {
-    const cpu::Kernels& kernels;
-    const cpu::SsmUpdate& update;
-    int64_t task_heads;
-
-    void run(size_t task) const {
-        const int64_t first = static_cast<int64_t>(task) * task_heads, all = update.rows * update.heads;
-        kernels.update_ssm(update, first, first + task_heads < all ? first + task_heads : all);
-    }
-};
+// Bytes of state in a task.
+constexpr int64_t task_bytes = 1 << 16;
 
 class UpdateSsmState {
   public:
@@ -62,11 +51,10 @@ class UpdateSsmState {
                                     softplus_ != 0, lowest_, highest_};
         const int64_t heads = update.rows * update.heads;
         if (heads == 0) return nullptr;
-        int64_t tasks = 4 * heads * update.head_dim * update.state_size * (update.time + 1) / 2 / task_bytes + 1;
-        tasks = tasks < most_tasks ? tasks : most_tasks;
-        Work work{*kernels_, update, (heads + tasks - 1) / tasks};
-        auto run = [](void* data, size_t task) { static_cast<const Work*>(data)->run(task); };
-        return ort::spread(*api_, context, run, (heads + work.task_heads - 1) / work.task_heads, &work);
+        const int64_t bytes = 4 * heads * update.head_dim * update.state_size * (update.time + 1) / 2;
+        return ort::spread_ranges(*api_, context, heads, bytes, task_bytes, [&](int64_t first, int64_t last) {
+            kernels_->update_ssm(update, first, last);
+        });
     }
 
   private:
