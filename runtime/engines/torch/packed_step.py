@@ -16,6 +16,7 @@ from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.engines.torch.step_rows import StepRows
 from hybridge.runtime.engines.torch.stored_calls import StoredCalls
 
@@ -54,14 +55,19 @@ class PackedStep:
         pools: TorchPools,
         shape: StepShape,
         deferred: DeferredStates | None = None,
+        chooser: TorchSampling | None = None,
     ) -> None:
-        """``deferred``: what gets the calls that may be run again, of steps with draft tokens."""
-        self._deferred = deferred
+        """``deferred``: what gets the calls that may be run again, of steps with draft tokens.
+
+        ``chooser``: samples tokens in the step; None: the step only finds the most likely ones.
+        """
+        self._deferred, self._chooser = deferred, chooser
         self._calls: StoredCalls | None = None
         self._device, self._program, self._shape = device, program, shape
         self._buffers = PackedBuffers(device, shape.size, shape.drafts, program.extra)
         self._feeds = {**self._buffers.tensors, **pools.tensors}
-        self._best = device.pinned(shape.size.logits, dtype=torch.int64)
+        self._pinned = device.pinned(shape.size.logits, dtype=torch.int64)
+        self._best = self._pinned.numpy() if chooser is None else chooser.best
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
@@ -76,7 +82,8 @@ class PackedStep:
         if self._deferred is not None and self._calls is not None:
             self._deferred.ran(self._calls)
         assert self._logits is not None
-        return TorchStepResult(self._device, self._best.numpy(), self._logits, slice(0, len(inputs.logits_indices)))
+        requested = slice(0, len(inputs.logits_indices))
+        return TorchStepResult(self._device, self._best, self._logits, requested, self._chooser)
 
     def _work(self) -> None:
         self._buffers.upload()
@@ -86,7 +93,10 @@ class PackedStep:
         if stored is not None:
             stored.finish()
             self._calls = stored
-        self._best.copy_(best_in(found), non_blocking=True)
+        if self._chooser is None:
+            self._pinned.copy_(best_in(found), non_blocking=True)
+        else:
+            self._chooser.enqueue(self._logits)
 
     def _rows(self, stored: StoredCalls | None) -> StepRows:
         if self.repeated.is_recording:

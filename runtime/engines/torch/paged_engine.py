@@ -196,6 +196,10 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs), samplings)
 
     @property
+    def samples_in_steps(self) -> bool:
+        return self._device.is_gpu
+
+    @property
     def chains_steps(self) -> bool:
         return self._chains_steps
 

@@ -40,6 +40,7 @@ class PagedSteps:
     sampling    the same with tokens sampled in the step, by rows, blocks and whether likely tokens are listed
     chained     steps that are fed by the one before, by rows, blocks, whether they sample, and one of two turns
     drafts      rows with draft tokens, by shape
+    sampling_drafts     the same with tokens sampled in the step, by shape and whether likely tokens are listed
     mixed       rows of any length, by shape, the latest last
     """
 
@@ -48,6 +49,7 @@ class PagedSteps:
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
         self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
+        self.sampling_drafts: dict[tuple[StepShape, bool], PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
         self._vocab = vocab
@@ -79,6 +81,8 @@ class PagedSteps:
             return decode.launch(inputs)
         if drafts and np.diff(inputs.query_start_loc).max() <= 1 + drafts:
             shape = draft_shape(inputs, drafts, self._limits.max_rows, block_size)
+            if samplings and (chooser := self._chooser(shape.size.logits, samplings, drafts)) is not None:
+                return self._sampling_drafts(inputs, shape, pools, programs, deferred, samplings, chooser)
             step = self.drafts.get(shape)
             if step is None:
                 step = self.drafts[shape] = self._made(inputs, shape, pools, programs, deferred)
@@ -92,7 +96,7 @@ class PagedSteps:
         self.mixed[shape] = step
         with self._memory.of_step(len(inputs.input_ids)):
             result = step.launch(inputs, split)
-        return self._choosing(result, samplings) if samplings else result
+        return self._choosing(result, samplings, drafts) if samplings else result
 
     def launch_next(
         self,
@@ -148,6 +152,7 @@ class PagedSteps:
         self.chained.clear()
         self._choosers.clear()
         self.drafts.clear()
+        self.sampling_drafts.clear()
         self.mixed.clear()
 
     def _sampling_step(
@@ -169,9 +174,29 @@ class PagedSteps:
         chooser.fill({int(indices[index]): draw for index, draw in samplings.items()})
         return step.launch(inputs)
 
-    def _choosing(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
+    def _sampling_drafts(
+        self,
+        inputs: PackedInputs,
+        shape: StepShape,
+        pools: TorchPools,
+        programs: Programs,
+        deferred: DeferredStates | None,
+        samplings: Mapping[int, TokenSampling],
+        chooser: TorchSampling,
+    ) -> TorchStepResult:
+        """Launch a step of rows with draft tokens that also samples the tokens after these."""
+        key = shape, chooser.lists
+        step = self.sampling_drafts.get(key)
+        if step is None:
+            step = self.sampling_drafts[key] = self._made(inputs, shape, pools, programs, deferred, chooser)
+        chooser.fill(samplings)
+        return step.launch(inputs)
+
+    def _choosing(
+        self, result: TorchStepResult, samplings: Mapping[int, TokenSampling], drafts: int
+    ) -> TorchStepResult:
         """``result`` of a mixed step, whose first logits are those requested, with tokens sampled after it."""
-        chooser = self._chooser(len(result.device_logits), samplings)
+        chooser = self._chooser(len(result.device_logits), samplings, drafts)
         if chooser is None:
             return result
         chooser.fill(samplings)
@@ -179,9 +204,13 @@ class PagedSteps:
             chooser.enqueue(result.device_logits)
         return result.choosing(chooser)
 
-    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling]) -> TorchSampling | None:
-        """The sampler for steps with ``rows`` rows of logits; None where the host must sample."""
-        if rows > multiple(self._limits.max_rows, STEP):
+    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling], drafts: int = 0) -> TorchSampling | None:
+        """The sampler for steps with ``rows`` rows of logits; None where the host must sample.
+
+        drafts: the most draft tokens of a row whose states are deferred.
+        """
+        most = max(self._limits.max_rows * (1 + drafts), 2 * len(samplings))
+        if rows > multiple(most, STEP):
             return None  # a prompt with log-probabilities: the kernels' buffers would grow with its length
         lists = any(draw.params.logprobs is not None for draw in samplings.values())
         found = self._choosers.get((rows, lists))
@@ -200,8 +229,9 @@ class PagedSteps:
         pools: TorchPools,
         programs: Programs,
         deferred: DeferredStates | None,
+        chooser: TorchSampling | None = None,
     ) -> PackedStep:
-        return PackedStep(self._device, programs(self.phase_of(inputs)), pools, shape, deferred)
+        return PackedStep(self._device, programs(self.phase_of(inputs)), pools, shape, deferred, chooser)
 
     def phase_of(self, inputs: PackedInputs) -> Phase:
         """The phase whose program computes a step."""
