@@ -37,7 +37,7 @@ def chat_of(body: CountRequest) -> Chat:
         messages,
         [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools or ()],
         _choice(choice, bool(body.tools)),
-        choice is None or not choice.disable_parallel_tool_use,
+        1 if choice is not None and choice.disable_parallel_tool_use else None,
         thinking_budget=None if thinking is None else thinking.budget_tokens,
         variables={} if thinking is None else {"enable_thinking": thinking.type != "disabled"},
     )
@@ -51,6 +51,8 @@ def _messages(message: InputMessage) -> list[dict[str, Any]]:
     for block in message.content:
         if isinstance(block, ToolResultBlock):
             content = block.content if isinstance(block.content, str) else _text(block.content or ())
+            if block.is_error:
+                content = f"Error: {content}"
             found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     own: dict[str, Any] = {
         "role": message.role,

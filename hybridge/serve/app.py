@@ -16,6 +16,7 @@ from hybridge.serve.errors import api_error, error_response, validation_error
 from hybridge.serve.middleware import RequestMiddleware
 from hybridge.serve.routes import (
     chat,
+    compact,
     completions,
     embeddings,
     health,
@@ -29,7 +30,19 @@ from hybridge.serve.routes import (
 from hybridge.serve.schemas.base import AnthropicErrorBody, ErrorBody
 from hybridge.serve.service import Service
 
-_ROUTES = (completions, chat, embeddings, responses, stored_responses, messages, sessions, models, health, page)
+_ROUTES = (
+    completions,
+    chat,
+    embeddings,
+    responses,
+    compact,
+    stored_responses,
+    messages,
+    sessions,
+    models,
+    health,
+    page,
+)
 _ERRORS = (400, 401, 403, 404, 408, 413, 429, 500, 503, 504)
 
 

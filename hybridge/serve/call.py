@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from hybridge.serve.quotas import Reservation
 from hybridge.serve.random_ids import random_hex
 from hybridge.serve.served_model import ServedModel
 from hybridge.serve.service import Service
+from hybridge.serve.stored_responses import ConnectionTurns
 
 T = TypeVar("T")
 # A stream's response starts after this many seconds without a piece; until then, an error has its own HTTP status.
@@ -47,6 +48,8 @@ class Call:
     def __init__(self, service: Service, request: Request, lease: Lease, timeout: float | None) -> None:
         self.service, self.request, self._lease = service, request, lease
         self.client: Client = request.state.client
+        # Of a WebSocket connection, otherwise None.
+        self.turns: ConnectionTurns | None = request.scope["state"].get("turns")
         self._streams: list[RequestStream] = []
         self._ends: list[Callable[[], None]] = []
         self._expired = self._streaming = self._counted = False
@@ -78,6 +81,14 @@ class Call:
     def model(self) -> ServedModel:
         """The model, loaded."""
         return self._lease.model
+
+    def earlier_messages(self, response: str | None) -> Sequence[Mapping[str, Any]]:
+        """The conversation up to an earlier response; none without one. ApiError 404 if it is not stored."""
+        if response is None:
+            return ()
+        if self.turns is not None and self.turns.response == response:
+            return self.turns.messages
+        return self.service.responses.messages(self.client.tenant, response)
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """The result of text ``work``, done off the event loop."""

@@ -13,14 +13,14 @@ NONE, AUTO, REQUIRED = "none", "auto", "required"
 class Chat:
     """messages: as the template reads them. tools: objects {"type": "function", "function": ...}.
 
-    tool_choice: NONE, AUTO, REQUIRED, or the name of a tool. parallel: several calls in one answer. grammar: for the
-    answer's content. thinking_budget: maximum tokens of reasoning. variables: for the template.
+    tool_choice: NONE, AUTO, REQUIRED, or the name of a tool. most_calls: in one answer, None is no limit. grammar: for
+    the answer's content. thinking_budget: maximum tokens of reasoning. variables: for the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str = AUTO
-    parallel: bool = True
+    most_calls: int | None = None
     grammar: str | None = None
     thinking_budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)

@@ -70,4 +70,4 @@ async def start_chat(call: Call, chat: Chat, params: SamplingParams, priority: i
         params = replace(params, skip_special_tokens=False)
     await call.start([prompt.ids], [params], priority, namespace, prompt.turns)
     schemas = {function["name"]: function.get("parameters") or {} for function in chat.functions}
-    return ChatJob(call, prompt, params, AnswerFormat(kind, schemas or None, prompt.end))
+    return ChatJob(call, prompt, params, AnswerFormat(kind, schemas or None, prompt.end, chat.most_calls))

@@ -32,12 +32,13 @@ class Call:
 class AnswerFormat:
     """How the answers of one request are read. ``schemas``: of each tool's arguments, None without tools.
 
-    in_reasoning: the prompt has opened the reasoning.
+    prompt_end: its last characters, which may open the reasoning. most_calls: further calls are left out.
     """
 
     chat: ChatFormat
     schemas: Mapping[str, Any] | None
     prompt_end: str = ""
+    most_calls: int | None = None
 
     def reader(self) -> PartsReader:
         """A parser for one answer."""
@@ -51,6 +52,7 @@ class PartsReader:
         chat = answer.chat if answer.schemas is not None else _without_tools(answer.chat)
         plain = not (chat.harmony or chat.reasons or chat.tools)
         self._parser = None if plain else ChatOutputParser(chat, answer.schemas or {}, answer.prompt_end)
+        self._most_calls = answer.most_calls
         self.content = self.reasoning = ""
         self.calls: list[Call] = []
         self.reasoning_tokens = 0
@@ -70,6 +72,9 @@ class PartsReader:
             events = self._parser.push(piece.text)
             if piece.generation is not None:
                 events += self._parser.finish()
+            if self._most_calls is not None:
+                most = self._most_calls
+                events = [event for event in events if isinstance(event, (Content, Reasoning)) or event.index < most]
         self.generation = piece.generation
         for event in events:
             self._add(event)

@@ -58,7 +58,7 @@ def _calls(
     found = [
         Function(each["name"], {**(each.get("parameters") or {}), "x-guidance": JSON_OPTIONS}) for each in functions
     ]
-    return lark_grammar(CallGrammar(kind, special, in_reasoning).lark(found, chat.parallel))
+    return lark_grammar(CallGrammar(kind, special, in_reasoning).lark(found, chat.most_calls != 1))
 
 
 def _either(*makers: Callable[[], AllowedTokens]) -> Callable[[], AllowedTokens]:

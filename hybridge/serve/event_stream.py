@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.generation import Piece
-from hybridge.serve.errors import ANTHROPIC_PATH, ApiError, api_error
+from hybridge.serve.errors import ApiError, api_error
 
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
@@ -39,6 +39,9 @@ class EventWriter(Protocol):
 
     def end(self) -> bytes:
         """The events after the last piece."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """The events after an error, instead of ``end``."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -132,7 +135,7 @@ class EventStream(StreamingResponse):
         except Exception as error:
             if not isinstance(error, (ApiError, EngineError)):
                 self._service.log.error("failed", error, request=self._request.state.request_id)
-            yield _error_event(self._request.url.path, api_error(error))
+            yield writer.fail(api_error(error))
 
 
 async def disconnected(receive: Receive) -> None:
@@ -143,9 +146,3 @@ async def disconnected(receive: Receive) -> None:
 
 def _body(data: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _error_event(path: str, error: ApiError) -> bytes:
-    if path.startswith(ANTHROPIC_PATH):
-        return event(error.anthropic(), "error")
-    return event(error.openai())

@@ -21,7 +21,8 @@ def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
         content = message.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        fields |= {"role": "system" if message.role == "developer" else message.role, "content": content or ""}
+        role = "system" if message.role == "developer" else message.role
+        fields |= {"role": role, "content": content or message.refusal or ""}
         if message.tool_calls:
             fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
         found.append(fields)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hybridge.serve.api_keys import ANONYMOUS, Client
 from hybridge.serve.errors import (
     AUTHENTICATION,
+    NOT_FOUND,
     OVERLOADED,
     PERMISSION,
     TIMEOUT,
@@ -23,6 +24,7 @@ from hybridge.serve.errors import (
 )
 from hybridge.serve.loopback import host_name, is_loopback
 from hybridge.serve.random_ids import random_hex
+from hybridge.serve.response_socket import PATH, ResponseSocket
 
 if TYPE_CHECKING:
     from hybridge.serve.service import Service
@@ -41,6 +43,9 @@ class RequestMiddleware:
         self._app, self._service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,6 +60,23 @@ class RequestMiddleware:
                 await error_response(scope["path"], api_error(error))(scope, receive, exchange.send)
         finally:
             exchange.ended()
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Connect a WebSocket, each message of which is a request to this middleware."""
+        service, headers = self._service, Headers(scope=scope)
+        try:
+            if scope["path"] != PATH:
+                raise ApiError(404, f"expected {PATH} for a WebSocket, found another path", NOT_FOUND)
+            check_host(service, headers)
+            check_origin(service, headers)
+            known_client(service, headers)
+            if service.draining:
+                raise _draining()
+        except ApiError as error:
+            service.log.write("socket refused", status=error.status_code, error=error.message)
+            await error_response(scope["path"], error)(scope, receive, send)
+            return
+        await ResponseSocket(self, service, scope, receive, send).run()
 
 
 class _Exchange:
@@ -73,17 +95,11 @@ class _Exchange:
     async def admitted(self, receive: Receive) -> Receive:
         """Check the request and read its body; ApiError when it is refused."""
         service = self._service
-        host = self._headers.get("host", "")
-        if service.local_only and host and not is_loopback(host_name(host)):
-            raise ApiError(
-                403,
-                "expected a host name of this machine, found another: use --api-key-file behind a proxy",
-                PERMISSION,
-            )
+        check_host(service, self._headers)
         if not _OPEN.fullmatch(self._scope["path"]):
-            self._client = self._scope["state"]["client"] = self._known_client()
+            self._client = self._scope["state"]["client"] = known_client(service, self._headers)
             if service.draining:
-                raise ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
+                raise _draining()
             service.check_limits(self._client)
         settings = service.settings
         body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout)
@@ -127,18 +143,37 @@ class _Exchange:
         prompts = self._scope["state"].get("prompts", ())
         tracing.record(self._headers, f"{method} {route}", self._began_ns, status, attributes, prompts)
 
-    def _known_client(self) -> Client:
-        keys = self._service.keys
-        if keys is None:
-            return ANONYMOUS
-        kind, _, value = self._headers.get("authorization", "").partition(" ")
-        key = value.strip() if kind.lower() == "bearer" else self._headers.get("x-api-key", "")
-        client = keys.client(key)
-        if client is None:
-            raise ApiError(
-                401, "expected a valid API key as bearer token, found none", AUTHENTICATION, "invalid_api_key"
-            )
-        return client
+
+def check_host(service: Service, headers: Headers) -> None:
+    """ApiError for the host name of another machine, where only this one may connect."""
+    host = headers.get("host", "")
+    if service.local_only and host and not is_loopback(host_name(host)):
+        raise ApiError(
+            403, "expected a host name of this machine, found another: use --api-key-file behind a proxy", PERMISSION
+        )
+
+
+def check_origin(service: Service, headers: Headers) -> None:
+    """ApiError for a web page of another origin, which browsers let open WebSockets; keys are out of its reach."""
+    origin = headers.get("origin")
+    if service.keys is None and origin is not None and origin.partition("://")[2] != headers.get("host"):
+        raise ApiError(403, "origin: expected this server's own, found another: use --api-key-file", PERMISSION)
+
+
+def known_client(service: Service, headers: Headers) -> Client:
+    """The client that the API key names; ApiError 401 for another key, or none."""
+    if service.keys is None:
+        return ANONYMOUS
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    key = value.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    client = service.keys.client(key)
+    if client is None:
+        raise ApiError(401, "expected a valid API key as bearer token, found none", AUTHENTICATION, "invalid_api_key")
+    return client
+
+
+def _draining() -> ApiError:
+    return ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
 
 
 async def read_body(receive: Receive, headers: Headers, most: int, seconds: float) -> bytes:

@@ -10,6 +10,24 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _MOST_HEADER_BYTES = 1 << 16
 
 
+def websocket_protocol() -> Any:
+    """WebSockets for uvicorn that stay open when the server drains: the application closes each after its answer.
+
+    "none" where the package websockets is missing.
+    """
+    try:
+        from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+    except ImportError:
+        return "none"
+
+    class DrainedProtocol(WebSocketsSansIOProtocol):
+        def shutdown(self) -> None:
+            if not self.handshake_complete or self.close_sent:
+                super().shutdown()
+
+    return DrainedProtocol
+
+
 class _HeaderTooLargeError(Exception):
     """Ends the parsing of a request."""
 

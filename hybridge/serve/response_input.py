@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hybridge.serve.chat import AUTO, NONE, Chat
+from hybridge.serve.compaction import summary_messages, text_of
 from hybridge.serve.errors import ApiError
 from hybridge.serve.grammars import json_grammar
 from hybridge.serve.messages import arguments_object
 from hybridge.serve.schemas.responses import (
+    CompactionItem,
     ContentPart,
     FunctionCallItem,
     FunctionOutputItem,
@@ -21,12 +23,36 @@ from hybridge.serve.schemas.responses import (
     TextFormat,
 )
 
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 
 
-def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The messages of ``input``."""
-    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else _messages(body.input)
+def conversation_of(
+    given: str | Sequence[InputItem], earlier: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """The messages of an input that follows ``earlier`` ones; ApiError for the output of a call that is in neither."""
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
+    calls: set[str] = set()
+    for message in (*earlier, *messages):
+        calls.update(call["id"] for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and message["tool_call_id"] not in calls:
+            found = message["tool_call_id"][:80]
+            raise ApiError(
+                400,
+                f"input: expected the function_call of each function_call_output, found none with call_id {found!r}",
+                param="input",
+            )
+    return messages
+
+
+def with_instructions(messages: Sequence[Mapping[str, Any]], instructions: str | None) -> Sequence[Mapping[str, Any]]:
+    """``messages`` after the instructions."""
+    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
 
 
 def input_items(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -49,16 +75,14 @@ def _shown(item: InputItem) -> dict[str, Any]:
 
 def chat_of(body: ResponsesRequest, messages: Sequence[Mapping[str, Any]]) -> Chat:
     """``messages`` are the conversation without the instructions. ApiError for a format without its schema."""
-    if body.instructions:
-        messages = [{"role": "system", "content": body.instructions}, *messages]
     choice = body.tool_choice or (AUTO if body.tools else NONE)
     effort = None if body.reasoning is None else body.reasoning.effort
     tools = [tool.model_dump(exclude_none=True, exclude={"type"}) for tool in body.tools or ()]
     return Chat(
-        messages,
+        with_instructions(messages, body.instructions),
         [{"type": "function", "function": tool} for tool in tools],
         choice if isinstance(choice, str) else choice.name,
-        body.parallel_tool_calls is not False,
+        1 if body.parallel_tool_calls is False else body.max_tool_calls,
         None if body.text is None or body.text.format is None else _grammar(body.text.format),
         variables={} if effort is None else {"reasoning_effort": effort},
     )
@@ -81,13 +105,21 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
         elif isinstance(item, FunctionOutputItem):
             found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
         elif isinstance(item, ReasoningItem):
-            found.append({"role": "assistant", "content": "", "reasoning_content": _text(item.content or [])})
+            found.append({"role": "assistant", "content": "", "reasoning_content": _reasoning(item)})
+        elif isinstance(item, CompactionItem):
+            found += summary_messages(item.encrypted_content)
         elif item.role == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
             found[-1]["content"] = _text(item.content)
         else:
             role = "system" if item.role == "developer" else item.role
             found.append({"role": role, "content": _text(item.content)})
     return found
+
+
+def _reasoning(item: ReasoningItem) -> str:
+    if item.content:
+        return _text(item.content)
+    return text_of(item.encrypted_content) if item.encrypted_content else _text(item.summary or [])
 
 
 def _text(content: str | Sequence[ContentPart]) -> str:

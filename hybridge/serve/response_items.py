@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from hybridge.runtime.generation import Generation
 from hybridge.serve.blocks import CALL, DELTA, REASONING, START, Block, BlockStep
+from hybridge.serve.compaction import opaque
 from hybridge.serve.messages import arguments_object
 
 Data = dict[str, Any]
 
 
-def item_of(block: Block, status: str) -> Data:
-    """The item of ``block``, as far as it is known."""
+def item_of(block: Block, status: str, encrypts: bool = False) -> Data:
+    """The item of ``block``, as far as it is known. encrypts: reasoning also has its "encrypted_content"."""
     if block.kind == CALL:
         return {
             "type": "function_call",
@@ -24,7 +26,9 @@ def item_of(block: Block, status: str) -> Data:
         }
     content = [_part(block)] if block.text else []
     if block.kind == REASONING:
-        return {"type": "reasoning", "id": f"rs_{block.key}", "summary": [], "content": content, "status": status}
+        more = {"encrypted_content": opaque(block.text)} if encrypts else {}
+        item = {"type": "reasoning", "id": f"rs_{block.key}", "summary": [], "content": content, "status": status}
+        return item | more
     return {"type": "message", "id": f"msg_{block.key}", "role": "assistant", "status": status, "content": content}
 
 
@@ -43,8 +47,20 @@ def message_of(blocks: Iterable[Block]) -> Data:
     return message
 
 
-def item_events(step: BlockStep, status: str) -> Iterator[Data]:
-    """The events of ``step``, each with its "type". ``status``: of an item that ends."""
+def usage_of(answer: Generation, reasoning_tokens: int) -> Data:
+    """The usage of one answer."""
+    prompt, new = len(answer.prompt_token_ids), len(answer.token_ids)
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "output_tokens": new,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": prompt + new,
+    }
+
+
+def item_events(step: BlockStep, status: str, encrypts: bool = False) -> Iterator[Data]:
+    """The events of ``step``, each with its "type". ``status``: of an item that ends. encrypts: as of ``item_of``."""
     block = step.block
     where = {"item_id": item_of(block, status)["id"], "output_index": block.index}
     part, name = {**where, "content_index": 0}, _name(block)
@@ -65,7 +81,7 @@ def item_events(step: BlockStep, status: str) -> Iterator[Data]:
             more = {"logprobs": []} if name == "output_text" else {}
             yield {"type": f"response.{name}.done", **part, "text": block.text, **more}
             yield {"type": "response.content_part.done", **part, "part": _part(block)}
-        item = item_of(block, status)
+        item = item_of(block, status, encrypts)
         yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
 
 

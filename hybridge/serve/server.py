@@ -21,7 +21,7 @@ from hybridge.artifact.errors import OutputError, SettingError
 from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
 from hybridge.serve.loopback import is_loopback
-from hybridge.serve.protocol import TimedProtocol
+from hybridge.serve.protocol import TimedProtocol, websocket_protocol
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.service import Service, new_service
 from hybridge.serve.settings import ModelSettings, ServeSettings
@@ -109,7 +109,9 @@ def _config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(service),
         http=lambda *args, **names: TimedProtocol(service.settings.receive_timeout, *args, **names),  # type: ignore[arg-type]
-        ws="none",
+        ws=websocket_protocol(),
+        ws_max_size=service.settings.max_body_bytes,
+        ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
         log_config=None,
@@ -145,6 +147,8 @@ class _Server(uvicorn.Server):
             return
         self._service.draining = self.should_exit = True
         self._service.log.write("draining")
+        for drain in self._service.on_drain:
+            drain()
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class Service:
     """``keys``: None where none is needed. ``draining``: new requests are refused. ``started``: seconds since 1970.
 
-    streams: responses that are streams of events now. local_only: requests have to name this machine as their host.
+    streams: responses that are streams of events now. on_drain: called when the server begins to drain. local_only:
+    requests have to name this machine as their host.
     """
 
     settings: ServeSettings
@@ -45,6 +46,7 @@ class Service:
     draining: bool = False
     local_only: bool = False
     streams: int = 0
+    on_drain: set[Callable[[], None]] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def check_limits(self, client: Client) -> None:

@@ -30,6 +30,24 @@ class StoredResponse:
         return len(json.dumps([self.response, self.input_items, self.messages]))
 
 
+@dataclass(eq=False)
+class ConnectionTurns:
+    """The last response of a WebSocket connection, and the conversation up to it: stored or not, the connection can
+    continue it."""
+
+    response: str | None = None
+    messages: Sequence[Data] = ()
+
+    def ended(self, response: str, messages: Sequence[Data]) -> None:
+        """A response has ended."""
+        self.response, self.messages = response, messages
+
+    def forget(self, response: object) -> None:
+        """Drop ``response``, if it is the last one."""
+        if response == self.response:
+            self.response, self.messages = None, ()
+
+
 class StoredResponses:
     """The latest responses, up to ``most_bytes`` of JSON in all; the least recently used is dropped first.
 

@@ -13,6 +13,7 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.generation import Piece
 from hybridge.serve import event_stream
+from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, EventStream, EventTemplate, event
 from hybridge.serve.request_log import RequestLog
 
@@ -26,6 +27,9 @@ class Writer:
 
     def end(self) -> bytes:
         return DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.openai())
 
 
 async def response(batches: AsyncIterator[Sequence[Piece]], send: Any, disconnects: Any = asyncio.Future) -> str:

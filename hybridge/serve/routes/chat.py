@@ -59,7 +59,7 @@ def _chat(body: ChatRequest) -> Chat:
         template_messages(body.messages),
         [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         choice if isinstance(choice, str) else choice.function.name,
-        body.parallel_tool_calls is not False,
+        1 if body.parallel_tool_calls is False else None,
         grammar_of(body.response_format, body.structured_outputs),
         body.thinking_budget,
         variables,
@@ -111,6 +111,9 @@ class _Answer:
         if not self._shows_usage:
             return DONE
         return event({**self._chunk_head, "choices": [], "usage": _usage(self._readers)}) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.openai())
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return event(self._chunk(choice))

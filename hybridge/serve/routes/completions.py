@@ -113,6 +113,9 @@ class _Answer:
             return DONE
         return event({**self._head, "choices": [], "usage": usage(list(self._ended.values()))}) + DONE
 
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.openai())
+
     def _chunk(self, pieces: Sequence[Piece]) -> bytes:
         """The chunk for new pieces of one answer."""
         first, last = pieces[0], pieces[-1]

@@ -15,6 +15,7 @@ from hybridge.serve.anthropic_messages import chat_of
 from hybridge.serve.blocks import CALL, DELTA, REASONING, START, Block, Blocks, BlockStep
 from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, prompt_of, start_chat
+from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import event
 from hybridge.serve.messages import arguments_object
 from hybridge.serve.schemas.base import EVENTS
@@ -59,6 +60,7 @@ class _Answer:
 
     def __init__(self, body: MessagesRequest, job: ChatJob) -> None:
         self._job = job
+        self._shows_reasoning = body.thinking is None or body.thinking.display != "omitted"
         self._head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": body.model}
         self._reader, self._blocks = job.answer.reader(), Blocks()
 
@@ -69,7 +71,7 @@ class _Answer:
 
     def message(self) -> dict[str, Any]:
         """After the last piece."""
-        content = [_content(block) for block in self._blocks.all]
+        content = [_content(self._shown(block)) for block in self._blocks.all]
         return {**self._head, "content": content, **self._stop(), "usage": self._usage()}
 
     def begin(self) -> bytes:
@@ -78,15 +80,24 @@ class _Answer:
         return event({"type": "message_start", "message": start}, "message_start")
 
     def write(self, batch: Sequence[Piece]) -> bytes:
-        return b"".join([_block_event(step) for step in self._steps(batch)])
+        steps = self._steps(batch)
+        if not self._shows_reasoning:
+            steps = [step for step in steps if step.kind != DELTA or step.block.kind != REASONING]
+        return b"".join(map(_block_event, steps))
 
     def end(self) -> bytes:
         last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         return event(last, "message_delta") + event({"type": "message_stop"}, "message_stop")
 
+    def fail(self, error: ApiError) -> bytes:
+        return event(error.anthropic(), "error")
+
     def _steps(self, batch: Sequence[Piece]) -> Sequence[BlockStep]:
         steps = self._blocks.push(self._reader.read(batch))
         return steps if self._reader.generation is None else [*steps, *self._blocks.finish()]
+
+    def _shown(self, block: Block) -> Block:
+        return block if self._shows_reasoning or block.kind != REASONING else replace(block, text="")
 
     def _stop(self) -> dict[str, Any]:
         found = self._reader.generation

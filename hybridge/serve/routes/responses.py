@@ -17,10 +17,16 @@ from hybridge.serve.call import Call, new_id
 from hybridge.serve.chat_job import ChatJob, start_chat
 from hybridge.serve.errors import ApiError
 from hybridge.serve.event_stream import DONE, event
-from hybridge.serve.response_input import chat_of, input_items, messages_of
-from hybridge.serve.response_items import item_events, item_of, message_of
+from hybridge.serve.response_input import chat_of, conversation_of, input_items
+from hybridge.serve.response_items import item_events, item_of, message_of, usage_of
 from hybridge.serve.schemas.base import EVENTS
-from hybridge.serve.schemas.responses import ResponseNamedTool, ResponseObject, ResponsesRequest, TextFormat
+from hybridge.serve.schemas.responses import (
+    ENCRYPTED_REASONING,
+    ResponseNamedTool,
+    ResponseObject,
+    ResponsesRequest,
+    TextFormat,
+)
 from hybridge.serve.stored_responses import StoredResponse
 
 router = APIRouter()
@@ -38,10 +44,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
         )
     async with await Call.begin(request, body.model) as call:
         namespace = call.client.namespace(body.prompt_cache_key, None)
-        messages: list[Mapping[str, Any]] = [*messages_of(body)]
-        if body.previous_response_id is not None:
-            earlier = call.service.responses.messages(call.client.tenant, body.previous_response_id)
-            messages = [*earlier, *messages]
+        earlier = call.earlier_messages(body.previous_response_id)
+        messages = [*earlier, *conversation_of(body.input, earlier)]
         job = await start_chat(call, chat_of(body, messages), _params(body, call), None, namespace)
         answer = _Answer(body, job, messages)
         if body.stream:
@@ -71,6 +75,7 @@ class _Answer:
         self._stored = body.store is not False and job.call.service.responses.enabled
         self._id, self._created = new_id("resp"), int(time.time())
         self._reader, self._blocks = job.answer.reader(), Blocks()
+        self._encrypts = ENCRYPTED_REASONING in (body.include or ())
         self._events = 0
 
     @property
@@ -86,11 +91,14 @@ class _Answer:
 
     def finish(self) -> dict[str, Any]:
         """The response after the last piece. It is stored, if enabled, for later requests to read or continue."""
-        response = self.response(self.status)
-        if self._stored:
-            call, messages = self._job.call, [*self._messages, message_of(self._blocks.all)]
-            stored = StoredResponse(response, input_items(self._body), messages)
-            call.service.responses.add(call.client.tenant, stored)
+        call, response = self._job.call, self.response(self.status)
+        if self._stored or call.turns is not None:
+            messages = [*self._messages, message_of(self._blocks.all)]
+            if self._stored:
+                stored = StoredResponse(response, input_items(self._body), messages)
+                call.service.responses.add(call.client.tenant, stored)
+            if call.turns is not None:
+                call.turns.ended(self._id, messages)
         return response
 
     def begin(self) -> bytes:
@@ -100,11 +108,22 @@ class _Answer:
         )
 
     def write(self, batch: Sequence[Piece]) -> bytes:
-        return b"".join([self._event(data) for step in self._steps(batch) for data in item_events(step, self.status)])
+        return b"".join(
+            [
+                self._event(data)
+                for step in self._steps(batch)
+                for data in item_events(step, self.status, self._encrypts)
+            ]
+        )
 
     def end(self) -> bytes:
         response = self.finish()
         return self._event({"type": f"response.{self.status}", "response": response}) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        shown = {"type": "error", "status": error.status_code, **error.openai()}
+        response = self.response("failed") | {"error": {"code": error.code or error.kind, "message": error.message}}
+        return self._event(shown) + self._event({"type": "response.failed", "response": response})
 
     def _event(self, data: dict[str, Any]) -> bytes:
         self._events += 1
@@ -112,8 +131,10 @@ class _Answer:
 
     def response(self, status: str) -> dict[str, Any]:
         """The response object."""
-        body, params, ended = self._body, self._job.params, status != "in_progress"
-        output = [item_of(block, status) for block in self._blocks.all] if ended else []
+        body, params, found = self._body, self._job.params, self._reader.generation
+        ended = status != "in_progress"
+        state = "incomplete" if status == "failed" else status
+        output = [item_of(block, state, self._encrypts) for block in self._blocks.all] if ended else []
         return {
             "id": self._id,
             "object": "response",
@@ -124,7 +145,7 @@ class _Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": body.model,
             "output": output,
-            "usage": self._usage() if ended else None,
+            "usage": None if found is None else usage_of(found, self._reader.reasoning_tokens),
             "previous_response_id": body.previous_response_id,
             "store": self._stored,
             "background": False,
@@ -161,15 +182,3 @@ class _Answer:
     def _steps(self, batch: Sequence[Piece]) -> Sequence[BlockStep]:
         steps = self._blocks.push(self._reader.read(batch))
         return steps if self._reader.generation is None else [*steps, *self._blocks.finish()]
-
-    def _usage(self) -> dict[str, Any]:
-        found = self._reader.generation
-        assert found is not None
-        prompt, new = len(found.prompt_token_ids), len(found.token_ids)
-        return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": found.cached_tokens},
-            "output_tokens": new,
-            "output_tokens_details": {"reasoning_tokens": self._reader.reasoning_tokens},
-            "total_tokens": prompt + new,
-        }

@@ -27,6 +27,10 @@ def _json(value: T) -> T:
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
 JsonList = Annotated[list[Any], AfterValidator(_json)]
 
+# Marks fields that clients send, and that change no answer here.
+NO_EFFECT = Field(description="No effect.")
+Label = Annotated[str | None, NO_EFFECT]
+
 # For the schema of routes that answer with events if a request sets "stream".
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
@@ -68,12 +72,16 @@ class AnthropicErrorBody(ResponseBody):
     error: AnthropicErrorDetail
 
 
+# The only tier, under both of its names.
+ServiceTier = Literal["auto", "default"] | None
+
+
 class StreamOptions(RequestBody):
     """include_usage: a last chunk has the usage. continuous_usage_stats: every chunk has it."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class SamplingFields(RequestBody):
@@ -104,13 +112,12 @@ class SamplingFields(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     timeout: Annotated[Finite, Field(gt=0)] | None = Field(None, description="Seconds, at most the server's own limit.")
-    # Accepted, and without effect here.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
     store: Literal[False] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_retention: str | None = None
+    service_tier: ServiceTier = None
+    prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None
+    user: Label = None
+    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
+    safety_identifier: Label = None
 
 
 class PromptDetails(ResponseBody):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from hybridge.serve.schemas.base import RequestBody, ResponseBody
+from hybridge.serve.schemas.base import Label, RequestBody, ResponseBody
 from hybridge.serve.schemas.completions import Prompts
 
 
@@ -22,7 +22,7 @@ class EmbeddingRequest(RequestBody):
     dimensions: int | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
-    user: str | None = None
+    user: Label = None
 
 
 class Embedding(ResponseBody):

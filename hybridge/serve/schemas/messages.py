@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import Finite, JsonObject, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import NO_EFFECT, Finite, JsonObject, PositiveInt, RequestBody, ResponseBody
 from hybridge.serve.schemas.tools import Name
 
-CacheControl = dict[str, Any] | None
+# Every prompt is cached.
+CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
 
 
 class TextBlock(RequestBody):
@@ -22,7 +23,7 @@ class TextBlock(RequestBody):
 class ThinkingBlock(RequestBody):
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""
+    signature: Annotated[str, NO_EFFECT] = ""
 
 
 class ToolUseBlock(RequestBody):
@@ -66,11 +67,11 @@ class MessageToolChoice(RequestBody):
 
 
 class Thinking(RequestBody):
-    """budget_tokens: most tokens of reasoning."""
+    """budget_tokens: most tokens of reasoning. display: "omitted" leaves the text of the reasoning out."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: PositiveInt | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class CountRequest(RequestBody):
@@ -92,8 +93,8 @@ class MessagesRequest(CountRequest):
     top_k: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None
 
 
 class MessageUsage(ResponseBody):

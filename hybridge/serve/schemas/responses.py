@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import Finite, JsonList, JsonObject, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import (
+    NO_EFFECT,
+    Finite,
+    JsonList,
+    JsonObject,
+    Label,
+    PositiveInt,
+    RequestBody,
+    ResponseBody,
+    ServiceTier,
+)
 from hybridge.serve.schemas.tools import Name
 
 Status = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Annotated[Status | None, NO_EFFECT]
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
 
 class ContentPart(RequestBody):
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: str
-    annotations: JsonList | None = None
-    logprobs: JsonList | None = None
+    annotations: Annotated[JsonList | None, NO_EFFECT] = None
+    logprobs: Annotated[JsonList | None, NO_EFFECT] = None
 
 
 class MessageItem(RequestBody):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[ContentPart]
-    id: str | None = None
-    status: Status | None = None
-    phase: str | None = None
+    id: Label = None
+    status: ItemStatus = None
+    phase: Label = None
 
 
 class FunctionCallItem(RequestBody):
@@ -34,28 +46,50 @@ class FunctionCallItem(RequestBody):
     call_id: str
     name: Name
     arguments: str
-    id: str | None = None
-    status: Status | None = None
+    id: Label = None
+    status: ItemStatus = None
 
 
 class FunctionOutputItem(RequestBody):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[ContentPart]
-    id: str | None = None
-    status: Status | None = None
+    id: Label = None
+    status: ItemStatus = None
 
 
 class ReasoningItem(RequestBody):
+    """The text is that of ``content``, or else of ``encrypted_content`` or ``summary``."""
+
     type: Literal["reasoning"]
-    id: str | None = None
+    id: Label = None
     summary: list[ContentPart] | None = None
     content: list[ContentPart] | None = None
     encrypted_content: str | None = None
-    status: Status | None = None
+    status: ItemStatus = None
 
 
-InputItem = FunctionCallItem | FunctionOutputItem | ReasoningItem | MessageItem
+class CompactionItem(RequestBody):
+    """Stands for a conversation that /v1/responses/compact summarized."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: Label = None
+
+
+def _item_type(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")],
+    Discriminator(_item_type),
+]
+Items = Annotated[list[InputItem], Field(min_length=1)]
 
 
 class ResponseTool(RequestBody):
@@ -63,7 +97,7 @@ class ResponseTool(RequestBody):
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, NO_EFFECT] = None
 
 
 class ResponseNamedTool(RequestBody):
@@ -73,27 +107,33 @@ class ResponseNamedTool(RequestBody):
 
 class TextFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
+    name: Label = None
+    description: Label = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, NO_EFFECT] = None
 
 
 class TextOptions(RequestBody):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(RequestBody):
+    """effort: for the chat template. summary: reasoning is shown as it is, so that "auto" gives no summary."""
+
     effort: str | None = None
-    summary: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponsesStreamOptions(RequestBody):
+    include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(RequestBody):
     """``input`` has the whole conversation, or what follows the response ``previous_response_id``."""
 
     model: str
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    input: str | Items
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
@@ -101,7 +141,7 @@ class ResponsesRequest(RequestBody):
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: ResponsesStreamOptions | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -111,15 +151,14 @@ class ResponsesRequest(RequestBody):
     top_logprobs: Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)] | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    # Accepted, and without effect here.
-    metadata: dict[str, str] | None = None
-    include: list[str] | None = None
-    truncation: Literal["auto", "disabled"] | None = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
-    max_tool_calls: int | None = None
+    service_tier: ServiceTier = None
+    max_tool_calls: PositiveInt | None = None
+    metadata: dict[str, str] | None = None
+    user: Label = None
+    safety_identifier: Label = None
 
 
 class InputDetails(ResponseBody):
@@ -145,8 +184,8 @@ class ResponseObject(ResponseBody):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Status
-    error: None
+    status: Status | Literal["failed"]
+    error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
@@ -173,6 +212,26 @@ class ResponseObject(ResponseBody):
     safety_identifier: str | None
     prompt_cache_key: str | None
     service_tier: str
+
+
+class CompactRequest(RequestBody):
+    """``input`` has the conversation, or what follows the response ``previous_response_id``."""
+
+    model: str
+    input: str | Items | None = None
+    previous_response_id: str | None = None
+    instructions: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class CompactedResponse(ResponseBody):
+    """``output``: one item that replaces the conversation in later requests."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class DeletedResponse(ResponseBody):

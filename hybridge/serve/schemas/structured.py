@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import JsonObject, RequestBody
+from hybridge.serve.schemas.base import NO_EFFECT, JsonObject, Label, RequestBody
 
 _LONGEST = 256 * 1024
 
 
 class JsonSchemaFormat(RequestBody):
-    """``schema``: a JSON schema. A strict answer always follows it, so ``strict`` has no effect."""
+    """``schema``: a JSON schema, which every answer follows, strict or not."""
 
-    name: str
-    description: str | None = None
+    name: Annotated[str, NO_EFFECT]
+    description: Label = None
     schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, NO_EFFECT] = None
 
 
 class ResponseFormat(RequestBody):

@@ -6,18 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import JsonObject, RequestBody
+from hybridge.serve.schemas.base import NO_EFFECT, JsonObject, RequestBody
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class FunctionTool(RequestBody):
-    """``parameters``: a JSON schema of an object."""
+    """``parameters``: a JSON schema of an object. Calls that ``tool_choice`` requires follow it, strict or not."""
 
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, NO_EFFECT] = None
 
 
 class Tool(RequestBody):
