@@ -162,7 +162,8 @@ def _graph(plan: ExportPlan, options: ExportOptions, slots: Slots, folder: Path,
     with paused_collection():
         from hybridge.exporter.trace.build import build_model
 
-        model = build_model(plan.decoder, plan.config, plan.parameters, slots, folder, options.all_logits, options.head)
+        own = plan.decoder, plan.config, plan.parameters
+        model = build_model(*own, slots, folder, options.all_logits, options.head, plan.cache_factors)
         (folder / MODEL_FILE).write_bytes(model.SerializeToString())
         if plan.mtp is not None:
             _mtp_graph(plan.mtp, plan.config, slots, folder)

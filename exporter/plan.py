@@ -15,7 +15,9 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError, located
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.cache_factors import cache_factors
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
+from hybridge.exporter.checkpoint.quantized.cache_scales import CacheFactors
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mlp_config import MoeConfig
@@ -38,7 +40,8 @@ from hybridge.exporter.weights.derived import DerivedTensor
 class ExportPlan:
     """The decoder, its runtime contract, and the source of every parameter.
 
-    rounded: the weights whose products round their inputs.
+    rounded: the weights whose products round their inputs. cache_factors: of the attention layers' keys and values, in
+    order; empty where there are none.
     """
 
     decoder: DecoderConfig
@@ -49,6 +52,7 @@ class ExportPlan:
     notes: tuple[str, ...]
     mtp: MtpHead | None = None
     rounded: frozenset[str] = frozenset()
+    cache_factors: tuple[CacheFactors | None, ...] = ()
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
@@ -157,7 +161,8 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
-    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp)
+    factors = cache_factors(decoder, parameters, source.cache_scales) if config.has_kv_scales else ()
+    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp, cache_factors=factors)
     rounded = products_with_rounding(source, plan.all_parameters, options, notes)
     plan = replace(plan, rounded=rounded, notes=tuple(notes))
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)

@@ -13,6 +13,7 @@ from hybridge.artifact.limits import TEMPLATE_FILES
 from hybridge.artifact.path_kind import require_checkpoint
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot
 from hybridge.exporter.checkpoint.entries import check_side_file, checked_file, read_json
+from hybridge.exporter.checkpoint.quantized.cache_scales import CacheScales
 from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, logical_tensors, without_quantization
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
@@ -45,7 +46,7 @@ class Checkpoint:
     ``side_files`` are in ``path`` or in a folder of it. ``eos_token_ids`` come from generation_config.json, else from
     the config. ``notes`` say what was ignored.
     ``config`` has no quantization_config; ``tensors`` are the model's, of which ``quantized`` are those of the weights
-    that are quantised.
+    that are quantised. ``cache_scales`` are those of keys and values.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     notes: tuple[str, ...] = ()
     quantized: Mapping[str, QuantizedTensor] = field(default_factory=dict)
+    cache_scales: CacheScales = field(default_factory=CacheScales)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -91,6 +93,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         eos_token_ids,
         (*notes, *logical.notes),
         logical.quantized,
+        logical.cache_scales,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -12,11 +12,13 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.kv_dtypes import FP8_E4M3
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.exporter.checkpoint.quantized.cache_scales import CacheFactors
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead
 from hybridge.exporter.families.parameters import Parameter
 from hybridge.exporter.layers.mtp_decoder import MtpDecoder
 from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.trace.cache_factors import apply_cache_factors
 from hybridge.exporter.trace.check import check_model
 from hybridge.exporter.trace.finish import finish_model, name_axes
 from hybridge.exporter.trace.interface import graph_bindings, mtp_bindings
@@ -37,9 +39,11 @@ def build_model(
     folder: Path,
     all_logits: bool,
     head: bool = True,
+    cache_factors: Sequence[CacheFactors | None] = (),
 ) -> onnx.ModelProto:
     """The model of ``decoder`` whose weights are in ``slots`` under ``folder``.
 
+    cache_factors: of the attention layers' FP8 keys and values, in order, if there are any.
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """
     distinct = distinct_layers(decoder)
@@ -55,6 +59,7 @@ def build_model(
     _import_operators(traced, config)
     name_axes(traced.graph, bindings)
     unrolled = unroll(traced, decoder, bindings, config.bindings)
+    apply_cache_factors(unrolled.graph, cache_factors)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
     attach_functions(model)
     check_model(model, config.bindings)

@@ -16,6 +16,7 @@ from hybridge.artifact import names
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.text_models import TEXT_MODELS
+from hybridge.verification.cache_scales import CacheScale
 from hybridge.verification.long_windows import FilledCaches
 from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
@@ -57,6 +58,7 @@ class Reference(TransformersModel):
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
         self._config, self._units = config, UnitStates(self.base.layers)
+        self._cache_scales: Mapping[int, CacheScale] = {}
         use_long_factors(self.model, config.max_seq_len)
 
     def run(
@@ -140,17 +142,29 @@ class Reference(TransformersModel):
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
             if filled is not None:
-                fill_layer(layer, filled, k)
+                fill_layer(layer, filled, k, self._cache_scale(index))
             if self._config.has_kv_scales:
-                layer.update = partial(update_rounded, layer.update, self._config.kv_layers[k].head_dim)
+                own = self._config.kv_layers[k].head_dim, self._cache_scale(index)
+                layer.update = partial(update_rounded, layer.update, *own)
         return {"past_key_values": cache}
+
+    def scale_caches(self, scales: Mapping[int, CacheScale]) -> None:
+        """Round keys and values of FP8 caches with ``scales``, by layer, and return states as pools hold them."""
+        self._cache_scales = scales
+
+    def _cache_scale(self, layer: int) -> CacheScale:
+        return self._cache_scales.get(layer, CacheScale())
 
     def _states(self, cache: Any) -> dict[str, np.ndarray]:
         states: dict[str, np.ndarray] = {}
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
-            keys, values = joined_latents(layer.keys, layer.values, self._config.kv_layers[k].head_dim)
-            states[names.past_key(k)], states[names.past_value(k)] = keys[0].numpy(), values[0].numpy()
+            caches = joined_latents(layer.keys, layer.values, self._config.kv_layers[k].head_dim)
+            factors = self._cache_scale(index).in_pools
+            if caches[0] is caches[1]:
+                factors = (factors[0], factors[0])
+            for name, numbers, factor in zip((names.past_key(k), names.past_value(k)), caches, factors, strict=True):
+                states[name] = numbers[0].numpy() / factor
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = self._config.recurrent_layers[r]
             names_of, shapes = layer.state_names(r), layer.state_shapes

@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact import names
+from hybridge.verification.cache_scales import CacheScale
 from hybridge.verification.long_windows import FilledCaches
 
 
-def fill_layer(layer: Any, filled: FilledCaches, k: int) -> None:
-    """Fill a layer of an empty DynamicCache with what ``filled`` has for attention layer ``k`` (local index).
+def fill_layer(layer: Any, filled: FilledCaches, k: int, scale: CacheScale) -> None:
+    """Fill a layer of an empty DynamicCache with what ``filled``, by pools of ``scale``, has for attention layer ``k``.
 
     Masks are computed as if the layer held it all, but it is in memory only while the attention layer runs.
     """
     import torch
 
-    keys, values = (filled.first(name) for name in (names.past_key(k), names.past_value(k)))
+    stored = (filled.first(name) for name in (names.past_key(k), names.past_value(k)))
+    keys, values = (numbers * factor for numbers, factor in zip(stored, scale.in_pools, strict=True))
     # A layer with a window holds all but one of its tokens.
     cached = min(filled.length, layer.sliding_window - 1) if layer.is_sliding else filled.length
     row = torch.zeros(1, len(keys), 1, keys.shape[-1])
@@ -67,12 +69,25 @@ def with_heads(state: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return state.reshape(shape) if shape[:1] == (1,) else state
 
 
-def update_rounded(update: Any, head_dim: int, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
-    """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, size] rounded to e4m3."""
+def update_rounded(
+    update: Any, head_dim: int, scale: CacheScale, keys: Any, values: Any, *rest: Any, **more: Any
+) -> Any:
+    """``update`` of a cache's layer with keys and values [batch, kv_heads, tokens, size] rounded to e4m3.
+
+    They are divided by ``scale`` before that, and multiplied afterwards.
+    """
+    import torch
+
     from hybridge.trt_plugins.reference.e4m3 import e4m3_from, exact_from_e4m3
 
     sizes = keys.shape[-1], values.shape[-1]
-    keys, values = (exact_from_e4m3(*e4m3_from(x)).to(x.dtype) for x in joined_latents(keys, values, head_dim))
+    joined, factors = joined_latents(keys, values, head_dim), [torch.from_numpy(part) for part in scale.pair]
+    if sum(sizes) == head_dim:
+        factors = [factors[0], factors[0]]
+    numbers = [e4m3_from(x / factor) for x, factor in zip(joined, factors, strict=True)]
+    keys, values = (
+        (exact_from_e4m3(*pair) * factor).to(keys.dtype) for pair, factor in zip(numbers, factors, strict=True)
+    )
     if sum(sizes) == head_dim:
         keys, values = keys.split(sizes, -1)
     return update(keys, values, *rest, **more)

@@ -17,6 +17,7 @@ from hybridge.artifact.path_kind import require_artifact, require_checkpoint
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.runtime.engines.factory import AUTO, check_engine
+from hybridge.verification.cache_scales import stored_cache_scales
 from hybridge.verification.compare import compared
 from hybridge.verification.expected import Expected, ForcedRuns, Inputs
 from hybridge.verification.head_cases import head_cases
@@ -109,6 +110,8 @@ def _cases(
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
     reference.notes = (*reference.notes, *round_inputs(reference, source, config))
+    if config.has_kv_scales:
+        reference.scale_caches(stored_cache_scales(source))
     forced = _rounds_inputs(config) and shows_layers(options.engine)
     return Cases.of(reference, config, options, plan, progress, forced)
 

@@ -48,7 +48,6 @@ _INPUT_TYPES = {("int", 8): DType.INT8, ("float", 8): DType.FLOAT8E4M3FN, ("floa
 # Tensors of quantised activations; those that no rounding reads are dropped.
 _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
 _EXPERT_PARTS = ("weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale")
-_OF_CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "q_scale")
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,6 @@ def read_compressed_tensors(config: Mapping[str, Any], stored: StoredTensors) ->
     check_names(ignored, modules, "ignore")
     for scheme in schemes:
         check_names(scheme.targets, modules, "targets")
-    stored.drop(*_OF_CACHE)
     for module in sorted({*stored.modules("weight_packed"), *stored.modules("weight_scale")}):
         scheme = _scheme_of(module, schemes, ignored)
         numbers = next(
@@ -130,7 +128,8 @@ def _weight(scheme: Scheme, module: str, stored: StoredTensors) -> QuantizedTens
 def _schemes(fields: Fields) -> tuple[Scheme, ...]:
     default = fields.string("format", PACKED)
     groups = fields.raw("config_groups")
-    if not isinstance(groups, dict) or not groups:
+    has_cache = bool(fields.raw("kv_cache_scheme", None))  # of which nothing else may be quantised
+    if not isinstance(groups, dict) or not (groups or has_cache):
         raise fields.fail("config_groups", "an object with at least one group")
     return tuple(_scheme(f"{WHERE}: config_groups: {name}", group, default) for name, group in groups.items())
 

@@ -41,7 +41,6 @@ def read_fp8(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quant
     fields.refuse_unknown()
     check_names(excluded, stored.all_modules, "modules_to_not_convert")
     suffix = "weight_scale_inv" if block else "weight_scale"
-    stored.drop("k_scale", "v_scale")
     for module in stored.modules(suffix):
         if matches(module, excluded):
             raise CheckpointError(f"{WHERE}: {module} is excluded from quantisation, but {module}.{suffix} exists")

@@ -60,7 +60,6 @@ def read_modelopt(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[
     modules = stored.all_modules
     check_names(excluded, modules, "exclude_modules")
     check_names(layers, modules, "quantized_layers")
-    stored.drop("k_scale", "v_scale", "k_bias", "v_bias")
     for module in stored.modules("weight_scale"):
         yield _weight(_algorithm_of(module, algorithm, layers, excluded), module, stored)
     stacked = (name.removesuffix("_weight_scale") for name in sorted(stored.left) if name.endswith("_weight_scale"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +12,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.awq import read_awq
+from hybridge.exporter.checkpoint.quantized.cache_scales import CacheScales, take_cache_scales
 from hybridge.exporter.checkpoint.quantized.compressed_tensors import read_compressed_tensors
 from hybridge.exporter.checkpoint.quantized.fp8 import read_fp8
 from hybridge.exporter.checkpoint.quantized.gptq import read_gptq
@@ -37,8 +38,6 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
 MODELOPT_FILE = "hf_quant_config.json"
 # Keys of quantisation settings in config.json, also inside text_config.
 _KEYS = ("quantization_config", "compression_config")
-# Name suffixes of a quantised KV cache's scales and offsets.
-_OF_CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_bias", ".v_bias", ".k_zero_point", ".v_zero_point")
 # Types of a checkpoint's tensors that no parameter of a model has.
 _PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
 
@@ -48,12 +47,13 @@ class LogicalTensors:
     """A checkpoint's tensors as the model has them.
 
     tensors: for quantised weights, logical shape, element type and stored bytes. quantized: how to read them, by name.
-    notes: unsupported parts of the format.
+    notes: unsupported parts of the format. cache_scales: scales of keys and values.
     """
 
     tensors: Mapping[str, TensorSlot]
     quantized: Mapping[str, QuantizedTensor]
     notes: tuple[str, ...] = ()
+    cache_scales: CacheScales = field(default_factory=CacheScales)
 
 
 def without_quantization(
@@ -87,41 +87,27 @@ def logical_tensors(config: Mapping[str, Any] | None, tensors: Mapping[str, Tens
     """
     stored = StoredTensors(tensors)
     found: dict[str, QuantizedTensor] = {}
+    cache_scales = CacheScales()
     if config is not None:
+        cache_scales = take_cache_scales(config, stored)
         for weight in _reader(config)(config, stored):
             if weight.name in tensors and tensors[weight.name] not in weight.sources:
                 raise CheckpointError(f"expected one weight {weight.name}, found it plain and quantised")
             found[weight.name] = weight
     _refuse_packed(stored.left)
-    notes = _notes(config, found.values(), stored.dropped)
+    notes = (*_notes(found.values()), *cache_scales.notes)
     logical = {name: _slot(weight) for name, weight in found.items()}
-    return LogicalTensors(MappingProxyType({**stored.left, **logical}), MappingProxyType(found), notes)
+    tensors = MappingProxyType({**stored.left, **logical})
+    return LogicalTensors(tensors, MappingProxyType(found), notes, cache_scales)
 
 
-def _notes(
-    config: Mapping[str, Any] | None, weights: Iterable[QuantizedTensor], dropped: Iterable[str]
-) -> tuple[str, ...]:
+def _notes(weights: Iterable[QuantizedTensor]) -> Iterator[str]:
     unrounded = Counter(weight.unrounded for weight in weights if weight.unrounded)
-    notes = [
-        f"the checkpoint rounds the inputs of {count} products to {rounding}, which is not supported: they are not "
-        "rounded"
-        for rounding, count in unrounded.items()
-    ]
-    scheme = config and (config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo"))
-    if scheme or any(name.endswith(_OF_CACHE) for name in dropped):
-        notes.append(
-            f"the checkpoint asks for keys and values in {_cache_kind(scheme)}: they get the compute type, as in "
-            "transformers, or with `kv_dtype='fp8_e4m3'` 8 bits and a scale for each token and head; its k_scale and "
-            "v_scale are not used"
+    for rounding, count in unrounded.items():
+        yield (
+            f"the checkpoint rounds the inputs of {count} products to {rounding}, which is not supported: they are not "
+            "rounded"
         )
-    return tuple(notes)
-
-
-def _cache_kind(scheme: object) -> str:
-    """Note on the KV cache types in a quantization_config."""
-    if isinstance(scheme, dict):
-        return f"{'fp' if scheme.get('type') == 'float' else 'int'}{scheme.get('num_bits', 8)}"
-    return scheme if isinstance(scheme, str) else "8 bits"
 
 
 _REMEDY = "export the original checkpoint"

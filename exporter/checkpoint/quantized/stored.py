@@ -14,7 +14,7 @@ SCALE_TYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
 
 class StoredTensors:
-    """Tensors by name. ``left`` are those that no reader has taken yet; ``dropped`` the names of those not used.
+    """Tensors by name. ``left`` are those that no reader has taken yet.
 
     names: the checkpoint's names, for errors, where they differ.
     """
@@ -22,7 +22,6 @@ class StoredTensors:
     def __init__(self, tensors: Mapping[str, TensorSlot], names: Mapping[str, str] | None = None) -> None:
         self._all, self._names = tensors, names or {}
         self.left = dict(tensors)
-        self.dropped: list[str] = []
 
     def modules(self, suffix: str) -> list[str]:
         """The modules that have a tensor of the name ``suffix``, sorted."""
@@ -69,16 +68,10 @@ class StoredTensors:
             raise CheckpointError(f"expected the tensor {name}, found none: the checkpoint is incomplete")
         return matrix_shape(self.left[name])
 
-    def drop(self, *suffixes: str) -> None:
-        """Take all tensors of these names, of which nothing is used."""
-        for name in [name for name in self.left if name.rpartition(".")[2] in suffixes]:
-            self.dropped.append(self.left.pop(name).name)
-
     def drop_of(self, module: str, *suffixes: str) -> None:
-        """The same of one module."""
-        for name in [f"{module}.{suffix}" for suffix in suffixes]:
-            if self.left.pop(name, None) is not None:
-                self.dropped.append(name)
+        """Take the tensors of ``module`` of these names, of which nothing is used."""
+        for suffix in suffixes:
+            self.left.pop(f"{module}.{suffix}", None)
 
     def integers(self, name: str, count: int) -> np.ndarray:
         """The ``count`` values of a vector of integers."""

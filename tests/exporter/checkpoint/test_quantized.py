@@ -339,7 +339,7 @@ def test_modelopt_s_own_file_says_how_weights_are_quantised(tmp_path: Path) -> N
     checkpoint = open_checkpoint(folder)
     np.testing.assert_array_equal(meaning(checkpoint.quantized[f"{MODULE}.weight"]), meant)
     notes = " ".join(checkpoint.notes)
-    assert "keys and values in FP8" in notes and "k_scale and v_scale are not used" in notes
+    assert "keys and values in fp8" in notes and "8 bits with its k_scale and v_scale" in notes
     inputs = checkpoint.quantized[f"{MODULE}.weight"].inputs
     assert inputs is not None and inputs.name == "fp4 (dynamic, by 16)"
 
@@ -359,25 +359,3 @@ def test_a_rounding_without_its_scale_is_refused(tmp_path: Path) -> None:
     tensors, _ = form.pack(MODULE, matrix(7, 20))
     del tensors[f"{MODULE}.input_scale"]
     refused(written(tmp_path / "c", tensors, form.config), "expected the tensor .*up_proj.input_scale, found none")
-
-
-@pytest.mark.parametrize(
-    ("scheme", "last", "words"),
-    [
-        (
-            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
-            "k_scale",
-            "values in fp8: they get",
-        ),
-        ({"num_bits": 8, "type": "int"}, "v_zero_point", "values in int8: they get"),
-        (None, "q_scale", "values in 8 bits: they get"),
-    ],
-)
-def test_scales_of_a_quantised_cache_are_named(
-    scheme: dict[str, Any] | None, last: str, words: str, tmp_path: Path
-) -> None:
-    form = pack_quantized(16)
-    tensors, _ = form.pack(MODULE, matrix(8, 32))
-    tensors[f"model.layers.0.self_attn.{last}"] = np.ones(1, np.float32)
-    checkpoint = open_checkpoint(written(tmp_path / "c", tensors, {**form.config, "kv_cache_scheme": scheme}))
-    assert words in " ".join(checkpoint.notes) and f"model.layers.0.self_attn.{last}" not in checkpoint.tensors
