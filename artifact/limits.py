@@ -44,9 +44,11 @@ SESSION_HEADER_BYTES: Final = 128 * MIB
 SESSION_BYTES: Final = 64 * GIB
 # A compiled kernel or tactic in a cache folder: the largest has 0.4 MB.
 CACHE_ENTRY_BYTES: Final = 64 * MIB
-# A grammar or JSON schema that an answer follows, and the time to compile it: one of 20,000 choices takes 0.2 s.
+# A grammar or JSON schema that an answer follows, and the processor time and memory to compile it: one of 20,000
+# choices takes 0.2 s.
 GRAMMAR_BYTES: Final = 512 * KIB
 GRAMMAR_SECONDS: Final = 5.0
+GRAMMAR_MEMORY: Final = 2 * GIB
 # Saved sessions of one client of a server.
 SESSIONS: Final = 1024
 # The API keys of a server: 10,000 keys with names.

@@ -21,10 +21,9 @@ from hybridge.serve.event_stream import EventStream, EventWriter, disconnected
 from hybridge.serve.merged_streams import merged
 from hybridge.serve.model_store import Lease
 from hybridge.serve.prompt_trace import PromptTrace
-from hybridge.serve.quotas import Reservation
 from hybridge.serve.random_ids import random_hex
 from hybridge.serve.served_model import ServedModel
-from hybridge.serve.service import Service
+from hybridge.serve.service import Reservation, Service
 from hybridge.serve.stored_responses import ConnectionTurns
 
 T = TypeVar("T")
@@ -123,10 +122,10 @@ class Call:
     async def admit(self, sequences: int, most_tokens: int) -> None:
         """Count sequences that start now until the end of the call, and reserve the tokens that they can use at most.
 
-        ApiError 429 when too many wait, or too little of the client's quota is left.
+        ApiError 429 when too many wait, or too few of the client's tokens are left.
         """
         self.check_time()
-        self._reservation = self.service.quotas.reserve(self.client, most_tokens)
+        self._reservation = self.service.reserve_tokens(self.client, most_tokens)
         self._ends.append(await self.model.admit(sequences, self.service.settings.max_waiting))
         self.check_time()
         self._admitted_ns = time.time_ns()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybridge.artifact.errors import RequestError
+from hybridge.runtime.sandbox.grammar import grammar_error
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -129,9 +129,3 @@ class GrammarTokens:
         if self.job is not None:
             job, self.job = self.job, None
             job.result()
-
-
-def grammar_error(reason: str) -> RequestError:
-    """The refusal of a grammar, with llguidance's ``reason``."""
-    shown = " ".join(reason.split())[:300]
-    return RequestError(f"response_format: expected a usable grammar, found {shown}: simplify it")

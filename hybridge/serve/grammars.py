@@ -11,18 +11,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hybridge.artifact.errors import RequestError
-from hybridge.artifact.limits import GRAMMAR_BYTES, GRAMMAR_SECONDS
+from hybridge.artifact.limits import GRAMMAR_BYTES, GRAMMAR_MEMORY, GRAMMAR_SECONDS, TOKENIZER_BYTES
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import AllowedTokens
-from hybridge.serve.grammar_tokens import GrammarTokens, MaskBatch, grammar_error
+from hybridge.runtime.sandbox.grammar import compiled, grammar_error, vocabulary
+from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.serve.grammar_tokens import GrammarTokens, MaskBatch
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Compiled grammars that a model stores.
 _COMPILED, _COMPILED_CHARACTERS = 64, 4 << 20
-# llguidance's own limits: 1 to 2 kB for each state of its lexer, symbols of a grammar, steps of 1/50 us at the start.
-_LEXER_STATES, _SYMBOLS, _FUEL = 50_000, 200_000, 1_000_000
+# Seconds until a request no longer waits for the child and for this process to compile its grammar.
+_WAIT = 4 * GRAMMAR_SECONDS
 # Between the parts of a JSON value: a space, or a line break with an indentation. A model may not stop writing spaces.
 JSON_OPTIONS: Any = {"whitespace_pattern": r"( |\n {0,8})?"}
 
@@ -63,6 +65,7 @@ class Grammars:
         self._llm = llm
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="hybridge-grammar")
+        self._child: LimitedProcess | None = None
         self._turn = asyncio.Lock()
         self._compiling: asyncio.Future[LLMatcher] | None = None
         self._masks = MaskBatch(llm.config.vocab_size)
@@ -70,6 +73,8 @@ class Grammars:
     def close(self) -> None:
         """End the threads that compile and compute masks."""
         self._compiler.shutdown(cancel_futures=True)
+        if self._child is not None:
+            self._child.close()
         self._masks.close()
 
     async def allowed_tokens(self, grammar: str) -> Callable[[], AllowedTokens]:
@@ -94,38 +99,34 @@ class Grammars:
                 await asyncio.wait([self._compiling])
             self._compiling = asyncio.wrap_future(self._compiler.submit(self._compile, grammar))
             try:
-                return await asyncio.wait_for(asyncio.shield(self._compiling), GRAMMAR_SECONDS)
+                return await asyncio.wait_for(asyncio.shield(self._compiling), _WAIT)
             except asyncio.TimeoutError:
-                raise grammar_error(f"more than {GRAMMAR_SECONDS:g} s of compiling") from None
+                raise grammar_error(f"more than {_WAIT:g} s of compiling") from None
 
     @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
+    def _vocabulary(self) -> tuple[str, int, tuple[int, ...]]:
+        """tokenizer.json, the size of the vocabulary and its tokens that end an answer."""
         llm = self._llm
         text = None if llm.tokenizer is None else llm.tokenizer.bounded_json
-        eos = [token for token in llm.eos_token_ids if token < llm.config.vocab_size]
+        eos = tuple(token for token in llm.eos_token_ids if token < llm.config.vocab_size)
         if text is None or not eos:
             raise RequestError(
                 "response_format: expected a model with a tokenizer of a known form and an EOS token, found none: "
                 "leave it out"
             )
-        return LLTokenizer(text, n_vocab=llm.config.vocab_size, eos_token=eos)
+        return text, llm.config.vocab_size, eos
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        return vocabulary(*self._vocabulary)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(
-            initial_lexer_fuel=_FUEL,
-            max_lexer_states=_LEXER_STATES,
-            max_grammar_size=_SYMBOLS,
-            verbose_errors=False,
-        )
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            # Errors in empty rules appear only with the first mask.
-            first = GrammarTokens(matcher.deep_copy(), frozenset(), MaskBatch(self._llm.config.vocab_size))
-            first.mask()
-        if matcher.is_error():
-            raise grammar_error(matcher.get_error())
-        return matcher
+        """Compile in the child first, which ends at its limits, and then here."""
+        if self._child is None:
+            limits = ProcessLimits(GRAMMAR_SECONDS, GRAMMAR_MEMORY, 2 * TOKENIZER_BYTES)
+            self._child = LimitedProcess(limits, ("load_vocabulary", *self._vocabulary))
+        try:
+            self._child.call("check_grammar", grammar)
+        except LimitError as error:
+            raise grammar_error(f"one that needs {error}") from None
+        return compiled(self._tokens, grammar)

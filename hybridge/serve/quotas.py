@@ -13,7 +13,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True)
-class Reservation:
+class DayReservation:
     """Tokens that count as used from ``Quotas.reserve`` to ``Quotas.settle``. day: days since 1970."""
 
     day: int
@@ -36,13 +36,13 @@ class Quotas:
         """ApiError 429 when nothing is left of the client's quota for today."""
         self._require(client, 1)
 
-    def reserve(self, client: Client, tokens: int) -> Reservation:
+    def reserve(self, client: Client, tokens: int) -> DayReservation:
         """Reserve the most that a request can use; ApiError 429 when less than that is left of the client's quota."""
         self._require(client, tokens)
         self._add(client, tokens)
-        return Reservation(self._day, tokens)
+        return DayReservation(self._day, tokens)
 
-    def settle(self, client: Client, reservation: Reservation | None, tokens: int) -> None:
+    def settle(self, client: Client, reservation: DayReservation | None, tokens: int) -> None:
         """Count the tokens of prompts and answers, and end their reservation; those of earlier days have ended."""
         self._begin_day()
         if reservation is not None and reservation.day == self._day:

@@ -58,12 +58,34 @@ class RateLimits:
         if bucket is not None:
             bucket.take(1, now)
 
-    def use_tokens(self, client: str, count: int) -> None:
-        """Count tokens of prompts and answers; too many delay the client's next request."""
+    def reserve_tokens(self, client: str, most: int) -> int:
+        """Count the most tokens that a request can use, or those of a minute if it is fewer, and return their number.
+
+        ApiError 429 when so many are not left.
+        """
+        now = self._clock()
+        size, bucket = self._sizes["tokens"], self._bucket(client, "tokens", now)
+        if size is None or bucket is None:
+            return 0
+        reserved = min(most, size)
+        if seconds := bucket.seconds_until(reserved, now):
+            raise ApiError(
+                429,
+                f"expected at most {size} tokens of prompts and answers per minute, found up to {most} beside those of "
+                "other requests: lower max_tokens, or try again later",
+                RATE_LIMIT,
+                "rate_limit_exceeded",
+                retry_after=seconds,
+            )
+        bucket.take(reserved, now)
+        return reserved
+
+    def settle_tokens(self, client: str, reserved: int, used: int) -> None:
+        """Count the tokens that a request used instead of those that it reserved; too many delay the next request."""
         now = self._clock()
         bucket = self._bucket(client, "tokens", now)
         if bucket is not None:
-            bucket.take(count, now)
+            bucket.take(used - reserved, now)
 
     def _bucket(self, client: str, kind: str, now: float) -> _Bucket | None:
         size = self._sizes[kind]

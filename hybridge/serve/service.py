@@ -12,9 +12,10 @@ from hybridge.artifact.path_kind import require_artifact
 from hybridge.requirements import require
 from hybridge.runtime.engines.factory import check_engine
 from hybridge.serve.api_keys import ApiKeys, Client
+from hybridge.serve.errors import ApiError
 from hybridge.serve.metrics import Metrics
 from hybridge.serve.model_store import ModelStore
-from hybridge.serve.quotas import Quotas, Reservation
+from hybridge.serve.quotas import DayReservation, Quotas
 from hybridge.serve.rate_limits import RateLimits
 from hybridge.serve.request_log import RequestLog
 from hybridge.serve.session_files import SessionFiles
@@ -23,6 +24,14 @@ from hybridge.serve.stored_responses import StoredResponses
 
 if TYPE_CHECKING:
     from hybridge.serve.tracing import Tracing
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Tokens that count as used while a request runs: of the day, and of the minute."""
+
+    day: DayReservation
+    minute: int
 
 
 @dataclass(eq=False)
@@ -54,10 +63,20 @@ class Service:
         self.quotas.check(client)
         self.rate_limits.take_request(client.name)
 
+    def reserve_tokens(self, client: Client, most: int) -> Reservation:
+        """Count the most tokens that a request can use; ApiError 429 when that is beyond a limit of ``client``."""
+        day = self.quotas.reserve(client, most)
+        try:
+            return Reservation(day, self.rate_limits.reserve_tokens(client.name, most))
+        except ApiError:
+            self.quotas.settle(client, day, 0)
+            raise
+
     def use_tokens(self, client: Client, reservation: Reservation | None, count: int) -> None:
         """Count the tokens that ``client`` used in prompts and answers, and end the reservation."""
-        self.quotas.settle(client, reservation, count)
-        self.rate_limits.use_tokens(client.name, count)
+        day, minute = (None, 0) if reservation is None else (reservation.day, reservation.minute)
+        self.quotas.settle(client, day, count)
+        self.rate_limits.settle_tokens(client.name, minute, count)
 
 
 def new_service(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 from hybridge.serve.errors import NOT_FOUND, ApiError
 
 Data = Mapping[str, Any]
+# Bytes of an entry of an OrderedDict, its links included.
+_ENTRY = 200
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,14 @@ class StoredResponse:
     input_items: Sequence[Data]
     messages: Sequence[Data]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of JSON."""
-        return len(json.dumps([self.response, self.input_items, self.messages]))
+    def to_json(self) -> bytes:
+        """Its stored form."""
+        return json.dumps([self.response, self.input_items, self.messages], ensure_ascii=False).encode()
+
+    @classmethod
+    def from_json(cls, stored: bytes) -> StoredResponse:
+        """The response that ``to_json`` wrote."""
+        return cls(*json.loads(stored))
 
 
 @dataclass(eq=False)
@@ -49,14 +56,14 @@ class ConnectionTurns:
 
 
 class StoredResponses:
-    """The latest responses, up to ``most_bytes`` of JSON in all; the least recently used is dropped first.
+    """The latest responses, in at most ``most_bytes`` of memory; the least recently used is dropped first.
 
-    A client sees only its own responses.
+    They are stored as JSON, of which Python's objects would take a multiple. A client sees only its own responses.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        self._stored: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     @property
     def enabled(self) -> bool:
@@ -65,14 +72,13 @@ class StoredResponses:
 
     def add(self, tenant: str, stored: StoredResponse) -> None:
         """Store a response; one larger than the limit is not stored."""
-        size = stored.nbytes
-        if size > self._most_bytes:
+        data, key = stored.to_json(), (tenant, stored.response["id"])
+        if _size(key, data) > self._most_bytes:
             return
-        self._stored[tenant, stored.response["id"]] = stored, size
-        self._bytes += size
+        self._stored[key] = data
+        self._bytes += _size(key, data)
         while self._bytes > self._most_bytes:
-            _, (_, dropped) = self._stored.popitem(last=False)
-            self._bytes -= dropped
+            self._bytes -= _size(*self._stored.popitem(last=False))
 
     def get(self, tenant: str, response: str) -> StoredResponse:
         """A stored response; ApiError 404 for an unknown id, or one of another client."""
@@ -80,12 +86,13 @@ class StoredResponses:
         if key not in self._stored:
             raise ApiError(404, "response_id: expected a stored response, found none with this id", NOT_FOUND)
         self._stored.move_to_end(key)
-        return self._stored[key][0]
+        return StoredResponse.from_json(self._stored[key])
 
     def delete(self, tenant: str, response: str) -> None:
         """Delete a response; ApiError as in ``get``. Responses that continue it keep their own conversation."""
         self.get(tenant, response)
-        self._bytes -= self._stored.pop((tenant, response))[1]
+        key = (tenant, response)
+        self._bytes -= _size(key, self._stored.pop(key))
 
     def messages(self, tenant: str, response: str) -> Sequence[Data]:
         """The conversation up to a response; ApiError 404 if it is not stored."""
@@ -100,3 +107,8 @@ class StoredResponses:
                 "previous_response_not_found",
                 "previous_response_id",
             ) from None
+
+
+def _size(key: tuple[str, str], data: bytes) -> int:
+    """Bytes of memory of one entry."""
+    return sum(map(sys.getsizeof, (key, *key, data))) + _ENTRY

@@ -51,11 +51,15 @@ def _answer(request: bytes) -> tuple[bytes, bytes]:
 
 
 def _job(name: str) -> Job:
-    # Imported on demand: a child that renders templates loads no tokenizer, and vice versa.
+    # Imported on demand: a child loads only what its own jobs need.
     if name.startswith("render"):
         from hybridge.runtime.sandbox import templates
 
         return getattr(templates, name)
+    if name in ("load_vocabulary", "check_grammar"):
+        from hybridge.runtime.sandbox import grammar
+
+        return getattr(grammar, f"{name}_job")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     from hybridge.runtime.sandbox import tokenizer
 

@@ -48,12 +48,34 @@ def test_requests_and_tokens_per_minute() -> None:
     assert [refused() for _ in range(3)] == [None, None, 30]
     limits.take_request("bob")
     now[0] = 30
-    limits.use_tokens("ann", 150)  # known only after the answer
+    limits.settle_tokens("ann", 0, 150)
     assert refused() == 31  # from -50 to 1 at 100 a minute: 30.6 s
     now[0] = 61
     assert refused() is None
     now[0] = 1000
     assert [refused() for _ in range(3)] == [None, None, 30]
+
+
+def test_requests_at_the_same_time_cannot_exceed_the_tokens_of_a_minute() -> None:
+    now = [0.0]
+    limits = RateLimits(None, 100, lambda: now[0])
+
+    def refused(most: int) -> int | None:
+        with pytest.raises(ApiError, match="at most 100 tokens of prompts and answers per minute") as found:
+            limits.reserve_tokens("ann", most)
+        return found.value.retry_after
+
+    assert limits.reserve_tokens("ann", 60) == 60
+    assert refused(70) == 18  # 30 more tokens
+    assert limits.reserve_tokens("bob", 1000) == 100
+    limits.settle_tokens("ann", 60, 10)
+    assert limits.reserve_tokens("ann", 70) == 70
+    limits.settle_tokens("ann", 70, 0)
+    limits.settle_tokens("bob", 100, 400)
+    now[0] = 60
+    assert limits.reserve_tokens("ann", 1000) == 100
+    with pytest.raises(ApiError):
+        limits.take_request("bob")
 
 
 def test_tokens_per_day() -> None:
@@ -102,7 +124,8 @@ def test_without_limits_nothing_is_refused() -> None:
     limits = RateLimits(None, None)
     for _ in range(1000):
         limits.take_request("ann")
-        limits.use_tokens("ann", 10**9)
+        assert limits.reserve_tokens("ann", 10**9) == 0
+        limits.settle_tokens("ann", 0, 10**9)
 
 
 def test_a_configuration(tmp_path: Path) -> None:

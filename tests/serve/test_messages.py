@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hybridge.runtime.llm import LLM
+from hybridge.serve import stored_responses
 from hybridge.serve.errors import ApiError
 from hybridge.serve.stored_responses import StoredResponse, StoredResponses
 from tests.serve.running import Running
@@ -157,12 +158,12 @@ def test_stored_responses_are_bounded_and_belong_to_a_client() -> None:
     def response(name: str, messages: list[dict[str, str]] = messages) -> StoredResponse:
         return StoredResponse({"id": name}, [], messages)
 
-    stored = StoredResponses(2 * response("a").nbytes)
+    stored = StoredResponses(2 * stored_responses._size(("ann", "a"), response("a").to_json()))
     for name in ("a", "b"):
         stored.add("ann", response(name))
     assert stored.messages("ann", "a") == messages
     stored.add("ann", response("c"))  # "b" was unused for longest
-    stored.add("ann", response("large", messages * 9))
+    stored.add("ann", response("large", messages * 99))
     for tenant, name in (("ann", "b"), ("bob", "a"), ("ann", "large")):
         for method in (stored.get, stored.delete, stored.messages):
             with pytest.raises(ApiError, match="expected a stored response"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,25 @@ def test_json_objects_are_valid_up_to_the_limit_of_tokens(served: Running) -> No
 )  # fmt: skip
 def test_bad_grammars_are_refused(served: Running, fields: dict[str, Any]) -> None:
     assert served.refusal(CHAT, 400, messages=USER, **fields)["type"] == "invalid_request_error"
+
+
+CHAIN = "".join(f'r{index}: r{index + 1} r{index + 1} | "a{index}"\n' for index in range(9000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (f'start: r0\n{CHAIN}r9000: "z"\n', "crashes"),
+        ("start: A\nA: " + " & ".join(f"/.*{number}.*/" for number in range(300)), "5 s of processor time"),
+    ],
+)
+def test_a_compiler_that_crashes_or_takes_too_long_ends(served: Running, grammar: str, reason: str) -> None:
+    error = served.refusal(CHAT, 400, messages=USER, structured_outputs={"grammar": grammar})
+    assert reason in error["message"]
+    began = time.monotonic()
+    body = served.post(CHAT, messages=USER, structured_outputs={"choice": ["a", f"b {reason}"]}, temperature=1)
+    assert body["choices"][0]["message"]["content"][0] in "ab" and time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
