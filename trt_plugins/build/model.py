@@ -27,6 +27,7 @@ from hybridge.trt_plugins.plugins.data_types import network_dtype
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
 from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, with_replay, with_snapshots
 from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
+from hybridge.trt_plugins.rewrites.layer_names import name_layers_apart
 from hybridge.trt_plugins.rewrites.zero_points import without_zero_points
 from hybridge.trt_plugins.spec import AttributeValue
 from hybridge.trt_plugins.value_types import domain_version, node_attributes, operator_nodes, value_types
@@ -114,6 +115,7 @@ def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserM
     use_plugins(model, choice)
     use_network_types(model)
     support_attention(model)
+    name_layers_apart(model)
     return ParserModel(model.SerializeToString(), fp32_values, digest, choice)
 
 
