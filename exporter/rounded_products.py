@@ -11,6 +11,8 @@ from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.parameters import EMBEDDING, Parameter
 from hybridge.exporter.options import ExportOptions
 
+# The matrix that expands the latents of latent attention to keys and values.
+_ABSORBED = ".kv_b_proj.weight"
 _Way = tuple[DType, int | None]
 
 
@@ -31,7 +33,13 @@ def products_with_rounding(
         notes.append(
             f"the inputs of {len(uneven)} products are not rounded: their size is no multiple of the group size"
         )
-    even = {name: weight for name, weight in rounding.items() if name not in uneven}
+    absorbed = {name for name in rounding if name.endswith(_ABSORBED)}
+    if absorbed:
+        notes.append(
+            f"the inputs of {len(absorbed)} products of latent attention are not rounded: queries and outputs are "
+            "multiplied by these matrices, not latents"
+        )
+    even = {name: weight for name, weight in rounding.items() if name not in uneven | absorbed}
     linear = {p.source for p in parameters if len(p.shape) == 2 and p.name != EMBEDDING and not p.parts}
     experts = frozenset(_of_experts(parameters, even))
     rounded = frozenset(even) & (linear | experts)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 if TYPE_CHECKING:
     import torch
 
+# In latent attention, engines multiply queries and outputs by this matrix, and never latents: nothing is rounded.
+_ABSORBED = ".kv_b_proj"
 Tensors = Mapping[str, TensorSlot]
 INT8, FP8, FP4 = "int8", "fp8", "fp4"
 # The magnitudes of e2m1 numbers, and the midpoints between them.
@@ -38,6 +41,7 @@ class Rounding:
     scales: instead of ``scale``, those of the experts of a weight with an axis of them.
     factors: [features], by which x is multiplied before rounding and divided afterwards: the reference's weights
     include them.
+    tie: a relative error that x may have; numbers as close to the middle of two others count as almost halfway.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class Rounding:
     scale: float = 1.0
     factors: np.ndarray | None = None
     scales: tuple[float, ...] = ()
+    tie: float = 0.0
 
     def of_expert(self, number: int) -> Rounding:
         """The rounding of one expert's inputs, for a weight with an expert axis."""
@@ -57,7 +62,7 @@ class Rounding:
         """
         import torch
 
-        nearest = _swapped if ties_swapped else _nearest
+        nearest = partial(_swapped, self.tie) if ties_swapped else _nearest
         factors = None if self.factors is None else torch.from_numpy(self.factors)
         wide = x if factors is None else x * factors
         groups = wide.unflatten(-1, (-1, self.group)) if self.group else wide
@@ -82,11 +87,13 @@ def _nearest(numbers: torch.Tensor, levels: _Levels) -> torch.Tensor:
     return levels(numbers)
 
 
-def _swapped(numbers: torch.Tensor, levels: _Levels) -> torch.Tensor:
-    """The nearest of ``levels``, but the second nearest where a change by ``_TIE`` would make it the nearest."""
+def _swapped(tie: float, numbers: torch.Tensor, levels: _Levels) -> torch.Tensor:
+    """The nearest of ``levels``, but the second nearest where a change by ``_TIE``, or by ``tie`` of a number itself,
+    would make it the nearest."""
     import torch
 
-    rounded, step = levels(numbers), _TIE * numbers.abs().amax(-1, keepdim=True)
+    sizes, rounded = numbers.abs(), levels(numbers)
+    step = torch.maximum(_TIE * sizes.amax(-1, keepdim=True), tie * sizes)
     above, below = levels(numbers + step), levels(numbers - step)
     return torch.where(above != rounded, above, below)
 
@@ -128,7 +135,8 @@ def rounded_inputs(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Rou
     method = _METHODS.get(config["quant_method"])
     if method is not None:
         tensors = {**tensors, **_named_by_module(tensors)}
-    return {} if method is None else {name: found for name, found in method(config, tensors) if found is not None}
+    found = () if method is None else method(config, tensors)
+    return {name: own for name, own in found if own is not None and not name.endswith(_ABSORBED)}
 
 
 def _named_by_module(tensors: Tensors) -> dict[str, TensorSlot]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,18 @@ import numpy as np
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
-from hybridge.exporter.families.parameters import ROOTS
 from hybridge.requirements import require
 from hybridge.verification.reference_weights import generating_model, stored_types, widen_in_turn
-from hybridge.verification.rounded_experts import round_experts
 from hybridge.verification.rounded_inputs import Rounding
+from hybridge.verification.rounded_products import (
+    Apply,
+    expert_part,
+    experts_name,
+    experts_of,
+    parameters_of,
+    round_products,
+    tied_names,
+)
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
@@ -94,18 +102,41 @@ class TransformersModel:
                 "nothing to compare with; correct the checkpoint"
             ) from error
 
-    def round_inputs(self, roundings: Mapping[str, Rounding]) -> int:
-        """Make products round their inputs by ``roundings``, by checkpoint module; returns the number that do."""
-        count = 0
-        for name, module in self.model.named_modules():
-            _, layers, rest = name.partition("layers.")
-            names = [f"{root}{layers}{rest}" for root in ROOTS] if layers else [name]
-            own = next((own for own in names if own in roundings), None)
-            if own is not None and isinstance(module, self.torch.nn.Linear):
-                module.register_forward_pre_hook(partial(self._rounded_input, own, roundings[own]))
-                count += 1
-            count += round_experts(module, names, roundings, self._rounded)
-        return count
+    def round_inputs(self, roundings: Mapping[str, Rounding], inner_tie: float = 0.0) -> int:
+        """Make products round their inputs by ``roundings``, by checkpoint module; returns the number that do.
+
+        inner_tie: the relative error that inputs of experts' second products may have.
+        """
+        found, ties = parameters_of(self.model, roundings), tied_names(self.model)
+        for parameter, modules in found.items():
+            for name in ties[id(self.model.get_parameter(parameter))]:
+                self._round_product(name, modules, roundings, inner_tie)
+        return sum(map(len, found.values()))
+
+    def _round_product(
+        self, parameter: str, modules: list[str], roundings: Mapping[str, Rounding], inner_tie: float
+    ) -> None:
+        """Round the inputs of products by ``parameter``, which has the weights of ``modules`` of the checkpoint."""
+        owner, _, last = parameter.rpartition(".")
+        module, matrix = self.model.get_submodule(owner), self.model.get_parameter(parameter)
+        if matrix.ndim == 3:
+            tie = inner_tie if last.startswith("down") else 0.0
+            experts = [
+                replace(roundings[own].of_expert(number), tie=tie)
+                for number, own in enumerate(experts_of(modules, len(matrix)))
+            ]
+            round_products(module, expert_part(matrix, [partial(self._rounded, each) for each in experts]))
+            module.register_forward_pre_hook(partial(self._given_to_experts, experts_name(modules[0])))
+            return
+        own = modules[0]
+        apply = partial(self._rounded_input, own, roundings[own])
+        if isinstance(module, self.torch.nn.Linear):
+            module.register_forward_pre_hook(partial(_first_changed, apply))
+            if not owner.endswith(".dt_proj"):
+                return
+            # Mamba1 multiplies by this matrix without calling the layer.
+            module = self.model.get_submodule(owner.rpartition(".")[0])
+        round_products(module, partial(_of_matrix, matrix, apply))
 
     @contextlib.contextmanager
     def ties_swapped(self) -> Iterator[None]:
@@ -131,14 +162,21 @@ class TransformersModel:
     def _rounded(self, rounding: Rounding, x: Any) -> Any:
         return rounding(x, self._ties_swapped)
 
-    def _rounded_input(self, name: str, rounding: Rounding, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        x = inputs[0]
+    def _rounded_input(self, name: str, rounding: Rounding, x: Any) -> Any:
         if name not in self._given:
-            return (self._rounded(rounding, x), *inputs[1:])
+            return self._rounded(rounding, x)
         # The factors of a module are in the given inputs, as they are in the reference's weight.
         factors = 1.0 if rounding.factors is None else self.torch.from_numpy(rounding.factors)
         self._replaced[name] = (x * factors).flatten(0, -2).numpy()
-        return (rounding(self._given[name][-x.shape[-2] :].reshape(x.shape) / factors), *inputs[1:])
+        return rounding(self._given[name][-x.shape[-2] :].reshape(x.shape) / factors)
+
+    def _given_to_experts(self, name: str, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs of a module of experts, of which the first [..., features] is what they multiply."""
+        if name not in self._given or name in self._replaced:
+            return inputs
+        x = inputs[0]
+        self._replaced[name] = x.flatten(0, -2).numpy()
+        return (self._given[name][-self._replaced[name].shape[0] :].reshape(x.shape), *inputs[1:])
 
     def arguments(self, length: int, attends: bool) -> dict[str, Any]:
         """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
@@ -236,3 +274,11 @@ def _grouped_gated_norm(norm: Any, groups: int, hidden_states: Any, gate: Any = 
     parts = values.unflatten(-1, (groups, -1))
     scaled = parts * (parts.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
     return norm.weight * scaled.flatten(-2).to(hidden_states.dtype)
+
+
+def _first_changed(apply: Apply, _module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (apply(inputs[0]), *inputs[1:])
+
+
+def _of_matrix(matrix: Any, apply: Apply, found: Any) -> Apply | None:
+    return apply if found is matrix else None

@@ -34,7 +34,8 @@ def reciprocal(slot: TensorSlot) -> GraphTensor:
     one_scale(slot)
 
     def blocks() -> Iterator[np.ndarray]:
-        yield np.float32(1) / slot.map().astype(np.float32).reshape(1)
+        with np.errstate(divide="ignore"):  # the scan refuses a zero
+            yield np.float32(1) / slot.map().astype(np.float32).reshape(1)
 
     return GraphTensor(DType.FLOAT32, (), blocks=blocks)
 
