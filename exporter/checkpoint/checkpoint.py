@@ -18,6 +18,7 @@ from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, logical
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.exporter.families.mamba_ssm import NOTE, is_mamba_ssm, transformers_config
+from hybridge.exporter.families.text_models import text_config_of
 
 CONFIG_FILE, GENERATION_CONFIG_FILE, TOKENIZER_FILE = "config.json", "generation_config.json", "tokenizer.json"
 # Carried into the artifact when present. Remote code (*.py) never is.
@@ -129,7 +130,7 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorSlot]) -> DTyp
 
 
 def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    text = config.get("text_config")
+    text = text_config_of(config)
     inner = text if isinstance(text, dict) else {}
     for source, data in ((GENERATION_CONFIG_FILE, generation), (CONFIG_FILE, config), (CONFIG_FILE, inner)):
         value = data.get("eos_token_id")

@@ -26,8 +26,8 @@ from hybridge.exporter.families.stored_rows import QUANTIZED_TYPES, stored_shape
 
 # A whole language model inside of a model of text and images.
 INNER = "language_model."
-# The second and the last are those of text models in such models.
-ROOTS = ("model.", "model.language_model.", "backbone.", "", f"{INNER}model.")
+# The second and the last two are those of text models in such models.
+ROOTS = ("model.", "model.language_model.", "backbone.", "", f"{INNER}model.", f"{INNER}backbone.")
 EMBEDDING, LM_HEAD, ROPES = "embedding.weight", "lm_head.weight", "inv_freqs."
 # Tensors that follow from the config: of old checkpoints, and the decays of lightning attention.
 REDUNDANT = (

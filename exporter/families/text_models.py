@@ -9,10 +9,23 @@ from typing import Any
 
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 
-VISION_NOTE = "the checkpoint's vision tower is left out: the artifact takes text alone"
+VISION_NOTE = "the checkpoint's encoders of other inputs are left out: the artifact takes text alone"
 _PROJECTOR = ("model.vision_tower.", "model.multi_modal_projector.")
 _LEGACY = (*_PROJECTOR, "vision_tower.", "multi_modal_projector.")
 _MERGER = ("model.vision_tower.", "model.merger.")
+# As published, as transformers saves them, and the head that predicts further tokens.
+_OMNI = (
+    *("vision_model.", "mlp1.", "sound_encoder.", "sound_projection."),
+    *("vision_final_layernorm.", "multi_modal_projector.", "audio_tower.", "embed_audio."),
+    "language_model.mtp.",
+)
+# Names of the text model's config; the second is of published nemotron_h_omni checkpoints.
+TEXT_CONFIG_NAMES = ("text_config", "llm_config")
+
+
+def text_config_of(raw: Mapping[str, Any]) -> Any:
+    """The config of the text model in ``raw``, as it is in there; None where there is none."""
+    return next((raw[name] for name in TEXT_CONFIG_NAMES if raw.get(name) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class TextModel:
 
         CheckpointError, UnsupportedError: a field has another value than supported, or two contradict each other.
         """
-        text, expected = raw.get("text_config"), self.text_type or self.family
+        text, expected = text_config_of(raw), self.text_type or self.family
         if not isinstance(text, dict):
             raise CheckpointError(f"config.json: text_config: expected an object, found {text!r}")
         if text.get("model_type", expected) != expected:
@@ -71,6 +84,7 @@ TEXT_MODELS: Mapping[str, TextModel] = MappingProxyType(
         "minicpmv4_6": TextModel("qwen3_5_text", _MERGER, tied=False),
         "minicpmv4_7": TextModel("qwen3_5_text", _MERGER, tied=False),
         "mistral3": TextModel("mistral", _LEGACY, tied=True),
+        "nemotron_h_omni": TextModel("nemotron_h", _OMNI),
         "qwen3_5": TextModel("qwen3_5_text", ("model.visual.",)),
         "qwen3_5_moe": TextModel("qwen3_5_moe_text", ("model.visual.",)),
     }

@@ -14,6 +14,7 @@ from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
 from hybridge.exporter.checkpoint.entries import copy_side_file, read_json
 from hybridge.exporter.checkpoint.shards import INDEX_FILE
+from hybridge.exporter.families.text_models import text_config_of
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.output import check_export_output
 from hybridge.exporter.plan import ExportPlan, open_plan
@@ -87,7 +88,7 @@ def _open(checkpoint: Path) -> tuple[Checkpoint, ExportPlan]:
 
 
 def _text_config(source: Checkpoint) -> dict[str, object]:
-    inner = source.config.get("text_config")
+    inner = text_config_of(source.config)
     return {**source.config, **(inner if isinstance(inner, dict) else {})}
 
 

@@ -86,7 +86,10 @@ class TransformersModel:
     @property
     def base(self) -> Any:
         """The part with the layers."""
-        return self.model.base_model if hasattr(self.model.base_model, "layers") else self.model.get_decoder()
+        if hasattr(self.model.base_model, "layers"):
+            return self.model.base_model
+        decoder = self.model.get_decoder()
+        return decoder if hasattr(decoder, "layers") else decoder.base_model
 
     @contextlib.contextmanager
     def failures(self, what: str) -> Iterator[None]:

@@ -21,6 +21,7 @@ from hybridge.exporter.checkpoint.quantized.modelopt import read_modelopt
 from hybridge.exporter.checkpoint.quantized.mxfp4 import read_mxfp4
 from hybridge.exporter.checkpoint.quantized.stored import StoredTensors
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
+from hybridge.exporter.families.text_models import TEXT_CONFIG_NAMES
 
 Reader = Callable[[Mapping[str, Any], StoredTensors], Iterator[QuantizedTensor]]
 # quant_method of a quantization_config.
@@ -36,7 +37,7 @@ _READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 MODELOPT_FILE = "hf_quant_config.json"
-# Keys of quantisation settings in config.json, also inside text_config.
+# Keys of quantisation settings in config.json, also inside the text model's config.
 _KEYS = ("quantization_config", "compression_config")
 # Types of a checkpoint's tensors that no parameter of a model has.
 _PACKED = (DType.UINT8, DType.INT8, DType.FLOAT8E4M3FN)
@@ -67,10 +68,11 @@ def without_quantization(
     plain = dict(config)
     for key in _KEYS:
         found = plain.pop(key, None) or found
-    text = plain.get("text_config")
-    if isinstance(text, dict) and any(key in text for key in _KEYS):
-        plain["text_config"] = {key: value for key, value in text.items() if key not in _KEYS}
-        found = found or next((text[key] for key in _KEYS if text.get(key)), None)
+    for name in TEXT_CONFIG_NAMES:
+        text = plain.get(name)
+        if isinstance(text, dict) and any(key in text for key in _KEYS):
+            plain[name] = {key: value for key, value in text.items() if key not in _KEYS}
+            found = found or next((text[key] for key in _KEYS if text.get(key)), None)
     if not found and beside is not None:
         found = beside.get("quantization")
         found = {**found, "quant_method": MODELOPT} if isinstance(found, dict) else found

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED, decoder_config
@@ -25,7 +27,7 @@ def test_a_family_known_for_another_kind_of_layer_names_it(model_type: str) -> N
 
 
 # What modeling files of recurrent layers, linear attention and short convolutions name, and no others.
-RECURRENT = re.compile("recurrent_state|conv_state|causal_conv1d|linear_attention|wkv|mlstm", re.IGNORECASE)
+RECURRENT = re.compile(rb"recurrent_state|conv_state|causal_conv1d|linear_attention|[Ww]kv|m[Ll][Ss][Tt][Mm]")
 GENERATING = (
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -33,23 +35,39 @@ GENERATING = (
 )
 
 
-def has_recurrent_layers(config_class: type) -> bool:
-    """Whether the modeling file of the text model names some; defaults tell which text model a model of images has."""
-    text = config_class().get_text_config()
-    file = Path(inspect.getfile(type(text))).parent
-    return any(RECURRENT.search(source.read_text()) for source in file.glob("modeling_*.py"))
+TYPES = {*CONFIG_MAPPING} & {name for names in GENERATING for name in names}
+KNOWN = {*FAMILIES, *TEXT_MODELS, *LAYERS_NOT_SUPPORTED}
+
+
+@cache
+def has_recurrent_layers(folder: Path) -> bool:
+    """Whether a modeling file in ``folder`` names some."""
+    return any(RECURRENT.search(source.read_bytes()) for source in folder.glob("modeling_*.py"))
+
+
+def test_every_type_whose_own_file_has_recurrent_layers_is_supported_or_refused_by_its_layers() -> None:
+    models = Path(transformers.__file__).parent / "models"
+    found = {name for name in TYPES if has_recurrent_layers(models / model_type_to_module_name(name))}
+    assert {"bamba", "jamba", "rwkv", "xlstm", "lfm2"} <= found
+    assert not found - KNOWN
+    assert set(LAYERS_NOT_SUPPORTED) <= set(CONFIG_MAPPING)
 
 
 @pytest.mark.slow
-def test_every_recurrent_model_of_transformers_is_supported_or_refused_by_its_layers() -> None:
-    found = set()
-    for model_type in {*CONFIG_MAPPING} & {name for names in GENERATING for name in names}:
-        # Configs of several models have no defaults.
-        with contextlib.suppress(ValueError, StrictDataclassError):
-            if has_recurrent_layers(CONFIG_MAPPING[model_type]):
-                found.add(model_type)
-    assert {"bamba", "jamba", "rwkv", "qwen3_5"} <= found
-    assert found - {*FAMILIES, *TEXT_MODELS} <= set(LAYERS_NOT_SUPPORTED) <= set(CONFIG_MAPPING)
+def test_every_type_around_a_text_model_with_recurrent_layers_is_known_too() -> None:
+    """The defaults of a config tell which text model a model of images has."""
+    found, without_defaults = set(), set()
+    for model_type in TYPES:
+        try:
+            text = CONFIG_MAPPING[model_type]().get_text_config()
+        except (ValueError, StrictDataclassError):
+            without_defaults.add(model_type)
+            continue
+        if has_recurrent_layers(Path(inspect.getfile(type(text))).parent):
+            found.add(model_type)
+    assert {"qwen3_5", "nemotron_h_omni"} <= found
+    assert not found - KNOWN
+    assert without_defaults <= {"gemma4_assistant", "musicgen", "musicgen_melody", "nougat"}
 
 
 def test_supported_families_are_not_refused() -> None:

@@ -10,8 +10,9 @@ import torch
 
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.quantized.reader import without_quantization
 from hybridge.exporter.families.registry import decoder_config
-from hybridge.exporter.families.text_models import TEXT_MODELS, VISION_NOTE
+from hybridge.exporter.families.text_models import TEXT_MODELS, VISION_NOTE, text_config_of
 from hybridge.exporter.plan import plan_export
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_config, edit_tensors, read_config
@@ -38,6 +39,7 @@ SIGLIP = {
     "image_size": 28,
     "patch_size": 14,
 }
+RADIO = {**SIGLIP, "model_type": "radio", "max_img_size": 28, "video_temporal_patch_size": 2}
 DELTA = {"num_hidden_layers": 2, "rope_parameters": MROPE, "layer_types": ["linear_attention", "full_attention"]}
 # Of a model: what its text_config has, its vision_config, and the fields beside them.
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -53,6 +55,7 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "minicpmv4_6": (DELTA, SIGLIP, {}),
     "minicpmv4_7": (DELTA, SIGLIP, {}),
     "mistral3": ({}, {**SIGLIP, "head_dim": 8}, {"tie_word_embeddings": False}),
+    "nemotron_h_omni": ({}, RADIO, {"vision_hidden_size": 16, "projector_hidden_size": 24}),
     "qwen3_5": (DELTA, VISION, {}),
     "qwen3_5_moe": (DELTA, VISION, {}),
 }
@@ -133,3 +136,13 @@ def test_other_tensors_are_still_refused(tmp_path: Path) -> None:
     edit_config(folder, model_type="qwen3_6")
     with pytest.raises(UnsupportedError, match="qwen3_5_moe"):
         plan_export(folder)
+
+
+def test_the_text_model_of_a_published_omni_config_has_another_name() -> None:
+    text = {"model_type": "nemotron_h", **BASE_CONFIGS["nemotron_h"], "eos_token_id": 7}
+    saved = {"model_type": "nemotron_h_omni", "text_config": text, "vision_config": RADIO}
+    published = {"model_type": "nemotron_h_omni", "llm_config": text, "vision_config": RADIO}
+    assert decoder_config(published) == decoder_config(saved)
+    assert text_config_of({**published, "text_config": None}) == text_config_of(saved) == text
+    quantized = {**published, "llm_config": {**text, "quantization_config": {"quant_method": "fp8"}}}
+    assert without_quantization(quantized) == (published, {"quant_method": "fp8"})
