@@ -15,7 +15,7 @@ from tests.serve.test_structured import SCHEMA, is_place
 
 pytestmark = pytest.mark.slow
 USER = [{"role": "user", "content": "What is the sea?"}]
-FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+FUNCTION: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 
 
 @pytest.fixture
@@ -100,3 +100,37 @@ def test_messages(other: Any) -> None:
     assert called.stop_reason == "tool_use" and is_place(json.dumps(called.content[0].input))
     with pytest.raises(anthropic.BadRequestError):
         other.messages.create(model="demo", max_tokens=9, messages=[])
+
+
+def test_answers_are_sent_back_as_they_came(client: Any, other: Any) -> None:
+    """With all fields that the client knows, most of them null."""
+    fields = {"tools": [FUNCTION], "tool_choice": "required", "max_tokens": 150, "parallel_tool_calls": False}
+    answer = client.chat.completions.create(model="demo", messages=USER, **fields).choices[0].message
+    result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "blue"}
+    messages = [*USER, answer.model_dump(), result]
+    assert client.chat.completions.create(model="demo", messages=messages, tools=[FUNCTION], max_tokens=4).choices
+    tool = {"type": "function", **FUNCTION["function"]}
+    response = client.responses.create(model="demo", input=USER, tools=[tool], tool_choice="required")
+    output = {"type": "function_call_output", "call_id": response.output[0].call_id, "output": "blue"}
+    items = [*USER, *(item.model_dump() for item in response.output), output]
+    compacted = client.responses.compact(model="demo", input=items)
+    items = [item.model_dump() for item in compacted.output] + USER
+    assert client.responses.create(model="demo", input=items, max_output_tokens=4).output_text
+    tools = [{"name": "look", "input_schema": SCHEMA}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    message = other.messages.create(model="demo", max_tokens=150, messages=USER, tools=tools, tool_choice=choice)
+    blocks = [block.model_dump() for block in message.content]
+    failed = {"type": "tool_result", "tool_use_id": blocks[0]["id"], "content": "no light", "is_error": True}
+    turns = [*USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": [failed]}]
+    assert other.messages.create(model="demo", max_tokens=4, messages=turns, tools=tools).content
+
+
+def test_responses_over_a_websocket(client: Any) -> None:
+    pytest.importorskip("websockets", reason="needs the package websockets")
+    with client.responses.connect() as connection:
+        connection.response.create(model="demo", input="What is the sea?", max_output_tokens=9)
+        events: list[Any] = []
+        while not events or events[-1].type != "response.incomplete":
+            events.append(connection.recv())
+    whole = client.responses.create(model="demo", input="What is the sea?", max_output_tokens=9)
+    assert events[-1].response.output_text == whole.output_text

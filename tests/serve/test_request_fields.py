@@ -99,3 +99,10 @@ RESPONSE = {"input": "Hi", "max_output_tokens": 1}
 def test_what_the_server_does_not_offer_is_refused_by_name(served: Running, path: str, fields: dict[str, Any]) -> None:
     error = served.refusal(path, 400, **fields)
     assert error["param"].split(".")[0] in fields and "expected" in error["message"]
+
+
+def test_unknown_fields_that_are_null_count_as_left_out(served: Running) -> None:
+    message = {**USER[0], "audio": None}
+    assert served.post("/v1/chat/completions", messages=[message], max_tokens=1, verbosity=None)["choices"]
+    error = served.refusal("/v1/chat/completions", 400, messages=[{**message, "audio": {}}], max_tokens=1)
+    assert error["param"] == "messages.0.audio"
