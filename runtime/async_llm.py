@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from hybridge.runtime.generation.call import OtherNames
 
 T = TypeVar("T")
+# Longest prompt of token ids that is checked in the event loop.
+_FEW_TOKENS = 1024
 
 
 @known_arguments
@@ -100,7 +102,8 @@ class AsyncLLM(LoadedArtifact):
         checked_priority(priority)
         ends = checked_checkpoints(checkpoints)
         work = partial(self._text.request, given, params, self.max_seq_len)
-        return self._add(work, params.n, priority, namespace, ends)
+        at_once = isinstance(given, tuple) and len(given) <= _FEW_TOKENS
+        return self._add(work, params.n, priority, namespace, ends, at_once=at_once)
 
     async def generate(
         self,
@@ -238,8 +241,12 @@ class AsyncLLM(LoadedArtifact):
         namespace: str,
         checkpoints: tuple[int, ...] = (),
         pooling: str | None = None,
+        at_once: bool = False,
     ) -> RequestStream:
-        """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream."""
+        """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream.
+
+        at_once: it takes microseconds, and may run in the event loop.
+        """
         self._worker.check_open()
         self._event_loop = asyncio.get_running_loop()
         stream, started = RequestStream(answers, self._worker.cancel), time.perf_counter()
@@ -247,7 +254,8 @@ class AsyncLLM(LoadedArtifact):
         def make() -> ServingRequest | None:
             return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace, checkpoints, pooling)
 
-        self._texts.add(make, lambda made: self._admit(stream, made, started))
+        add = self._texts.add_at_once if at_once else self._texts.add
+        add(make, lambda made: self._admit(stream, made, started))
         return stream
 
     def _admit(self, stream: RequestStream, made: Future[Any], started: float) -> None:

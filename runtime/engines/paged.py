@@ -167,6 +167,11 @@ class PagedEngine(ABC):
         return ArrayResult(self.step(inputs))
 
     @property
+    def samples_after_steps(self) -> bool:
+        """Whether ``launch`` has no use for ``samplings``: the host samples from its result."""
+        return type(self).launch is PagedEngine.launch
+
+    @property
     def samples_in_steps(self) -> bool:
         """Whether ``launch`` samples tokens on a device, also those after draft tokens."""
         return False

@@ -58,9 +58,11 @@ def edited_rows(
     ``between`` maps the rows [n, vocab] after the bias to those that the penalties apply to.
     """
     scores = logits.copy()
-    for row, edit in enumerate(edits):
-        if edit.allowed is not None:
-            scores[row][~bits_of(edit.allowed, scores.shape[1])] = -np.inf
+    masks = {row: edit.allowed for row, edit in enumerate(edits) if edit.allowed is not None}
+    if masks:
+        allowed = np.ones(scores.shape, bool)
+        allowed[list(masks)] = bits_of(np.stack(list(masks.values())), scores.shape[1])
+        scores[~allowed] = -np.inf
     rows, ids = _rows_and_ids([edit.forbidden for edit in edits])
     scores[rows, ids] = -np.inf
     rows, ids = _rows_and_ids([edit.biased for edit in edits])
@@ -84,8 +86,8 @@ def mask_of(tokens: np.ndarray, vocab: int) -> np.ndarray:
 
 
 def bits_of(mask: np.ndarray, vocab: int) -> np.ndarray:
-    """Whether each token [vocab] is allowed by ``mask``."""
-    return np.unpackbits(mask.view(np.uint8), count=vocab, bitorder="little").view(bool)
+    """Whether each token [..., vocab] is allowed by ``mask`` [..., words]."""
+    return np.unpackbits(mask.view(np.uint8), axis=-1, count=vocab, bitorder="little").view(bool)
 
 
 def checked_logits(found: object, vocab: int, name: str) -> np.ndarray:

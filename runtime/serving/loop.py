@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.generation import ANY_TOKEN
-from hybridge.runtime.sampling import Sampler
+from hybridge.runtime.sampling import NO_SAMPLING, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
 from hybridge.runtime.serving.draft_check import DraftCheck
@@ -64,6 +64,7 @@ class ServingLoop:
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
+        self._samples_after_steps = engine.samples_after_steps and runner is None
         self._chains_steps = engine.chains_steps and speculator is None
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: list[ScheduledSequence] = []
@@ -257,14 +258,21 @@ class ServingLoop:
                 sequences = self.scheduler.sequences
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
                 self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-            samplings = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
+            samplings = NO_SAMPLING if self._samples_after_steps else self._draw()
             if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
-                samplings |= self._draft_check.samplings(plan, self._sampling, self._vocab)
+                samplings = {**samplings, **self._draft_check.samplings(plan, self._sampling, self._vocab)}
             result = self._executor.launch(plan, samplings)
+            if self._samples_after_steps:
+                # Masks of allowed tokens are computed in another thread until here.
+                samplings = self._draw()
         except BaseException as error:
             self._fail(plan, error)
             return
         self._in_flight = StepInFlight(plan, self._sampling, result, samplings, began)
+
+    def _draw(self) -> Mapping[int, TokenSampling]:
+        """How to choose the tokens of the step, by index."""
+        return {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.pinned import read_prefixes
 from hybridge.runtime.text import Tokenizer
@@ -81,6 +82,23 @@ def test_texts_are_tokenized_off_the_event_loop_and_in_order(tmp_path, engine, m
     monkeypatch.setattr(Tokenizer, "encode", encode_when_allowed)
     in_order = run(tmp_path, engine, work)
     assert started[:3] == in_order and in_order[1] == (7,) and started[3] == (8,)
+
+
+def test_few_token_ids_are_read_at_once_but_not_before_an_earlier_text(tmp_path, engine, monkeypatch):
+    order, make = [], Request.from_prompt
+
+    def recorded(prompt, *given):
+        order.append((prompt, threading.current_thread() is threading.main_thread()))
+        return make([1] if isinstance(prompt, str) else prompt, *given)
+
+    monkeypatch.setattr(Request, "from_prompt", recorded)
+
+    async def work(llm):
+        streams = [llm.add(prompt, max_new_tokens=1) for prompt in ([1, 2], "text", [3, 4])]
+        await asyncio.gather(*(stream.result() for stream in streams))
+
+    run(tmp_path, engine, work)
+    assert order == [((1, 2), True), ("text", False), ((3, 4), False)]
 
 
 def test_the_stream_of_a_bad_text_raises(tmp_path, engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,3 +106,29 @@ def test_a_bad_mask_ends_its_own_request(broken: Callable[[], np.ndarray], on_ac
         raise errors[bad]
     assert "expected an object with `mask` and `accept`, found NoneType" in str(errors[no_mask])
     assert len(answers(outputs)[plain, 0]) == NEW
+
+
+def test_masks_are_read_after_the_engine_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that another thread computes them meanwhile."""
+    loop, engine = toy_loop()
+    order: list[str] = []
+
+    class Recorded(OtherThanLast):
+        def mask(self) -> np.ndarray:
+            order.append("mask")
+            return super().mask()
+
+        def prepare(self) -> None:
+            order.append("prepare")
+
+    launch = engine.launch
+
+    def recorded(*given: Any) -> Any:
+        order.append("run")
+        return launch(*given)
+
+    monkeypatch.setattr(engine, "launch", recorded)
+    loop.add(make_request([3, 4], 3, allowed_tokens=Recorded))
+    run_all(loop)
+    steps = "".join(each[0] for each in order).replace("mm", "m").split("r")
+    assert steps == ["", "mp", "mp", "m"] or steps == ["", "mp", "mp", "mp"]
