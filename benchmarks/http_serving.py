@@ -1,4 +1,5 @@
-"""The HTTP server against its own AsyncLLM called in the same process: chats all at a time, and at random times."""
+"""The HTTP server against its own AsyncLLM called in the same process, and against llama.cpp's server: chats all at a
+time, and at random times."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
-from benchmarks.measure import Spread, spreads, take_turns
+from benchmarks.llama_server import llama_server, missing_server
+from benchmarks.measure import Spread, note, spreads, take_turns
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import poisson_arrivals
 from hybridge.runtime.async_llm import AsyncLLM
@@ -38,9 +40,11 @@ class HttpServingSettings:
     """``streams`` chats at a time, each of ``new_tokens``; then ``requests`` of ``short`` tokens at random times.
 
     load: the arrival rate of these over that at which AsyncLLM finishes them when all come at once. The clients are one
-    other process on the same cores, so their processor time counts against the server.
+    other process on the same cores, so their processor time counts against the server. llama_cpp: a built checkout of
+    llama.cpp, whose server gets the same chats; without one, it is left out.
     """
 
+    llama_cpp: str | None = None
     streams: int = 32
     new_tokens: int = 150
     short: int = 48
@@ -53,6 +57,9 @@ class HttpServingSettings:
 def run(settings: HttpServingSettings) -> Report:
     """Compare all answers, then measure throughput, processor time of the server's event loop, and latencies."""
     streams, new_tokens, repeats = settings.streams, settings.new_tokens, settings.repeats
+    missing = missing_server(settings.llama_cpp)
+    if missing is not None:
+        note(f"llama-server is left out: {missing}")
     prompts = [f"Tell me of the sea, number {number}." for number in range(max(streams, settings.requests))]
     together = Chats(prompts[:streams], new_tokens)
     with scratch_folder() as work:
@@ -78,6 +85,7 @@ def run(settings: HttpServingSettings) -> Report:
             times = both(together)
             own_loop, loop = own.loop_seconds[-repeats:], host[-repeats:]
             short_times = both(Chats(prompts[:streams], settings.short))
+            peer = {} if missing is not None else _beside_llama_server(settings, work, together, ask)
             waits = _first_tokens(own, ask, prompts[: settings.requests], settings)
     tokens = streams * new_tokens
     loops = spreads({"AsyncLLM": own_loop, "HTTP": loop}, 1e6 / tokens)
@@ -88,6 +96,7 @@ def run(settings: HttpServingSettings) -> Report:
         "ratio": ratio,
         "short_ratio": short_ratio,
         "event_loop_us_per_token": loops,
+        **({} if not peer else _of_peer(peer, tokens)),
         "first_token_p99_ms": spreads(waits, 1e3),
         "first_token_p99_ratio": wait_ratio,
     }
@@ -101,6 +110,29 @@ def run(settings: HttpServingSettings) -> Report:
         Target(late, wait_ratio.median, "at most", MOST_FIRST_TOKEN_RATIO, "x"),
     )
     return Report(gates, results, targets)
+
+
+def _beside_llama_server(
+    settings: HttpServingSettings, work: Path, chats: Chats, ask: Callable[[Chats], Answered]
+) -> dict[str, list[float]]:
+    """Seconds of ``chats`` by ``ask`` and by llama-server, in turns."""
+    tokens = max(settings.new_tokens, settings.short) + 64
+    running = llama_server(
+        Path(str(settings.llama_cpp)), DEMO_CHECKPOINT, work, settings.streams, tokens, settings.threads
+    )
+    with running as url, _clients(url) as ask_peer:
+        ask_peer(chats)
+        ways = {"HTTP": lambda: ask(chats).seconds, "llama-server": lambda: ask_peer(chats).seconds}
+        return take_turns(ways, settings.repeats)
+
+
+def _of_peer(times: dict[str, list[float]], tokens: int) -> dict[str, object]:
+    return {
+        "beside_llama_server_tokens_per_second": spreads(
+            {name: [tokens / each for each in values] for name, values in times.items()}
+        ),
+        "llama_server_ratio": Spread.of_ratios(times["llama-server"], times["HTTP"]),
+    }
 
 
 def _first_tokens(
@@ -183,7 +215,7 @@ def _serving(folder: Path, threads: int) -> Iterator[tuple[HttpServer, int]]:
     """A server in a thread, and the clock of that thread's processor time."""
     models = [ModelSettings(_NAME, folder, preload=True, threads=threads)]
     server = HttpServer(ServeSettings(port=0), models, log=RequestLog(False, io.StringIO()))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, args=(True,))
     thread.start()
     try:
         while not server.service.store.loaded:
@@ -236,4 +268,4 @@ async def _stream(url: str, prompt: str, new_tokens: int) -> _Answer:
     data = begin + await reader.read()
     writer.close()
     events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content", "") for event in events), first
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events), first
