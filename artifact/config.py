@@ -14,25 +14,24 @@ from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name, kv_dtype_name
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.artifact.layer_types import (
+    ATTENTION_LAYER_TYPES,
+    LAYER_TYPES,
+    LIGHTNING_ATTENTION,
+    RECURRENT_LAYER_TYPES,
+    SHORT_CONV,
+)
 from hybridge.artifact.limits import LAYERS, POSITIONS, ROWS
 from hybridge.artifact.names import LOGITS
 from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
+from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name, state_dtype_name
+from hybridge.artifact.state_scales import StateScales
 
 # 2: attention and its cache update are operators in dense graphs.
 FORMAT_VERSION = 2
 CONFIG_FILE = "config.json"
 # The multi-token prediction head of the model: its graph, and its contract in the form of config.json.
 MTP_MODEL_FILE, MTP_CONFIG_FILE = "mtp.onnx", "mtp.json"
-ATTENTION, MAMBA, GATED_DELTA_NET, SHORT_CONV = "attention", "mamba", "gated_delta_net", "short_conv"
-LIGHTNING_ATTENTION = "lightning_attention"
-RG_LRU = "rg_lru"
-# Attention and Mamba2 side by side in one layer, which has the states of both.
-ATTENTION_AND_MAMBA = "attention_and_mamba"
-ATTENTION_LAYER_TYPES = (ATTENTION, ATTENTION_AND_MAMBA)
-RECURRENT_LAYER_TYPES = (MAMBA, GATED_DELTA_NET, SHORT_CONV, ATTENTION_AND_MAMBA, LIGHTNING_ATTENTION, RG_LRU)
-# Layers that hold no state: a decoder layer that is only an MLP or only a mixture of experts.
-STATELESS_LAYER_TYPES = ("mlp", "moe")
-LAYER_TYPES = (ATTENTION, *RECURRENT_LAYER_TYPES, *STATELESS_LAYER_TYPES)
 DENSE = "dense"
 LAYOUTS = (DENSE, PAGED)
 
@@ -57,6 +56,7 @@ class RuntimeConfig:
     """The runtime contract of one artifact. Local layer indices count layers of one kind from 0.
 
     kv_cache_dtype: of the tensors of keys and values; E4M3_BYTES where these are e4m3 with scales.
+    recurrent_state_dtype: of the recurrent states' tensors; INT8 or E4M3_BYTES where these have scales.
     quantization: None where no weight is quantised.
     """
 
@@ -96,6 +96,23 @@ class RuntimeConfig:
     def has_kv_scales(self) -> bool:
         """Whether keys and values are e4m3, with a scale for every token and head."""
         return self.kv_cache_dtype is E4M3_BYTES
+
+    @property
+    def recurrent_layer_types(self) -> tuple[str, ...]:
+        """Of ``recurrent_layers``, in their order."""
+        return tuple(self.layer_types[index] for index in self.recurrent_layer_indices)
+
+    @property
+    def state_scales(self) -> tuple[StateScales, ...]:
+        """The recurrent states in 8 bits; empty where they have a wider type."""
+        if not has_state_scales(self.recurrent_state_dtype):
+            return ()
+        kinds = self.recurrent_layer_types
+        return tuple(
+            StateScales.of(r, layer, kinds[r], self.recurrent_state_dtype)
+            for r, layer in enumerate(self.recurrent_layers)
+            if layer.has_recurrent_state
+        )
 
     @property
     def all_logits(self) -> bool:
@@ -155,14 +172,26 @@ class RuntimeConfig:
             if not ok:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
         self.bindings.check(CONFIG_FILE)
+        self._check_state_scales()
         if self.layout == PAGED:
             expected = paged_inputs(
                 self.kv_layers,
-                self.recurrent_layers,
+                zip(self.recurrent_layers, self.recurrent_layer_types, strict=True),
                 (self.kv_cache_dtype, self.conv_state_dtype, self.recurrent_state_dtype),
             )
             check_paged(self.bindings, expected, self.vocab_size)
         return self
+
+    def _check_state_scales(self) -> None:
+        states = {binding.name: binding for binding in self.bindings.states}
+        for state in self.state_scales:
+            found = states.get(state.scales)
+            if found is None or (found.dtype, found.shape[1:]) != (DType.FLOAT32, state.scale_shape):
+                described = "none" if found is None else "another type or shape"
+                raise ArtifactError(
+                    f"{CONFIG_FILE}: bindings: expected the state {state.scales} float32{list(state.scale_shape)} "
+                    f"beside {state.name}, found {described}: export the checkpoint again"
+                )
 
 
 def read_config(folder: Path, file: str = CONFIG_FILE) -> RuntimeConfig:
@@ -198,7 +227,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         ],
         "kv_cache_dtype": kv_dtype_name(config.kv_cache_dtype),
         **{key: _one_or_list([getattr(r, name) for r in recurrent]) for key, name in _RECURRENT_FIELDS.items()},
-        "recurrent_state_dtype": config.recurrent_state_dtype.value,
+        "recurrent_state_dtype": state_dtype_name(config.recurrent_state_dtype),
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
         **({} if config.quantization is None else {"quantization": config.quantization.to_json()}),
@@ -234,7 +263,7 @@ def config_from_json(data: dict[str, Any]) -> RuntimeConfig:
         kv_layers=f.map("kv_layer_configs", _kv_from_json),
         kv_cache_dtype=kv_dtype_from_name(f.choice("kv_cache_dtype", _KV_DTYPES)),
         recurrent_layers=_recurrent_from_json(f, sum(kind in RECURRENT_LAYER_TYPES for kind in layer_types)),
-        recurrent_state_dtype=f.enum("recurrent_state_dtype", DType),
+        recurrent_state_dtype=state_dtype_from_name(f.choice("recurrent_state_dtype", _STATE_DTYPES)),
         conv_state_dtype=f.enum("conv_state_dtype", DType),
         eos_token_ids=tuple(_ints(f, "eos_token_id")),
         bindings=GraphBindings.from_json(f.fields("bindings")),
@@ -304,3 +333,4 @@ def _ints(f: Fields, key: str) -> list[int]:
 
 
 _KV_DTYPES = [*(d.value for d in DType if d.is_floating), FP8_E4M3]
+_STATE_DTYPES = [*(d.value for d in DType if d.is_floating), *STATES_8BIT]

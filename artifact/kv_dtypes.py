@@ -29,7 +29,9 @@ def kv_dtype_from_name(name: str) -> DType:
 
 
 def filled_with(value: float, dtype: DType) -> float | int:
-    """The stored form of ``value`` in the tensors of a pool of type ``dtype``."""
+    """The stored form of ``value`` in the tensors of a pool of type ``dtype``; an int8 stores NaN as its lowest."""
+    if dtype is DType.INT8:
+        return -128 if np.isnan(value) else round(value)
     if dtype is not E4M3_BYTES:
         return value
     return int(e4m3_from_floats(np.array([value], np.float32))[0])

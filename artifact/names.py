@@ -53,6 +53,11 @@ def recurrent_state(r: int) -> str:
     return f"recurrent_state_{r}"
 
 
+def state_scales(r: int) -> str:
+    """What the 8-bit recurrent states of recurrent layer ``r`` (local index) are multiplied by, in every layout."""
+    return f"state_scales_{r}"
+
+
 def is_recurrent_state(name: str) -> bool:
     """Whether this is a state input or a pool of recurrent states."""
     return name.startswith(recurrent_state(0)[:-1])

@@ -10,6 +10,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.artifact.state_dtypes import has_state_scales
+from hybridge.artifact.state_scales import StateScales
 
 PAGED = "paged"
 # Symbolic axes of a step: all new tokens, rows, rows + 1, blocks of the longest row, tokens whose logits are needed.
@@ -56,26 +58,38 @@ def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Bindin
     return (*bindings, Binding(scales, DType.FLOAT32, by_head, names.present(scales)))
 
 
-def state_bindings(r: int, layer: RecurrentLayerConfig, dtypes: Sequence[DType], rows: str) -> tuple[Binding, ...]:
-    """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent."""
+def state_bindings(
+    r: int, layer: RecurrentLayerConfig, dtypes: Sequence[DType], rows: str, kind: str
+) -> tuple[Binding, ...]:
+    """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent.
+
+    Behind a recurrent state of 8 bits come its scales. kind: the type of the layer.
+    """
     present = zip(dtypes, (layer.has_conv_state, layer.has_recurrent_state), strict=True)
-    own = [dtype for dtype, is_present in present if is_present]
-    found = zip(layer.state_names(r), own, layer.state_shapes, strict=True)
-    return tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
+    dtypes_of = [dtype for dtype, is_present in present if is_present]
+    found = zip(layer.state_names(r), dtypes_of, layer.state_shapes, strict=True)
+    bindings = tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
+    if not (layer.has_recurrent_state and has_state_scales(dtypes[1])):
+        return bindings
+    own = StateScales.of(r, layer, kind, dtypes[1])
+    return (*bindings, Binding(own.scales, DType.FLOAT32, (rows, *own.scale_shape), names.present(own.scales)))
 
 
 def paged_inputs(
     kv_layers: Iterable[KVLayerConfig],
-    recurrent_layers: Iterable[RecurrentLayerConfig],
+    recurrent_layers: Iterable[tuple[RecurrentLayerConfig, str]],
     dtypes: tuple[DType, DType, DType],
 ) -> tuple[Binding, ...]:
-    """The inputs of a paged graph with these layers, in graph order; ``dtypes``: of KV, conv and recurrent states."""
+    """The inputs of a paged graph with these layers, in graph order; ``dtypes``: of KV, conv and recurrent states.
+
+    recurrent_layers: with the type of each.
+    """
     kv_dtype, *state_dtypes = dtypes
     inputs = [*STEP_INPUTS]
     for k, attention in enumerate(kv_layers):
         inputs += kv_pool_bindings(k, attention, kv_dtype)
-    for r, recurrent in enumerate(recurrent_layers):
-        inputs += state_bindings(r, recurrent, state_dtypes, NUM_SLOTS)
+    for r, (recurrent, kind) in enumerate(recurrent_layers):
+        inputs += state_bindings(r, recurrent, state_dtypes, NUM_SLOTS, kind)
     return tuple(inputs)
 
 

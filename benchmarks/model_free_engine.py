@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import ATTENTION, MAMBA, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.artifact.layer_types import ATTENTION, MAMBA
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import PagedEngine, PoolSizes, StepLimits
 

@@ -16,6 +16,7 @@ from hybridge.artifact.manifest import Manifest, record_file, write_manifest
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
+from hybridge.artifact.state_dtypes import state_dtype_name
 from hybridge.exporter.checkpoint import Checkpoint
 from hybridge.exporter.checkpoint.background_scan import background_scan
 from hybridge.exporter.checkpoint.checkpoint import TOKENIZER_FILE
@@ -187,7 +188,8 @@ def _manifest(source: Checkpoint, options: ExportOptions, notes: tuple[str, ...]
         if path.suffix == ".safetensors" and not options.full_hash:
             header = read_safetensors(path).data_start
         records.append(record_file(folder, path.relative_to(folder).as_posix(), header))
-    arguments = json.loads(json.dumps(asdict(options), default=_json_name))
+    given = {**asdict(options), "state_dtype": state_dtype_name(options.state_dtype)}
+    arguments = json.loads(json.dumps(given, default=_json_name))
     write_manifest(folder, Manifest(tool_versions(), source.path.name, arguments, tuple(records), notes))
 
 

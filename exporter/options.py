@@ -12,6 +12,7 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
+from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name
 from hybridge.exporter.rounding.roles import FORMATS
 from hybridge.exporter.weights.placing import MODES
 
@@ -21,8 +22,9 @@ REQUIRED, OPTIONAL = "required", "optional"
 KERNELS = (REQUIRED, OPTIONAL)
 AUTO = "auto"
 # Also the short names of other tools.
-STATE_DTYPE_NAMES = ("float32", "float16", "bfloat16", "fp32", "fp16", "half", "bf16")
-DTYPE_NAMES = (AUTO, *STATE_DTYPE_NAMES)
+_FLOAT_NAMES = ("float32", "float16", "bfloat16", "fp32", "fp16", "half", "bf16")
+STATE_DTYPE_NAMES = (*_FLOAT_NAMES, *STATES_8BIT)
+DTYPE_NAMES = (AUTO, *_FLOAT_NAMES)
 _TYPES, _GRAPH, _WEIGHTS, _OUTPUT = "Types", "Graph", "Weights", "Output"
 
 
@@ -43,7 +45,7 @@ class ExportOptions:
     )
     state_dtype: DType = setting(
         DType.FLOAT32,
-        "Recurrent states: float32 (fp32), float16 (fp16) or bfloat16 (bf16).",
+        "Recurrent states: float32 (fp32), float16 (fp16), bfloat16 (bf16), int8 or fp8_e4m3.",
         metavar="TYPE",
         shown_default="float32",
         group=_TYPES,
@@ -116,9 +118,11 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name, dtype in (("dtype", self.dtype), ("state_dtype", self.state_dtype)):
-            if dtype is not None and dtype not in COMPUTE_DTYPES:
-                raise bad_value(name, f"one of {', '.join(d.value for d in COMPUTE_DTYPES)}", dtype.value)
+        known = ", ".join(d.value for d in COMPUTE_DTYPES)
+        if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
+            raise bad_value("dtype", f"one of {known}", self.dtype.value)
+        if self.state_dtype not in COMPUTE_DTYPES and not has_state_scales(self.state_dtype):
+            raise bad_value("state_dtype", f"one of {known}, {', '.join(STATES_8BIT)}", self.state_dtype.value)
         if self.layout == PAGED:
             self._check_paged()
         else:
@@ -130,7 +134,7 @@ class ExportOptions:
         checked_choice("dtype", dtype, DTYPE_NAMES)
         checked_choice("state_dtype", state_dtype, STATE_DTYPE_NAMES)
         compute = None if dtype == AUTO else DType.named(dtype)
-        return cls(compute, DType.named(state_dtype), **settings)
+        return cls(compute, state_dtype_from_name(state_dtype), **settings)
 
     def kv_cache_dtype(self, dtype: DType) -> DType:
         """Type of the tensors that hold keys and values of a model that computes in ``dtype``."""

@@ -15,16 +15,19 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError, located
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_name
 from hybridge.exporter.cache_factors import cache_factors
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.quantized.cache_scales import CacheFactors
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.mamba1_config import Mamba1Config
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
 from hybridge.exporter.families.registry import decoder_config
+from hybridge.exporter.families.rg_lru import RgLruConfig
 from hybridge.exporter.families.rope_length import at_length
 from hybridge.exporter.families.stored_layout import as_stored
 from hybridge.exporter.families.stored_rows import FORMS, SEPARATE, experts_in_order
@@ -147,11 +150,7 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     _check_expert_rows(decoder, source)
     parameters = bind_parameters(decoder, source.tensors, options.head)
     dtype = _compute_dtype(source, options)
-    if decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):
-        raise SettingError(
-            f"state_dtype: expected float32, or {dtype.value} as the model computes in, found "
-            f"{options.state_dtype.value}: choose one of these or another `dtype`"
-        )
+    _check_state_dtype(decoder, options, dtype)
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
     if options.quantize is not None:
         names = [name for p in parameters if not p.derived for name in p.sources]
@@ -168,6 +167,22 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
     return source, replace(plan, config=config, weight_bytes=weight_bytes)
+
+
+def _check_state_dtype(decoder: DecoderConfig, options: ExportOptions, dtype: DType) -> None:
+    """SettingError where the recurrent layers of a model that computes in ``dtype`` have no such states."""
+    if has_state_scales(options.state_dtype):
+        scans = [body for body in decoder.recurrent_bodies if isinstance(body, Mamba1Config | RgLruConfig)]
+        if scans:
+            raise SettingError(
+                f"state_dtype: expected a type of 16 or 32 bits for layers of type {scans[0].layer_type} with the "
+                f"operator selective_scan, found {state_dtype_name(options.state_dtype)}: leave it out"
+            )
+    elif decoder.recurrent_bodies and options.state_dtype not in (DType.FLOAT32, dtype):
+        raise SettingError(
+            f"state_dtype: expected float32, {', '.join(STATES_8BIT)}, or {dtype.value} as the model computes in, "
+            f"found {options.state_dtype.value}: choose one of these or another `dtype`"
+        )
 
 
 def _check_expert_rows(decoder: DecoderConfig, source: Checkpoint) -> None:

@@ -51,9 +51,10 @@ def export(
 
     dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", also as "fp16", "half", "bf16"
     or "fp32"; stored weights keep their type.
-    state_dtype: type of the recurrent states. kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged",
-    "fp8_e4m3": 8 bits with a scale per token and head. kernels: "required" refuses sizes of recurrent layers that no
-    CUDA kernel supports, "optional" exports them for ONNX Runtime and for TensorRT's own layers.
+    state_dtype: type of the recurrent states, "float32" or dtype, or "int8" or "fp8_e4m3": 8 bits with a scale per row.
+    kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged", "fp8_e4m3": 8 bits with a scale per token
+    and head. kernels: "required" refuses sizes of recurrent layers that no CUDA kernel supports, "optional" exports
+    them for ONNX Runtime and for TensorRT's own layers.
     rounded_inputs: round inputs of products where a quantised checkpoint does (int8, fp8, nvfp4), in the graph itself.
     mtp: in layout "paged", write the checkpoint's multi-token prediction head too, where it has one.
     max_batch_size, max_seq_len: maximum rows and tokens (max_seq_len None: the checkpoint's). all_logits: logits of

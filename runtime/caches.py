@@ -12,9 +12,9 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridge.artifact.bindings import MAX_SEQ
-from hybridge.artifact.config import ATTENTION_LAYER_TYPES, RECURRENT_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.layer_config import RecurrentLayerConfig
+from hybridge.artifact.layer_types import ATTENTION_LAYER_TYPES, RECURRENT_LAYER_TYPES
 from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
 from hybridge.runtime.engines.capacity import capacity_for
 from hybridge.runtime.engines.dense import DenseEngine, StateBuffer

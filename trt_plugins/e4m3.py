@@ -48,7 +48,7 @@ def quantized(nodes: Nodes[V], x: V) -> tuple[V, V]:
     # A maximum may pass over what is not a number; zero times it, or times infinity, is none.
     zero = nodes.op("ReduceSum", nodes.op("Mul", x, number(0.0)), last, keepdims=1)
     scale = nodes.op("Where", nodes.op("IsNaN", zero), number(np.nan), scale)
-    return _bytes(nodes, nodes.op("Div", x, scale)), nodes.op("Squeeze", scale, last)
+    return rounded_bytes(nodes, nodes.op("Div", x, scale)), nodes.op("Squeeze", scale, last)
 
 
 def _log2(nodes: Nodes[V], x: V) -> V:
@@ -61,8 +61,8 @@ def floats(nodes: Nodes[V], numbers: V) -> V:
     return nodes.op("Gather", nodes.array(_TABLE), index, axis=0)
 
 
-def _bytes(nodes: Nodes[V], x: V) -> V:
-    """Rounded to nearest even; what is larger than LARGEST becomes that.
+def rounded_bytes(nodes: Nodes[V], x: V) -> V:
+    """Bytes of float32 ``x``, rounded to nearest even; what is larger than LARGEST becomes that.
 
     In units of the last place of its binade a number is 8 to 16, or less in the lowest one; the byte is that plus 8 for
     every binade above. A number next to a power of two comes out the same from the binade on either side.

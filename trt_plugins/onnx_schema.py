@@ -21,6 +21,7 @@ _TYPE_NAMES = {
     DType.INT32: "tensor(int32)",
     DType.INT64: "tensor(int64)",
     DType.BOOL: "tensor(bool)",
+    DType.INT8: "tensor(int8)",
     DType.UINT8: "tensor(uint8)",
 }
 

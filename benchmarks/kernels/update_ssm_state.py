@@ -101,7 +101,7 @@ def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
     )
 
     def exact() -> torch.Tensor:
-        return exact_state(state, *scales) if scales else state.double()
+        return exact_state(state, scales[0]) if scales else state.double()
 
     def error() -> float:
         arguments: list[Any] = [*(tensor.double() for tensor in data), exact(), lengths, 1, 0.0, math.inf, 1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.config import ATTENTION
 from hybridge.artifact.layer_config import KVLayerConfig
+from hybridge.artifact.layer_types import ATTENTION
 
 
 @dataclass(frozen=True)

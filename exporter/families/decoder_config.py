@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hybridge.artifact.config import ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
+from hybridge.artifact.layer_types import ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.exporter.families.attention_config import AttentionConfig, CachedConfig, RopeConfig
 from hybridge.exporter.families.mlp_config import MlpConfig, MoeConfig
 from hybridge.exporter.families.recurrent_config import RecurrentConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.config import GATED_DELTA_NET, LIGHTNING_ATTENTION, MAMBA, SHORT_CONV
 from hybridge.artifact.layer_config import RecurrentLayerConfig
+from hybridge.artifact.layer_types import GATED_DELTA_NET, LIGHTNING_ATTENTION, MAMBA, SHORT_CONV
 from hybridge.exporter.families.mamba1_config import Mamba1Config
 from hybridge.exporter.families.rg_lru import RgLruConfig
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hybridge.artifact.config import RG_LRU
 from hybridge.artifact.layer_config import RecurrentLayerConfig
+from hybridge.artifact.layer_types import RG_LRU
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hybridge.artifact.config import STATELESS_LAYER_TYPES
+from hybridge.artifact.layer_types import STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
 from hybridge.exporter.families.attention_config import AttentionConfig, CachedConfig, LatentAttentionConfig, RopeConfig
 from hybridge.exporter.families.decoder_config import (

@@ -9,9 +9,11 @@ import onnx
 import onnx_ir as ir
 
 from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.kv_dtypes import FP8_E4M3
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
+from hybridge.artifact.state_dtypes import has_state_scales
 from hybridge.exporter.checkpoint.quantized.cache_scales import CacheFactors
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.mtp import MtpHead
@@ -22,6 +24,7 @@ from hybridge.exporter.trace.cache_factors import apply_cache_factors
 from hybridge.exporter.trace.check import check_model
 from hybridge.exporter.trace.finish import finish_model, name_axes
 from hybridge.exporter.trace.interface import graph_bindings, mtp_bindings
+from hybridge.exporter.trace.states_8bit import use_8bit_states
 from hybridge.exporter.trace.tracing import trace_decoder, trace_module
 from hybridge.exporter.trace.unroll import distinct_layers, unroll
 from hybridge.exporter.weights.quantized import PlacedWeight
@@ -47,8 +50,10 @@ def build_model(
     ExportError when the graph disagrees with ``config``, the parameters or the operator catalog.
     """
     distinct = distinct_layers(decoder)
+    scaled = has_state_scales(config.recurrent_state_dtype)
     options = ExportOptions(
-        state_dtype=config.recurrent_state_dtype,
+        # States of 8 bits take their place in the traced graph.
+        state_dtype=DType.FLOAT32 if scaled else config.recurrent_state_dtype,
         kv_dtype=FP8_E4M3 if config.has_kv_scales else "auto",
         layout=config.layout,
         all_logits=all_logits,
@@ -58,7 +63,9 @@ def build_model(
     traced = trace_decoder(distinct, bindings, config.dtype, options)
     _import_operators(traced, config)
     name_axes(traced.graph, bindings)
-    unrolled = unroll(traced, decoder, bindings, config.bindings)
+    unrolled = unroll(traced, decoder, bindings, graph_bindings(decoder, options, config.dtype))
+    if scaled:
+        use_8bit_states(unrolled.graph, config)
     apply_cache_factors(unrolled.graph, cache_factors)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
     attach_functions(model)

@@ -37,7 +37,7 @@ def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType)
     for k, attention in enumerate(config.attention_bodies):
         inputs += kv_pool_bindings(k, attention.kv, options.kv_cache_dtype(dtype))
     for r, body in enumerate(config.recurrent_bodies):
-        inputs += state_bindings(r, body.recurrent, (dtype, options.state_dtype), NUM_SLOTS)
+        inputs += state_bindings(r, body.recurrent, (dtype, options.state_dtype), NUM_SLOTS, body.layer_type)
     outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
@@ -59,8 +59,8 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
         cache: tuple[int | str, ...] = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
         for name in (names.past_key(k), names.past_value(k)):
             states.append(Binding(name, dtype, cache, names.present(name)))
-    for r, layer in enumerate(body.recurrent for body in config.recurrent_bodies):
-        states += state_bindings(r, layer, (dtype, options.state_dtype), BATCH)
+    for r, body in enumerate(config.recurrent_bodies):
+        states += state_bindings(r, body.recurrent, (dtype, options.state_dtype), BATCH, body.layer_type)
     return states
 
 

@@ -69,7 +69,7 @@ def state_summaries(config: RuntimeConfig) -> tuple[StateSummary, ...]:
     for k, layer in enumerate(config.attention_layer_indices):
         layers |= dict.fromkeys((names.past_key(k), names.past_value(k), names.kv_pool(k), names.kv_scales(k)), layer)
     for r, layer in enumerate(config.recurrent_layer_indices):
-        layers |= {names.conv_state(r): layer, names.recurrent_state(r): layer}
+        layers |= dict.fromkeys((names.conv_state(r), names.recurrent_state(r), names.state_scales(r)), layer)
     return tuple(_state(binding, layers.get(binding.name, -1)) for binding in config.bindings.states)
 
 

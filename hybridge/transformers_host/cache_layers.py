@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
-from hybridge.artifact.config import ATTENTION, ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.artifact.errors import RequestError
+from hybridge.artifact.layer_types import ATTENTION, ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.transformers_host.rows import TextRows
 from hybridge.transformers_host.stateless_layer import stateless_layer
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.cache_utils import StaticCache
 
-from hybridge.artifact.config import ATTENTION, MAMBA
 from hybridge.artifact.errors import UnsupportedError
+from hybridge.artifact.layer_types import ATTENTION, MAMBA
 from hybridge.transformers_host.bound_program import Program, bind_program, without_python
 from hybridge.transformers_host.bucket import INPUTS, BucketKind, takes_cache_params, trace_bucket
 from hybridge.transformers_host.bucket_store import BucketStore

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridge.artifact import names
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs
 from hybridge.verification.observation import InnerValues, Observation
 
 
 @dataclass(frozen=True)
 class RowCopy:
-    """A row after some tokens: its states, and the inner values [tokens, hidden] of these tokens."""
+    """A row after some tokens: its states, the inner values [tokens, hidden] of these tokens, those of each step."""
 
     states: dict[str, np.ndarray]
     shown: tuple[np.ndarray, ...]
+    parts: tuple[int, ...]
 
 
 class DenseRows:
@@ -30,10 +32,12 @@ class DenseRows:
         self.states: StateSet = engine.allocate_states(batch, max_seq)
         self._engine, self._inner = engine, inner
         self._shown: list[list[np.ndarray]] = [[] for _ in range(batch)]
+        self._parts: list[tuple[int, ...]] = [()] * batch
 
     def step(self, rows: Sequence[np.ndarray], past: Sequence[int]) -> np.ndarray:
         """One step with the new tokens of each row after ``past`` others; logits [batch, vocab] of the last ones."""
         inputs = step_inputs(rows, past)
+        self._parts = [(*old, len(row)) if len(row) else old for old, row in zip(self._parts, rows, strict=True)]
         if self._inner is None:
             logits = self._engine.step(inputs, self.states)
         else:
@@ -65,13 +69,13 @@ class DenseRows:
 
     def copy(self, row: int, length: int) -> RowCopy:
         """The row after its ``length`` tokens."""
-        return RowCopy(_row(self.states, row, length), tuple(self._shown[row]))
+        return RowCopy(_row(self.states, row, length), tuple(self._shown[row]), self._parts[row])
 
     def write(self, row: int, copy: RowCopy) -> None:
         """Set an empty row to what ``copy`` holds."""
         for name, value in copy.states.items():
             self.states.buffers[name].write_row(row, value)
-        self._shown[row] = list(copy.shown)
+        self._shown[row], self._parts[row] = list(copy.shown), copy.parts
 
     def observed(
         self,
@@ -84,13 +88,21 @@ class DenseRows:
     ) -> Observation:
         """The observation of a row after ``length`` tokens; ``states``: instead of all of the row's."""
         shown = {} if self._inner is None else self._inner.fields(self._shown[row])
-        own = read_row(self.states, row, length) if states is None else states
-        return Observation(scenario, prompt, length, logits, own, **shown)
+        own = exact_row(self.states, row, length, self._engine.config) if states is None else states
+        return Observation(scenario, prompt, length, logits, own, parts=self._parts[row], **shown)
 
 
 def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
     """All states of one row as float32, KV caches up to ``length`` positions."""
     return {name: value.astype(np.float32) for name, value in _row(states, row, length).items()}
+
+
+def exact_row(states: StateSet, row: int, length: int, config: RuntimeConfig) -> dict[str, np.ndarray]:
+    """As ``read_row``, but recurrent states of 8 bits times their scales, instead of both."""
+    found = _row(states, row, length)
+    for own in config.state_scales:
+        found[own.name] = own.exact(found[own.name], found.pop(own.scales))
+    return {name: value.astype(np.float32) for name, value in found.items()}
 
 
 def step_inputs(rows: Sequence[np.ndarray], past: Sequence[int]) -> StepInputs:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hybridge.verification.long_windows import LongWindowRow
 from hybridge.verification.observation import FAR_SCENARIOS, Observation
 from hybridge.verification.reference import Reference, ReferenceRun
+from hybridge.verification.stepped_run import SteppedRun
+
+# Of each prompt: a row of draft tokens continues from the same step several times.
+_STORED_RUNS = 4
 
 
 @dataclass(frozen=True)
@@ -76,5 +80,40 @@ class ForcedRuns(Expected):
         return self.reference.run(tokens, None, 1, given, observation.inputs)
 
     def with_ties_swapped(self, observation: Observation) -> ReferenceRun:
+        with self.reference.ties_swapped():
+            return self.run(observation)
+
+
+@dataclass(frozen=True)
+class SteppedRuns(Expected):
+    """A run for each observation in the steps of its row, after each of which the reference rounds its states.
+
+    forced: as in ``ForcedRuns``. Other runs continue earlier ones, of which the last of each prompt are stored.
+    """
+
+    inputs: Inputs
+    reference: Reference
+    forced: bool
+    stored: dict[tuple[int, tuple[int, ...]], SteppedRun] = field(default_factory=dict)
+
+    def run(self, observation: Observation) -> ReferenceRun:
+        tokens = self.inputs.sequences[observation.prompt][: observation.length]
+        if self.forced:
+            assert observation.embeddings is not None
+            given = (observation.embeddings, *observation.hidden)
+            return SteppedRun(self.reference).fed(tokens, observation.parts, given, observation.inputs).run
+        parts = observation.parts
+        count = next((n for n in range(len(parts), 0, -1) if (observation.prompt, parts[:n]) in self.stored), 0)
+        before = self.stored[observation.prompt, parts[:count]] if count else SteppedRun(self.reference)
+        found = before.fed(tokens[sum(parts[:count]) :], parts[count:])
+        self.stored[observation.prompt, parts] = found
+        own = [key for key in self.stored if key[0] == observation.prompt]
+        for key in own[:-_STORED_RUNS]:
+            del self.stored[key]
+        return found.run
+
+    def with_ties_swapped(self, observation: Observation) -> ReferenceRun | None:
+        if not self.forced:
+            return None
         with self.reference.ties_swapped():
             return self.run(observation)

@@ -20,7 +20,8 @@ class Observation:
     """Results of one row after ``length`` tokens of prompt ``prompt``: logits [vocab], states, hidden states.
 
     ``hidden`` [T, hidden] per layer and ``embeddings`` [T, hidden] of the tokens that the row was fed, empty and None
-    where not requested. ``inputs`` [T, features] by module: what products round.
+    where not requested. ``inputs`` [T, features] by module: what products round. ``parts``: the tokens of each step of
+    the row, which add up to ``length`` except after filled caches.
     """
 
     scenario: str
@@ -31,6 +32,7 @@ class Observation:
     hidden: tuple[np.ndarray, ...] = ()
     embeddings: np.ndarray | None = None
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

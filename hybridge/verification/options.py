@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import SettingError
+from hybridge.artifact.kv_dtypes import E4M3_BYTES
 from hybridge.artifact.settings import bad_value, check_settings, checked_int, setting
 from hybridge.runtime.engines.factory import ENGINE_NAMES, NETWORK_ENGINES
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
@@ -36,21 +37,30 @@ NARROW_TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 # The reference rounds keys and values to e4m3 as the artifact does, but a value close to the middle of two e4m3 numbers
 # may be rounded to the other one, a relative difference of 1/16.
 E4M3_TOLERANCE = 1e-2
+# So do recurrent states of 8 bits, with the difference of 1/127 of a row's largest number, or of 1/16 of a number.
+STATE_TOLERANCES = {DType.INT8: 5e-3, E4M3_BYTES: 2e-2}
 # Rounded inputs of products may differ in the same way. In an engine that does not return the input of each layer, the
 # difference grows from layer to layer.
 ROUNDED_TOLERANCE = 5e-2
 
 
 def default_tolerance(
-    engine: str, dtype: DType, kv_scales: bool = False, rounded_inputs: bool = False, float32: bool = False
+    engine: str,
+    dtype: DType,
+    kv_scales: bool = False,
+    rounded_inputs: bool = False,
+    float32: bool = False,
+    states: DType | None = None,
 ) -> float:
     """The tolerance for an artifact of compute type ``dtype`` in that engine; ``float32``: as in ``computed_type``.
 
-    kv_scales: its pools hold e4m3. rounded_inputs: products round their inputs.
+    kv_scales: its pools hold e4m3. rounded_inputs: products round their inputs. states: the type of recurrent states of
+    8 bits, None for others.
     """
     ties = rounded_inputs and not shows_layers(engine)
     computed = NARROW_TOLERANCES.get(computed_type(engine, dtype, float32), DEFAULT_TOLERANCE)
-    return max(computed, E4M3_TOLERANCE * kv_scales, ROUNDED_TOLERANCE * ties)
+    stored = max(E4M3_TOLERANCE * kv_scales, STATE_TOLERANCES[states] if states else 0.0)
+    return max(computed, stored, ROUNDED_TOLERANCE * ties)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hybridge.artifact import names
-from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, floats_from_e4m3
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, filled_with, floats_from_e4m3
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
 from hybridge.verification.long_windows import FILLED, FilledCaches
 from hybridge.verification.observation import InnerValues, Observation
@@ -18,13 +19,14 @@ from hybridge.verification.observation import InnerValues, Observation
 class _Sequence:
     """A slot, blocks in the order of positions, and how many tokens have been fed and accepted.
 
-    shown: inner values [tokens, hidden] of the tokens that it was fed.
+    shown: inner values [tokens, hidden] of the tokens that it was fed. parts: the tokens of each step.
     """
 
     slot: int
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     shown: list[np.ndarray] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
 
 
 class PagedSequences:
@@ -87,6 +89,7 @@ class PagedSequences:
         self._engine.advance(np.array([accepted[handle] for handle in work], np.int32))
         for handle, count in accepted.items():
             self._sequences[handle].length += count - len(work[handle])
+            self._sequences[handle].parts[-1] = count
         return logits
 
     def stop_recording(self) -> None:
@@ -113,7 +116,8 @@ class PagedSequences:
         shown = [value[: len(value) - behind] for value in sequence.shown]
         own = self.states(handle) if states is None else states
         fields = {} if self._inner is None else self._inner.fields(shown)
-        return Observation(scenario, prompt, sequence.length - behind, logits, own, **fields)
+        parts = (*sequence.parts[:-1], sequence.parts[-1] - behind)
+        return Observation(scenario, prompt, sequence.length - behind, logits, own, parts=parts, **fields)
 
     def states(self, handle: int, tokens: int | None = None) -> dict[str, np.ndarray]:
         """States of one sequence by the names of the dense layout, KV caches [kv_heads, tokens, head_dim].
@@ -134,6 +138,8 @@ class PagedSequences:
         for r, layer in enumerate(config.recurrent_layers):
             for name in layer.state_names(r):
                 found[name] = self._engine.read_pool(name)[sequence.slot].copy()
+        for own in config.state_scales:
+            found[own.name] = own.exact(found[own.name], self._engine.read_pool(own.scales)[sequence.slot])
         return found
 
     def untouched(self) -> bool:
@@ -143,6 +149,8 @@ class PagedSequences:
             free = view[:, self._free_blocks] if spec.grows else view[self._free_slots]
             if spec.dtype is E4M3_BYTES:
                 free = floats_from_e4m3(free)
+            elif spec.dtype is DType.INT8:
+                free = np.where(free == filled_with(np.nan, spec.dtype), np.nan, 0.0)
             if not np.isnan(free).all():
                 return False
         return True
@@ -197,6 +205,7 @@ class PagedSequences:
         for row, sequence in enumerate(sequences):
             table[row, : len(sequence.blocks)] = sequence.blocks
             sequence.length += counts[row]
+            sequence.parts.append(counts[row])
         padding = np.zeros(padding_rows, np.int64)
         return PackedInputs(
             input_ids=np.concatenate([*work.values(), padding]).astype(np.int64),

@@ -30,6 +30,9 @@ def plan_of(artifact: Path, config: RuntimeConfig, options: VerifyOptions) -> Pl
     edges, room = edges_of(artifact, config), config.max_seq_len
     lengths = options.prompt_lengths or default_lengths(edges, room - options.decode_steps)
     long_rows = long_window_rows(edges, config, options.seed, max(lengths), layout_steps(config).cache_bytes)
+    if config.state_scales:
+        # The reference continues no filled caches in further steps.
+        long_rows = ()
     crossed = {row.edge for row in long_rows} | {edge for edge in edges if edge.crossed_by(max(lengths))}
     missed = tuple(str(edge) for edge in edges if edge.crossed_by(room) and edge not in crossed)
     out_of_reach = [edge for edge in edges if edge.name == WINDOW and not edge.crossed_by(room)]

@@ -18,10 +18,19 @@ from hybridge.artifact.errors import CheckpointError
 from hybridge.exporter.families.text_models import TEXT_MODELS
 from hybridge.verification.cache_scales import CacheScale
 from hybridge.verification.long_windows import FilledCaches
-from hybridge.verification.reference_caches import fill_layer, joined_latents, recurrent_states, update_rounded
+from hybridge.verification.reference_caches import (
+    fill_layer,
+    joined_latents,
+    recurrent_states,
+    round_state,
+    update_rounded,
+)
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
 from hybridge.verification.reference_units import UnitStates
 from hybridge.verification.transformers_model import TransformersModel
+
+# Arguments with which models take, and attributes under which they return, a cache.
+_CACHES = ("past_key_values", "cache_params")
 
 
 @dataclass(frozen=True)
@@ -76,18 +85,46 @@ class Reference(TransformersModel):
         inputs: [T, hidden] of each layer and of the head, instead of what the module before it computes.
         products: [T, features] by module: what products round, instead of what the module before computes.
         """
-        torch, attends = self.torch, bool(self._config.attention_layer_indices)
         self._units.clear()
-        with self._hidden_states(inputs) as hidden, self.given_inputs(products) as replaced:
-            exact = (
-                contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
-            )
-            with self.failures("run"), torch.no_grad(), exact:
-                given = {**self.arguments(len(tokens), attends), **self._cache(filled)}
-                given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}
-                output = self.model(torch.from_numpy(tokens)[None], **given)
-                states = self._states(_cache_of(output, given.get("past_key_values")))
-        return ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states, replaced)
+        exact = contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
+        with exact:
+            return self.call(tokens, self._cache(filled), 0, last, inputs, products)[0]
+
+    def call(
+        self,
+        tokens: np.ndarray,
+        cache: Mapping[str, Any] | None = None,
+        past: int = 0,
+        last: int = 0,
+        inputs: Sequence[np.ndarray] | None = None,
+        products: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> tuple[ReferenceRun, Mapping[str, Any]]:
+        """One call of the model after ``past`` tokens, which are in ``cache``: its run, and its cache.
+
+        cache: the argument with which the model takes it; None for an empty one. All else is as in ``run``.
+        """
+        torch, attends = self.torch, bool(self._config.attention_layer_indices)
+        given = {**self.arguments(len(tokens), attends, past), **(self._cache(None) if cache is None else cache)}
+        given |= {"use_cache": True, "return_dict": True, "logits_to_keep": last}
+        with (
+            self._hidden_states(inputs) as hidden,
+            self.given_inputs(products) as replaced,
+            self.failures("run"),
+            torch.no_grad(),
+        ):
+            output = self.model(torch.from_numpy(tokens)[None], **given)
+            after = _cache_of(output, given)
+            states = self.states(after)
+        run = ReferenceRun(output.logits[0].float().numpy(), hidden[0], tuple(hidden[1:]), states, replaced)
+        return run, after
+
+    def round_states(self, cache: Mapping[str, Any]) -> None:
+        """Round the recurrent states in ``cache`` as the artifact stores them between two steps."""
+        with self.failures("run"):
+            by_name = {names.recurrent_state(r): index for r, index in enumerate(self._config.recurrent_layer_indices)}
+            (found,) = cache.values()
+            for own in self._config.state_scales:
+                round_state(found, by_name[own.name], own)
 
     @contextlib.contextmanager
     def _hidden_states(self, inputs: Sequence[np.ndarray] | None) -> Iterator[list[np.ndarray]]:
@@ -155,7 +192,9 @@ class Reference(TransformersModel):
     def _cache_scale(self, layer: int) -> CacheScale:
         return self._cache_scales.get(layer, CacheScale())
 
-    def _states(self, cache: Any) -> dict[str, np.ndarray]:
+    def states(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The states of one row by graph input; ``given``: a cache, as ``call`` returns it."""
+        cache: Any = next(iter(given.values()), None)
         states: dict[str, np.ndarray] = {}
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
@@ -175,10 +214,13 @@ class Reference(TransformersModel):
         return states
 
 
-def _cache_of(output: Any, given: Any) -> Any:
+def _cache_of(output: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The cache that a model returns under one of two names, or the one that it was ``given`` and wrote to."""
-    found = (getattr(output, name, None) for name in ("past_key_values", "cache_params"))
-    return next((cache for cache in found if cache is not None), given)
+    for name in _CACHES:
+        cache = getattr(output, name, None)
+        if cache is not None:
+            return {name: cache}
+    return {name: given[name] for name in _CACHES if name in given}
 
 
 def _check_pair(checkpoint: Path, found: Any, artifact: RuntimeConfig) -> None:

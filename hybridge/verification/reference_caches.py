@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact import names
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.state_scales import StateScales
 from hybridge.verification.cache_scales import CacheScale
 from hybridge.verification.long_windows import FilledCaches
 
@@ -91,6 +93,24 @@ def update_rounded(
     if sum(sizes) == head_dim:
         keys, values = keys.split(sizes, -1)
     return update(keys, values, *rest, **more)
+
+
+def round_state(cache: Any, index: int, own: StateScales) -> None:
+    """Round the recurrent state of layer ``index`` to 8 bits with the scales of ``own``."""
+    if hasattr(cache, "linear_cache"):  # minimax: [keys, values] instead of [values, keys]
+        cache.linear_cache[index] = _rounded(cache.linear_cache[index].transpose(-1, -2), own).transpose(-1, -2)
+        return
+    states = cache.layers[index].recurrent_states
+    states[0] = _rounded(states[0], own)
+
+
+def _rounded(state: Any, own: StateScales) -> Any:
+    import torch
+
+    from hybridge.trt_plugins.reference.quantized_state import exact_state, quantized_state
+
+    dtype = torch.int8 if own.dtype is DType.INT8 else torch.float8_e4m3fn
+    return exact_state(*quantized_state(state, dtype, own.axis), own.axis).to(state.dtype)
 
 
 def recurrent_states(

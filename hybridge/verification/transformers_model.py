@@ -181,12 +181,19 @@ class TransformersModel:
         self._replaced[name] = x.flatten(0, -2).numpy()
         return (self._given[name][-self._replaced[name].shape[0] :].reshape(x.shape), *inputs[1:])
 
-    def arguments(self, length: int, attends: bool) -> dict[str, Any]:
-        """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``."""
-        if attends or not hasattr(self.model.config, "num_attention_heads"):
+    def arguments(self, length: int, attends: bool, past: int = 0) -> dict[str, Any]:
+        """Arguments that a hybrid model derives from its attention caches, where no layer ``attends``.
+
+        length: of the new tokens, after ``past`` others. After these the positions are given too: some models count
+        them in a layer without attention.
+        """
+        if not hasattr(self.model.config, "num_attention_heads"):
             return {}
+        positions = self.torch.arange(past, past + length)[None]
+        if attends:
+            return {"position_ids": positions} if past else {}
         masks = dict.fromkeys(("full_attention", "sliding_attention", "linear_attention", "conv"))
-        return {"position_ids": self.torch.arange(length)[None], "attention_mask": masks}
+        return {"position_ids": positions, "attention_mask": masks}
 
     def _use_plain_experts(self) -> None:
         """Run experts one by one: the grouped products that are the default refuse rows of some sizes."""

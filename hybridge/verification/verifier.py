@@ -20,7 +20,7 @@ from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.runtime.engines.factory import AUTO, check_engine
 from hybridge.verification.cache_scales import stored_cache_scales
 from hybridge.verification.compare import compared
-from hybridge.verification.expected import Expected, ForcedRuns, Inputs
+from hybridge.verification.expected import Expected, ForcedRuns, Inputs, SteppedRuns
 from hybridge.verification.head_cases import head_cases
 from hybridge.verification.layouts import LayoutSteps, layout_steps
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance, shows_layers
@@ -64,8 +64,9 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         )
     layout = layout_steps(config)
     options.check(config.max_seq_len)
+    rounded_states = config.recurrent_state_dtype if config.state_scales else None
     tolerance = options.tolerance or default_tolerance(
-        options.engine, config.dtype, config.has_kv_scales, _rounds_inputs(config), options.float32
+        options.engine, config.dtype, config.has_kv_scales, _rounds_inputs(config), options.float32, rounded_states
     )
     notes: list[str] = []
     engines = _engine_names(options.engine, layout, notes)
@@ -209,8 +210,10 @@ class Cases:
     ) -> Cases:
         prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, options.decode_steps)
         inputs = Inputs(prompts, sequences, plan.long_rows)
-        if forced:
-            expected: Expected = ForcedRuns(inputs, reference)
+        if config.state_scales:
+            expected: Expected = SteppedRuns(inputs, reference, forced)
+        elif forced:
+            expected = ForcedRuns(inputs, reference)
         else:
             expected = stored_runs(reference, config, inputs, progress)
         return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced)

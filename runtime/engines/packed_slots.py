@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from hybridge.artifact.bindings import NUM_SLOTS, Binding
-from hybridge.artifact.names import is_recurrent_state
 from hybridge.runtime.engines.packed_rows import TYPES, PackedRows, packed_rows
-from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.packed_state import PackedState, is_packable
 from hybridge.runtime.engines.paged import PoolSizes
 
 
@@ -28,7 +27,7 @@ class PackedSlots:
             if spec.grows:
                 continue
             shape, dtype = spec.resolve(**{NUM_SLOTS: sizes.num_packed}), spec.dtype.numpy
-            if is_recurrent_state(spec.name):
+            if is_packable(spec.name, dtype):
                 values, factors = np.zeros(shape, TYPES[self._kind]), np.zeros(shape[:-1], np.float32)
                 self.packed[spec.name] = PackedRows(values, factors, dtype)
             else:

@@ -1,4 +1,5 @@
-"""States of sequences in 8 bits: recurrent states as packed rows; convolution states, which are small, unchanged."""
+"""States of sequences in 8 bits: recurrent states as packed rows, except for those that an artifact has in 8 bits;
+convolution states, which are small, unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class PackedState(HostCopy):
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], kind: str) -> PackedState:
         """``arrays``: one slot and no block. kind: "int8" or "fp8"."""
-        recurrent = {name: packed_rows(array, kind) for name, array in arrays.items() if is_recurrent_state(name)}
+        packable = {name: array for name, array in arrays.items() if is_packable(name, array.dtype)}
+        recurrent = {name: packed_rows(array, kind) for name, array in packable.items()}
         return cls(recurrent, {name: array for name, array in arrays.items() if name not in recurrent})
 
     @property
@@ -41,9 +43,14 @@ class PackedState(HostCopy):
         return {**self.exact, **{name: rows.unpacked() for name, rows in self.packed.items()}}
 
 
+def is_packable(name: str, dtype: np.dtype) -> bool:
+    """Whether packing stores the state ``name`` of type ``dtype`` in 8 bits: a recurrent state of more bits."""
+    return is_recurrent_state(name) and dtype.itemsize > 1
+
+
 def packed_bytes(spec: Binding) -> int:
     """Bytes of one packed slot of a state pool."""
-    if not is_recurrent_state(spec.name):
+    if not is_packable(spec.name, spec.dtype.numpy):
         return spec.unit_bytes
     *rows, width = (n for n in spec.shape if isinstance(n, int))
     return prod(rows) * (width + np.dtype(np.float32).itemsize)

@@ -47,7 +47,7 @@ def test_existing_output_is_refused(capfd: Capture, checkpoint: Path, artifact: 
         (("nowhere", "out"), "nowhere"),
         (("{checkpoint}", "out", "--layout", "paged", "--all-logits"), "logits_indices"),
         (("{checkpoint}", "out", "--max-batch", "0"), "--max-batch"),
-        (("{checkpoint}", "out", "--state-dtype", "float16", "--dry-run"), "expected float32, or bfloat16"),
+        (("{checkpoint}", "out", "--state-dtype", "float16", "--dry-run"), "or bfloat16 as the model computes in"),
         (("{checkpoint}", "{checkpoint}", "--overwrite"), "is the checkpoint's own folder"),
         (("{checkpoint}", "{checkpoint}/out", "--dry-run"), "is inside the checkpoint"),
     ],

@@ -13,10 +13,11 @@ from typing import ClassVar
 import numpy as np
 
 from hybridge.artifact.bindings import Binding, GraphBindings
-from hybridge.artifact.config import ATTENTION, RECURRENT_LAYER_TYPES, RuntimeConfig
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.artifact.layer_types import ATTENTION, RECURRENT_LAYER_TYPES
 from hybridge.artifact.names import conv_state, past_key, past_value, present, recurrent_state
 from hybridge.runtime.engines.dense import DenseEngine, StateBuffer, StateSet, StepInputs
 

@@ -17,6 +17,7 @@ from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.onnx_file import check_stored_weights, read_onnx
 from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.artifact.state_dtypes import state_dtype_name
 from hybridge.trt_plugins.build.attention import STANDARD_DOMAINS, native_attention, support_attention
 from hybridge.trt_plugins.build.options import REPLAY, SNAPSHOT
 from hybridge.trt_plugins.build.plugin_choice import PluginChoice
@@ -72,9 +73,15 @@ def parser_model(
     choose: which nodes become plugins; it may rewrite the model in place. drafts: slots for draft tokens; operators
     that are replayed have to become plugins. hidden: what the engine does with hidden states.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
-    EngineError: an operator has no body that native layers could run, or keys and values are e4m3 and no plugins run.
+    EngineError: an operator has no body that native layers could run, keys and values are e4m3 and no plugins run, or
+    recurrent states have 8 bits.
     SettingError: a replay without plugins. What ``choose`` raises.
     """
+    if config.state_scales:
+        raise EngineError(
+            f"{artifact}: expected recurrent states of 16 or 32 bits, which TensorRT engines take, found "
+            f"{state_dtype_name(config.recurrent_state_dtype)}: export without `state_dtype`, or run `engine='torch'`"
+        )
     file = read_onnx(artifact, file_name)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
     check_stored_weights(artifact, model, file_name)

@@ -19,6 +19,7 @@ from hybridge.trt_plugins.functions.selective_scan import selective_scan_functio
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.functions.update_ssm_state import update_ssm_state_function
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
+from hybridge.trt_plugins.specs.state_8bit import base_name
 
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "attention_step": attention_step_function,
@@ -47,4 +48,4 @@ def specialised_attributes(spec: OpSpec, attributes: Mapping[str, AttributeValue
 
 def function_for(signature: Signature) -> onnx.FunctionProto:
     """The function of ``signature.op`` specialised on ``signature``."""
-    return _BODIES[signature.op](signature)
+    return _BODIES[base_name(signature.op)](signature)

@@ -11,6 +11,7 @@ from hybridge.trt_plugins.reference.packed import empty_output, row_arguments, r
 from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES, is_pool
 from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS
+from hybridge.trt_plugins.specs.state_8bit import is_8bit
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,10 @@ def speculative_reference(spec: OpSpec, dense: Callable) -> Callable:
     """The eager form of ``spec``, a speculative declaration, from the eager form of its dense one.
 
     A row of at most as many tokens as it has slots is a dense call for each token, which begins with the state that
-    the call before it ended with, in the pool's type; a longer row is one call. UnsupportedError as of packed rows.
+    the call before it ended with, in the pool's type; a longer row is one call. With states of 8 bits, which a call
+    rounds once, the call for a token has the row's tokens up to it. UnsupportedError as of packed rows.
     """
+    from_start = is_8bit(spec)
 
     def speculative(*arguments: object) -> tuple[Tensor, ...]:
         inputs, attributes = arguments[: len(spec.inputs)], arguments[len(spec.inputs) :]
@@ -35,12 +38,14 @@ def speculative_reference(spec: OpSpec, dense: Callable) -> Callable:
         for slot, parts in _rows(spec, inputs):
             states = states_in(spec, inputs, slot)
             for part in parts:
-                row = row_arguments(spec, inputs, part.begin, part.end, states)
+                begin = parts[0].begin if from_start else part.begin
+                row = row_arguments(spec, inputs, begin, part.end, states)
                 for output, whole, value in zip(spec.outputs, outputs, dense(*row, *attributes), strict=True):
                     if not is_pool(output):
-                        whole[part.begin : part.end] = value[0]
+                        whole[part.begin : part.end] = value[0, part.begin - begin :]
                         continue
-                    states[spec.inputs[spec.output_source(output)].name] = value
+                    if not from_start:
+                        states[spec.inputs[spec.output_source(output)].name] = value
                     if part.slot >= 0:
                         whole[part.slot] = value[0]
         return tuple(outputs)

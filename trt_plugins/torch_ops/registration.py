@@ -22,10 +22,12 @@ from hybridge.trt_plugins.reference.rounded_experts import rounded_experts
 from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from hybridge.trt_plugins.reference.selective_scan import selective_scan
 from hybridge.trt_plugins.reference.speculative import speculative_reference
+from hybridge.trt_plugins.reference.state_8bit import state_8bit_reference
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from hybridge.trt_plugins.spec import OpSpec, TensorSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import is_speculative
+from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
 from hybridge.trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
@@ -56,7 +58,9 @@ def register_all() -> None:
 
 
 def _eager_form(spec: OpSpec) -> Callable:
-    reference = _EAGER[spec.name]
+    reference = _EAGER[base_name(spec.name)]
+    if is_8bit(spec):
+        reference = state_8bit_reference(OPS[spec.name], reference)
     if is_speculative(spec):
         reference = speculative_reference(spec, reference)
     elif spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):

@@ -49,13 +49,20 @@ class DeferredStates:
         self._states = tuple(states)
         self._replayed = tuple(state for state in states if not state.is_snapshot)
         # Name and shape of the output of each pool that has snapshots.
-        self._snapshots = {state.pool: state.stored[0] for state in states if state.is_snapshot}
+        self._snapshots = {
+            pool.name: stored
+            for state in states
+            if state.is_snapshot
+            for pool, stored in zip(state.pools, state.stored, strict=True)
+        }
         if self._replayed:
             self._session = _replay_session(self._replayed, folder, threads)
             self._io = self._session.io_binding()
         stored = {name: shape for state in self._replayed for name, shape in state.stored}
         self._stored, self._accepted = RowArrays(stored), RowArrays(stored)
-        self._copies = RowArrays({state.pool: state.shape for state in self._states})
+        pools = [pool for state in self._states for pool in state.pools]
+        dtypes = {pool.name: pool.dtype.numpy for pool in pools}
+        self._copies = RowArrays({pool.name: pool.shape for pool in pools}, dtypes)
         self._parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._snapshot_parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._batch: DeferredBatch | None = None
@@ -100,10 +107,11 @@ class DeferredStates:
         self._pools.copy_states(self._snapshots, sources, targets)
 
     def _replay(self, batch: DeferredBatch, accepted: np.ndarray) -> None:
-        for state in self._replayed:
-            _, value = batch.states[state.pool]
-            self._io.bind_ortvalue_input(state.pool, value)
-            self._io.bind_ortvalue_output(advanced_output(state.pool), value)
+        replayed = [pool.name for state in self._replayed for pool in state.pools]
+        for name in replayed:
+            _, value = batch.states[name]
+            self._io.bind_ortvalue_input(name, value)
+            self._io.bind_ortvalue_output(advanced_output(name), value)
         for name, (_, value) in self._stored_by(batch, accepted).items():
             self._io.bind_ortvalue_input(name, value)
         counts, value = bound(accepted)
@@ -114,8 +122,8 @@ class DeferredStates:
             raise EngineError(f"ONNX Runtime failed to advance states: {error}") from error
         if batch.is_copy:
             moved = np.flatnonzero(counts)
-            for state in self._replayed:
-                self._pools.arrays[state.pool][batch.rows.slots[moved]] = batch.states[state.pool][0][moved]
+            for name in replayed:
+                self._pools.arrays[name][batch.rows.slots[moved]] = batch.states[name][0][moved]
 
     def _stored_by(self, batch: DeferredBatch, accepted: np.ndarray) -> Mapping[str, Bound]:
         """Values stored by the ``accepted`` [n] tokens, [n, most of them, ...]; zeros where a row has fewer."""
@@ -134,7 +142,8 @@ class DeferredStates:
             if len(self._parts) == _MOST_PARTS:
                 self._parts.clear()
             arrays = self._pools.arrays
-            self._parts[first, stop] = {s.pool: bound(arrays[s.pool][first:stop]) for s in self._states}
+            names = [pool.name for state in self._states for pool in state.pools]
+            self._parts[first, stop] = {name: bound(arrays[name][first:stop]) for name in names}
         return self._parts[first, stop]
 
     def _copied(self, slots: np.ndarray) -> Mapping[str, Bound]:

@@ -9,11 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import SEQ
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.paged import ROWS
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES, Accepted
 from hybridge.runtime.engines.rollback.modes import OperatorCost
+from hybridge.trt_plugins.specs.state_8bit import base_name
+from hybridge.trt_plugins.state_rounding import exact_state, rounded_state
 
 ACCEPTED = "accepted"
 """Input of the replaying graph: by how many of its first tokens each row advances, int64 [rows]."""
@@ -21,11 +24,34 @@ _OPSET = 21
 
 
 @dataclass(frozen=True)
+class DeferredScales:
+    """The pool of the scales of a state of type ``dtype``; the numbers along ``axis``, in the graph, share one."""
+
+    pool: str
+    dtype: DType
+    axis: int
+
+
+@dataclass(frozen=True)
+class DeferredPool:
+    """A pool by name, with the shape of a slot in the graph."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one slot."""
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+
+@dataclass(frozen=True)
 class DeferredState:
     """One pool whose states a graph leaves unchanged. op: its operator. shape: of a slot's state, in the graph.
 
     stored: name and shape, for each token, of every output that the tokens leave behind: what a replay reads, or with
-    ``is_snapshot`` the state after the token.
+    ``is_snapshot`` the state after the token, followed by its scales. scales: of states of 8 bits.
     """
 
     op: str
@@ -33,15 +59,28 @@ class DeferredState:
     shape: tuple[int, ...]
     stored: tuple[tuple[str, tuple[int, ...]], ...]
     is_snapshot: bool = False
+    scales: DeferredScales | None = None
+
+    @property
+    def pools(self) -> tuple[DeferredPool, ...]:
+        """The pool and that of its scales."""
+        if self.scales is None:
+            return (DeferredPool(self.pool, self.shape, DType.FLOAT32),)
+        shape = list(self.shape)
+        del shape[self.scales.axis]
+        scales = DeferredPool(self.scales.pool, tuple(shape), DType.FLOAT32)
+        return DeferredPool(self.pool, self.shape, self.scales.dtype), scales
 
     @property
     def cost(self) -> OperatorCost:
-        """The cost of a rollback, in bytes of float32."""
-        return OperatorCost(4 * int(np.prod(self.shape)), None if self.is_snapshot else self.token_bytes)
+        """The cost of a rollback, in bytes."""
+        return OperatorCost(sum(pool.nbytes for pool in self.pools), None if self.is_snapshot else self.token_bytes)
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token stores, in float32."""
+        """Bytes that one token stores."""
+        if self.is_snapshot:
+            return sum(pool.nbytes for pool in self.pools)
         return 4 * sum(int(np.prod(shape)) for _, shape in self.stored)
 
 
@@ -62,13 +101,39 @@ def replay_model(states: Sequence[DeferredState], kernels: Kernels) -> ir.Model:
     graph.append(end)
     insert, inputs = Inserter(graph, end), []
     for state in states:
-        past = add_input(graph, state.pool, ir.DataType.FLOAT, [ROWS, *state.shape])
+        past = tuple(
+            add_input(graph, pool.name, ir.DataType(pool.dtype.onnx), [ROWS, *pool.shape]) for pool in state.pools
+        )
         stored = [add_input(graph, name, ir.DataType.FLOAT, [ROWS, SEQ, *shape]) for name, shape in state.stored]
         inputs.append((past, stored))
     accepted = Accepted(counts, insert.size(inputs[0][1][0], 1))
     for state, (past, stored) in zip(states, inputs, strict=True):
-        after = ADVANCE_BODIES[state.op](insert, kernels, stored, past, accepted)
-        after.name, after.type, after.shape = advanced_output(state.pool), past.type, past.shape
-        graph.outputs.append(after)
+        for before, after in zip(past, _advanced(insert, kernels, state, stored, past, accepted), strict=True):
+            after.name, after.type, after.shape = advanced_output(str(before.name)), before.type, before.shape
+            graph.outputs.append(after)
     graph.remove(end, safe=True)
     return ir.Model(graph, ir_version=10)
+
+
+def _advanced(
+    insert: Inserter,
+    kernels: Kernels,
+    state: DeferredState,
+    stored: list[ir.Value],
+    past: tuple[ir.Value, ...],
+    accepted: Accepted,
+) -> tuple[ir.Value, ...]:
+    """The states, and scales of those of 8 bits, after the accepted tokens."""
+    advance = ADVANCE_BODIES[base_name(state.op)]
+    if state.scales is None:
+        return (advance(insert, kernels, stored, past[0], accepted),)
+    dtype, axis = state.scales.dtype, state.scales.axis
+    before = exact_state(insert, past[0], past[1], dtype, axis)
+    before.type, before.shape = ir.TensorType(ir.DataType.FLOAT), past[0].shape
+    new = rounded_state(insert, advance(insert, kernels, stored, before, accepted), dtype, axis)
+    # Rounding the state of a row without accepted tokens again may change its scales.
+    has_tokens = insert.op("Greater", accepted.counts, insert.scalar(0))
+    return tuple(
+        insert.op("Where", insert.op("Unsqueeze", has_tokens, insert.ints(*range(1, 1 + len(pool.shape)))), value, old)
+        for pool, value, old in zip(state.pools, new, past, strict=True)
+    )

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from hybridge.artifact.bindings import SEQ
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.paged import ROWS
-from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
+from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredScales, DeferredState
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import BODIES
@@ -22,6 +22,7 @@ from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Deferred, Stored, recurrent_nodes
 from hybridge.runtime.engines.onnxruntime.snapshot_bodies import SNAPSHOT_BODIES
+from hybridge.runtime.engines.onnxruntime.state_8bit import WideNode
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import POOL
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.spec import TensorSpec
@@ -33,6 +34,10 @@ from hybridge.trt_plugins.specs.packed import (
     is_packed,
     is_pool,
 )
+from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
+from hybridge.trt_plugins.state_rounding import rounded_state
+
+_FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 
 def use_dense_bodies(model: ir.Model, kernels: Kernels, form: PagedForm, neighbours: bool) -> frozenset[str]:
@@ -110,39 +115,50 @@ class _PackedNode:
         """
         dense, _ = self._dense_node()
         is_snapshot = self._node.op_type in snapshots
-        body = self._states_after if is_snapshot else REPLAY_BODIES.get(self._node.op_type)
-        found = None if body is None else body(dense, Inserter(self._graph, dense), kernels, count)
-        self._graph.remove(dense, safe=True)
+        body = self._states_after if is_snapshot else REPLAY_BODIES.get(base_name(self._node.op_type))
+        wide = WideNode.of(dense, Inserter(self._graph, dense)) if is_8bit(self._spec) else None
+        node = dense if wide is None else wide.node
+        found = None if body is None else body(node, Inserter(self._graph, node), kernels, count)
+        if found is not None and wide is not None and is_snapshot:
+            found = _rounded(found, wide, self._insert)
+        for temporary in dict.fromkeys((node, dense)):
+            self._graph.remove(temporary, safe=True)
         if found is None:
             raise EngineError(
                 f"expected an ONNX Runtime that can roll back draft tokens of {self._node.op_type}, found one without "
                 "the operators: install onnxruntime 1.24 or later, or run without speculation"
             )
-        (pool,) = (value for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True) if is_pool(tensor))
-        assert pool is not None and pool.name is not None
+        pools = [value for tensor, value in self._given if is_pool(tensor) and value is not None]
+        pool = pools[0]
+        assert pool.name is not None
         stored = []
         for index, each in enumerate(found.stored):
             # A separate graph output: the value may already be the output of another name.
             output = self._insert.op("Identity", each.value)
-            output.name, output.type = f"{pool.name}.stored_{index}", pool.type
+            output.name, output.type = f"{pool.name}.stored_{index}", pools[index].type if is_snapshot else _FLOAT
             output.shape = ir.Shape([ROWS, SEQ, *each.shape])
             self._graph.outputs.append(output)
             stored.append((output.name, each.shape))
-        self._graph.outputs.remove(self._node.outputs[1])
-        replace_node(self._node, [self._packed_output(0, found.y), pool])
-        pool.shape = ir.Shape([ROWS, *found.state_shape])
-        return DeferredState(self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot)
+        for value in self._node.outputs[1:]:
+            self._graph.outputs.remove(value)
+        replace_node(self._node, [self._packed_output(0, found.y), *pools])
+        scales = None if wide is None else DeferredScales(str(pools[1].name), wide.dtype, wide.axis)
+        state = DeferredState(self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot, scales)
+        for value, part in zip(pools, state.pools, strict=True):
+            value.shape = ir.Shape([ROWS, *part.shape])
+        return state
+
+    @property
+    def _given(self) -> list[tuple[TensorSpec, ir.Value | None]]:
+        return list(zip(self._spec.inputs, self._node.inputs, strict=True))
 
     def _states_after(self, dense: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
         """A ReplayBody of the body for snapshots: the tokens store the state after each."""
         assert count is not None, "a body for snapshots is made for a number of tokens"
         body = SNAPSHOT_BODIES.get(dense.op_type)
         found = None if body is None else body(dense, insert, kernels, count)
-        (shape,) = (
-            fixed_shape(value)
-            for tensor, value in zip(self._spec.inputs, self._node.inputs, strict=True)
-            if is_pool(tensor)
-        )
+        # The first pool is that of the states.
+        shape = next(fixed_shape(value) for tensor, value in self._given if is_pool(tensor))
         if found is None or shape is None:
             return None
         y, states = found
@@ -153,7 +169,7 @@ class _PackedNode:
     def _dense_node(self) -> tuple[ir.Node, dict[ir.Value, ir.Shape | None]]:
         """A temporary dense operator before the node, and the shapes of the pools before it."""
         node, spec = self._node, self._spec
-        given = list(zip(spec.inputs, node.inputs, strict=True))
+        given = self._given
         shapes = {value: value.shape for tensor, value in given if value is not None and is_pool(tensor)}
         inputs = [
             self._dense_input(tensor, value)
@@ -209,3 +225,12 @@ class _PackedNode:
             tokens = tokens_from_rows(insert, tokens)
         tokens.type, tokens.shape = old.type, old.shape
         return tokens
+
+
+def _rounded(deferred: Deferred, wide: WideNode, insert: Inserter) -> Deferred:
+    """``deferred``, whose tokens store float32 states, with what the pools of ``wide`` hold of these."""
+    (states,) = deferred.stored
+    shape = list(states.shape)
+    del shape[wide.axis]
+    values, scales = rounded_state(insert, states.value, wide.dtype, wide.axis)
+    return Deferred(deferred.y, (Stored(values, states.shape), Stored(scales, tuple(shape))), deferred.state_shape)

@@ -104,7 +104,7 @@ def rewrite_paged(
     use_paged_attention(model, form, kernels if is_prompt else None)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
-    left_alone = frozenset(state.pool for state in deferred)
+    left_alone = frozenset(pool.name for state in deferred for pool in state.pools)
     fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
     if not packs and (tokens or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):

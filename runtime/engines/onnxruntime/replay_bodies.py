@@ -27,6 +27,7 @@ from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, wi
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
+from hybridge.trt_plugins.specs.state_8bit import base_name
 
 _HEAD_DECAY = "head"
 
@@ -200,7 +201,8 @@ def replayable_operators(model: ir.Model) -> frozenset[str]:
     """The recurrent operators of a paged artifact's graph that have a replay body."""
     nodes = recurrent_nodes(model)
     others = {n.op_type for n in nodes if op_attributes(n).get("decay", _HEAD_DECAY) != _HEAD_DECAY}
-    return frozenset({node.op_type for node in nodes} & set(REPLAY_BODIES) - others)
+    found = {node.op_type for node in nodes if base_name(node.op_type) in REPLAY_BODIES}
+    return frozenset(found - others)
 
 
 def recurrent_nodes(model: ir.Model) -> list[ir.Node]:

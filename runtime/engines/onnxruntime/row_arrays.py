@@ -1,8 +1,9 @@
-"""Float32 arrays of any leading axes over the same memory, as values for sessions."""
+"""Arrays of any leading axes over the same memory, as values for sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import onnxruntime as ort
@@ -13,11 +14,14 @@ Bound = tuple[np.ndarray, ort.OrtValue]
 class RowArrays:
     """A buffer for each of ``shapes``, which grows to the largest leading axes requested so far.
 
+    dtypes: float32 where it has none.
     Its content is that of the arrays used last; it is lost when it grows.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._shapes, self._room = dict(shapes), 0
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype] = MappingProxyType({})
+    ) -> None:
+        self._shapes, self._dtypes, self._room = dict(shapes), dict(dtypes), 0
         self._memory: dict[str, np.ndarray] = {}
         self._found: dict[tuple[int, ...], dict[str, Bound]] = {}
 
@@ -27,7 +31,10 @@ class RowArrays:
         if rows > self._room:
             self._found.clear()
             self._room = rows
-            self._memory = {n: np.empty(rows * int(np.prod(s)), np.float32) for n, s in self._shapes.items()}
+            self._memory = {
+                name: np.empty(rows * int(np.prod(shape)), self._dtypes.get(name, np.float32))
+                for name, shape in self._shapes.items()
+            }
         if leading not in self._found:
             self._found[leading] = {
                 name: bound(self._memory[name][: rows * int(np.prod(shape))].reshape(*leading, *shape))

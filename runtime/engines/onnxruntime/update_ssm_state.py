@@ -24,13 +24,16 @@ from hybridge.runtime.engines.onnxruntime.ssm_walk import walk_tokens
 TRANSPOSED_STATE = "engine.transposed_state"
 """Key in the ``meta`` of a state's graph input: its last two axes are swapped, compared with the declaration."""
 
+INNER_STATE = "engine.inner_state"
+"""Key in the ``meta`` of a state that the graph computes, already in the order of the bodies."""
+
 POOL = "engine.pool"
 """Key in the ``meta`` of a state that is a pool or gathered from one: the pool, and the output that replaces it."""
 
 
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """y [batch, seq, heads, head_dim] and the new state."""
-    if kernels.own_operators and _is_supported(node) and cpu_library().path is not None:
+    if kernels.own_operators and is_supported(node) and cpu_library().path is not None:
         return _own_operator(node, insert, padded)
     inputs = ssm_inputs(node, insert, padded)
     if inputs is None:
@@ -44,7 +47,7 @@ def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | None:
     """The inputs of all forms of the update; None if the sizes or the state's layout are not supported."""
     x, A, B, C, _, dt, dt_bias, state, lengths = node.inputs[:9]
-    if not _is_supported(node):
+    if not is_supported(node):
         return None
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     assert x_shape is not None and b_shape is not None
@@ -71,7 +74,7 @@ def ssm_inputs(node: ir.Node, insert: Inserter, padded: bool) -> SsmInputs | Non
     )
 
 
-def _is_supported(node: ir.Node) -> bool:
+def is_supported(node: ir.Node) -> bool:
     """Whether the sizes of a token are known and the state may be stored in another order."""
     x_shape, b_shape = fixed_shape(node.inputs[0]), fixed_shape(node.inputs[2])
     if x_shape is None or b_shape is None or len(x_shape) != 4 or None in (*x_shape[2:], *b_shape[2:]):
@@ -142,6 +145,8 @@ def is_engine_state(node: ir.Node) -> bool:
     state, new_state = node.inputs[7], node.outputs[1]
     if state is None:
         return False
+    if INNER_STATE in state.meta:
+        return True
     if POOL in state.meta:
         # The pool is read by this node or its gather, and by the packed node that is being replaced.
         pool, new_pool = state.meta[POOL]
@@ -154,6 +159,8 @@ def transpose_state(node: ir.Node) -> None:
     """Swap the last two axes of the state, and of the pool that it comes from."""
     state = node.inputs[7]
     assert state is not None
+    if INNER_STATE in state.meta:
+        return
     for value in dict.fromkeys((state, node.outputs[1], *state.meta.get(POOL, ()))):
         assert value is not None and value.shape is not None
         first, second, third, fourth = value.shape.dims

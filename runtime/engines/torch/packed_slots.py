@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from hybridge.artifact.bindings import NUM_SLOTS, Binding
-from hybridge.artifact.names import is_recurrent_state
 from hybridge.runtime.engines.packed_rows import FP8, INT8, LARGEST, TYPES, PackedRows
-from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.packed_state import PackedState, is_packable
 from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
@@ -42,11 +41,11 @@ class PackedSlots:
         states = [spec for spec in specs if not spec.grows] if sizes.num_packed else []
         alike: dict[object, list[Binding]] = {}
         for spec in states:
-            if is_recurrent_state(spec.name):
+            if is_packable(spec.name, spec.dtype.numpy):
                 alike.setdefault((spec.shape, spec.dtype), []).append(spec)
         count = {NUM_SLOTS: sizes.num_packed}
         self.layers = tuple(self._allocate(tuple(group), sizes.num_packed) for group in alike.values())
-        self._exact_specs = [spec for spec in states if not is_recurrent_state(spec.name)]
+        self._exact_specs = [spec for spec in states if not is_packable(spec.name, spec.dtype.numpy)]
         self.exact = {
             spec.name: torch.empty(spec.resolve(**count), dtype=torch_from_dtype(spec.dtype), device=device)
             for spec in self._exact_specs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from hybridge.artifact.config import GATED_DELTA_NET
+from hybridge.artifact.layer_types import GATED_DELTA_NET
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
