@@ -43,6 +43,7 @@ _WAITING = 1_000
 _FORWARDED = 2_000
 # Parts of an answer that Ray has not yet taken; beyond these, the server's send_timeout counts.
 _MESSAGES, _DRAIN_SECONDS = 64, 0.05
+_UNSUPPORTED = 1003
 
 
 class RayArgs(BaseModel):
@@ -133,6 +134,10 @@ class ForwardingApp:
             for event in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
+        elif scope["type"] == "websocket":
+            # All turns of a connection would have to reach the same replica.
+            await receive()
+            await send({"type": "websocket.close", "code": _UNSUPPORTED})
         elif scope["type"] == "http":
             settings, headers = self._settings, Headers(scope=scope)
             self._forwarded += 1

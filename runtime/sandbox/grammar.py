@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 # llguidance's own limits: 1 to 2 kB for each state of its lexer, symbols of a grammar, steps of 1/50 us at the start.
 _LEXER_STATES, _SYMBOLS, _FUEL = 50_000, 200_000, 1_000_000
-# Stack of the child's compiler, bytes. llguidance recurses, and other threads, with larger stacks, compile it again.
-_STACK = 1 << 20
+# Stacks in bytes of the child's compiler, and of the one in this process, which must not crash: llguidance takes about
+# 3.5 kB for each rule within another one. Masks need no deep stack.
+_CHILD_STACK, _STACK = 4 << 20, 16 << 20
 
 
 def vocabulary(text: str, vocab_size: int, eos: Sequence[int]) -> LLTokenizer:
@@ -24,8 +25,29 @@ def vocabulary(text: str, vocab_size: int, eos: Sequence[int]) -> LLTokenizer:
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos))
 
 
-def compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
-    """``grammar`` for answers of ``tokens``; RequestError when it is wrong, or too large."""
+def compiled(tokens: LLTokenizer, grammar: str, stack: int = _STACK) -> LLMatcher:
+    """``grammar`` for answers of ``tokens``; RequestError when it is wrong, or too large. stack: bytes."""
+    found: list[LLMatcher | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(_compiled(tokens, grammar))
+        except Exception as error:
+            found.append(error)
+
+    before = threading.stack_size(stack)
+    try:
+        thread = threading.Thread(target=work, name="hybridge-grammar-compiler")
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _compiled(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -63,18 +85,5 @@ def load_vocabulary_job(text: str, vocab_size: int, eos: tuple[int, ...]) -> byt
 
 def check_grammar_job(grammar: str) -> bytes:
     """Compile ``grammar``; RequestError as of ``compiled``."""
-    errors: list[Exception] = []
-
-    def check() -> None:
-        try:
-            compiled(_vocabulary, grammar)
-        except Exception as error:
-            errors.append(error)
-
-    threading.stack_size(_STACK)
-    thread = threading.Thread(target=check)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    compiled(_vocabulary, grammar, _CHILD_STACK)
     return b""
