@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -39,6 +40,18 @@ def exported(
     given = {**FAMILIES[case], **({} if head_dim is None else {"head_dim": head_dim})}
     pattern = given.pop("pattern", "")
     return artifacts.get(case.split()[0], stored, given, mtp_pattern=pattern, layout="paged", max_seq_len=64, **options)
+
+
+def swap_head(folder: Path) -> None:
+    """Replace the head's graph by a readable one of equal size that computes something else."""
+    file = folder / MTP_MODEL_FILE
+    model = onnx.load(file, load_external_data=False)
+    norm = next(node for node in model.graph.node if node.op_type == "RMSNormalization")
+    next(attribute for attribute in norm.attribute if attribute.name == "epsilon").f = 0.5
+    size = file.stat().st_size
+    file.unlink()
+    file.write_bytes(model.SerializeToString())
+    assert file.stat().st_size == size
 
 
 def head_comparisons(checkpoint: Path, artifact: Path, config: Any, options: VerifyOptions) -> list[Comparison]:
@@ -143,6 +156,15 @@ def test_bad_head_files_are_refused(artifacts: ArtifactCache, tmp_path: Path) ->
         with pytest.raises(HybridgeError, match=message) as error:
             head_comparisons(made.checkpoint, folder, made.config, OPTIONS)
         assert isinstance(error.value, ArtifactError) and "\n" not in str(error.value)
+
+
+def test_a_head_of_equal_size_that_is_another_is_found(artifacts: ArtifactCache, tmp_path: Path) -> None:
+    made = artifacts.get("qwen3_next", "float32", mtp_pattern="", layout="paged", max_seq_len=64)
+    folder = Path(shutil.copytree(made.folder, tmp_path / "swapped"))
+    swap_head(folder)
+    with pytest.raises(ArtifactError, match=r"mtp\.onnx: its content changed since the export: export") as error:
+        verify(made.checkpoint, folder, OPTIONS)
+    assert "\n" not in str(error.value)
 
 
 def test_the_reference_of_a_head_leaves_no_files(artifacts: ArtifactCache, tmp_path: Path) -> None:

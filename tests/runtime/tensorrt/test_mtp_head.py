@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from hybridge.artifact.config import MTP_MODEL_FILE
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.mtp_factory import open_mtp_head
 from hybridge.runtime.engines.mtp_head import HeadInputs
@@ -22,6 +22,7 @@ from hybridge.runtime.speculation import SpeculationSettings
 from tests.exporter.test_mtp_export import BLOCK, FAMILIES, HIDDEN, PARTS, Reference, arrays_of
 from tests.runtime.serving.test_mtp_drafter import NEW, PROMPTS, Watched, check_proposals
 from tests.support.artifacts import ArtifactCache
+from tests.verify.test_verify_head import swap_head
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -108,17 +109,17 @@ def test_proposals_are_the_most_likely_tokens_of_the_head(
     memory.check_nothing_left()
 
 
-def test_an_engine_without_a_head_says_how_to_build_one(
+def test_an_engine_without_its_head_says_how_to_build_one(
     artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = exported(artifacts, "nemotron_h *-")
+    folder = Path(shutil.copytree(exported(artifacts, "nemotron_h *-").folder, tmp_path / "artifact"))
     for options, missing in (({"mtp": False}, "found tensorrt: .* with --speculative-tokens"), ({}, "found another")):
         files = tmp_path / str(len(options))
         files.mkdir()
-        parsed = ParsedEngine(made.folder, files, plugins="off", speculative_tokens=1, **options)
+        parsed = ParsedEngine(folder, files, plugins="off", speculative_tokens=1, **options)
+        if not options:
+            swap_head(folder)
         opened = open_double(parsed, monkeypatch)
-        monkeypatch.setattr("hybridge.runtime.engines.tensorrt.paged.mtp_head.MTP_MODEL_FILE", "config.json")
         with pytest.raises(EngineError, match=missing):
-            open_mtp_head(made.folder, opened.engine)
+            open_mtp_head(folder, opened.engine)
         opened.close()
-    assert MTP_MODEL_FILE == "mtp.onnx"
