@@ -17,7 +17,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.engine_record import AdvanceRecord, EngineRecord
 from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
 from hybridge.trt_plugins.plugins.data_types import trt_from_dtype
-from tests.runtime.tensorrt.fake_memory import STREAM, FakeMemory
+from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.support.checked_double import CheckedDouble
 
 Compute = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -156,7 +156,7 @@ class FakeContext:
         self._settled: dict[str, tuple[int, ...]] | None = None
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        assert stream_handle == STREAM
+        assert stream_handle == self.engine.stand_in.memory.stream
         self.profile = profile_index
         return True
 
@@ -181,13 +181,13 @@ class FakeContext:
         return [name for name in inputs if name not in self.shapes]
 
     def is_stream_capturable(self, stream: int) -> bool:
-        assert stream == STREAM
+        assert stream == self.engine.stand_in.memory.stream
         return self.engine.stand_in.capturable
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         stand_in = self.engine.stand_in
         memory, entries = stand_in.memory, self.engine.entries
-        assert stream_handle == STREAM and self.has_scratch and set(self.addresses) == set(entries)
+        assert stream_handle == memory.stream and self.has_scratch and set(self.addresses) == set(entries)
         if memory.captured is not None:
             assert self._settled == self.shapes, "captured before the first enqueue of the shape"
         self._settled = dict(self.shapes)

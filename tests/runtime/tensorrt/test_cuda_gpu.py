@@ -1,29 +1,23 @@
-"""Memory, graphs and whole steps on a real GPU; only TensorRT itself is a stand-in."""
+"""Memory, graphs and whole steps on a real GPU; the stand-in of TensorRT computes the parsed network on the host."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.caches import HybridCacheManager
-from hybridge.runtime.engines.dense import StepInputs
-from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
-from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.tensorrt.cuda_memory import CudaMemory
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.memory import ALIGNMENT
-from tests.runtime.packed_steps import Row, packed_step
-from tests.runtime.tensorrt.cuda_toy import open_toy
-from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, toy_config, toy_greedy, toy_logits
+from tests.runtime.tensorrt import built, test_decode_graphs, test_moved_rows, test_steps
+from tests.runtime.tensorrt.built import SMALL, BuiltArtifacts
+from tests.runtime.tensorrt.host_computed import HostComputedMemory
 
 pytestmark = pytest.mark.gpu
-STEPS = ((7, 0, 5), (3, 4, 1), (1, 1, 0), (0, 0, 0), (1, 1, 1), (1, 0, 1), (1, 1, 1), (6, 2, 2), (1, 1, 1), (1, 1, 1))
 
 
 @pytest.fixture
@@ -169,78 +163,19 @@ def test_the_projects_kernels_are_captured_and_replayed(memory: CudaMemory) -> N
         allocation.free()
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION, PURE_MAMBA], ids=["hybrid", "attention", "mamba"])
-def test_ragged_steps_are_exact(layers: tuple[str, ...], in_place: bool, tmp_path: Path) -> None:
-    config = toy_config(layers)
-    engine, _ = open_toy(config, tmp_path, in_place)
-    rng = np.random.default_rng(3)
-    tokens = [rng.integers(0, VOCAB, 40) for _ in range(3)]
-    states, done = engine.allocate_states(3, 16), [0, 0, 0]
-    for counts in STEPS:
-        ids = np.full((3, max(1, *counts)), VOCAB - 1, np.int64)
-        for r, n in enumerate(counts):
-            ids[r, :n] = tokens[r][done[r] : done[r] + n]
-        logits = engine.step(StepInputs(ids, np.array(counts, np.int32), np.array(done, np.int32)), states)
-        done = [d + n for d, n in zip(done, counts, strict=True)]
-        for r, n in enumerate(counts):
-            if n:
-                assert np.array_equal(logits[r], toy_logits(config, tokens[r][: done[r]]))
-    engine.close()
+CHECKS = {
+    "steps": partial(test_steps.test_ragged_steps_match_a_recomputation_from_the_first_token, SMALL),
+    "replay": test_decode_graphs.test_decoding_is_replayed_without_tensorrt,
+    "shared states": test_decode_graphs.test_a_model_whose_states_all_share_memory_has_one_graph,
+    "rows and the host": test_moved_rows.test_sequences_join_fork_and_come_back_from_the_host,
+    "rows between sets": test_moved_rows.test_rows_move_between_sets_without_the_host,
+}
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_decoding_is_replayed_and_exact_in_batches_that_change(in_place: bool, tmp_path: Path) -> None:
-    config = toy_config(max_seq_len=80, max_batch=8)
-    engine, library = open_toy(config, tmp_path, in_place)
-    for _ in range(2):
-        prompts = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5]]
-        states = HybridCacheManager(engine, 3, 8)
-        ids = np.zeros((3, 5), np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = prompt
-        counts = np.array([len(prompt) for prompt in prompts], np.int32)
-        logits = engine.step(StepInputs(ids, counts, np.zeros(3, np.int32)), states.states)
-        states.lengths[:] = counts.tolist()
-        found = [[int(row.argmax())] for row in logits]
-        live = [0, 1, 2]
-        decoder = engine.decoder(live, states.states)
-        for step in range(30):
-            if step == 12:
-                live = [0, 2]
-                states.compact(live)
-                decoder = engine.decoder([0, 1], states.states)
-            rows = decoder.step([found[each][-1] for each in live], states.lengths)
-            states.lengths[:] = [length + 1 for length in states.lengths]
-            for each, scores in zip(live, rows, strict=True):
-                found[each].append(int(scores.argmax()))
-        for tokens, prompt in zip(found, prompts, strict=True):
-            assert tokens == toy_greedy(config, prompt, len(tokens))
-        del states, decoder
-        gc.collect()
-    turns = 1 if in_place else 2
-    # Batches of 3 and of 2 rows: per turn one direct step and one capture, and none the second time round.
-    _, *decode = library.contexts
-    assert [context.enqueues for context in decode] == [2] * (2 * turns)
-    engine.close()
-    assert library.closed
-
-
-def test_rows_travel_between_sets_and_the_host(tmp_path: Path) -> None:
-    config = toy_config()
-    engine, _ = open_toy(config, tmp_path, in_place=False)
-    served = DenseAsPaged(engine)
-    served.allocate_pools(PoolSizes(3, config.max_seq_len, 3))
-    served.zero_slots([0])
-    rows = [Row(place, place, []) for place in range(3)]
-    served.step(packed_step(rows[:1], [list(range(1, 9))], [set()], config.max_seq_len))
-    rows[0].tokens += range(1, 9)
-    served.swap_in(served.swap_out([0], [0]), [1], [1])
-    served.copy_blocks([1], [2])
-    served.copy_slots([1], [2])
-    for row in rows[1:]:
-        row.tokens += rows[0].tokens
-    logits = served.step(packed_step(rows, [[9], [10], [11]], [{0}] * 3, config.max_seq_len))
-    for token, found in zip((9, 10, 11), logits, strict=True):
-        assert np.array_equal(found, toy_logits(config, [*range(1, 9), token]))
-    engine.close()
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_engine_on_a_gpus_stream(
+    name: str, built_artifacts: BuiltArtifacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the engine does over a fake device it does in this stream, with captured graphs."""
+    monkeypatch.setattr(built, "FakeMemory", HostComputedMemory)
+    CHECKS[name](built_artifacts, monkeypatch)
