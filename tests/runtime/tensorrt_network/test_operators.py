@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
+from tests.support.tiny_models import BASE_CONFIGS
 from tests.support.versions import needs_opset_24
+from tests.verify.network_cases import exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 pytest.importorskip("torch", reason="needs the export extra (torch)")
@@ -43,3 +48,23 @@ def test_operator_equals_onnx_runtime(operator: str, parser: Parser, tmp_path: P
             np.testing.assert_allclose(found[name], right, rtol=tolerance, atol=tolerance, err_msg=name)
 
     check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", BASE_CONFIGS)
+def test_graphs_hold_no_other_operators(family: str, artifacts: ArtifactCache) -> None:
+    known = {"Constant", *(name.split()[0] for name in CASES)}
+    for layout in ("dense", "paged"):
+        file = exported(artifacts, family, layout=layout).folder / "model.onnx"
+        model = onnx.load(file, load_external_data=False)
+        graphs = (model.graph.node, *(function.node for function in model.functions))
+        assert {name for graph in graphs for name in operators(graph)} <= known, layout
+
+
+def operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """The standard operators of ``nodes`` and of their subgraphs."""
+    for node in nodes:
+        if not node.domain:
+            yield node.op_type
+        for attribute in node.attribute:
+            yield from operators(attribute.g.node)

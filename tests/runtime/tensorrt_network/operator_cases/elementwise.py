@@ -68,6 +68,24 @@ def _cast(draw: Draw) -> Small:
     )
 
 
+def _cast_like(draw: Draw) -> Small:
+    source, target = draw(st.sampled_from(FLOATS)), draw(st.sampled_from(FLOATS))
+    arrays = {"x": draw_values(draw, draw_shape(draw), source), "like": draw_values(draw, (1,), target)}
+    return one_node(draw, "CastLike", ["x", "like"], arrays, ONNX[target])
+
+
+def _clip(draw: Draw) -> Small:
+    arrays = {"x": draw_values(draw, draw_shape(draw), np.float32, -9, 9)}
+    ends = {"low": np.array(-6, np.float32), "high": np.array(draw(st.integers(-6, 6)), np.float32)}
+    return one_node(draw, "Clip", ["x", "low", "high"], arrays, TensorProto.FLOAT, ends)
+
+
+def _gelu(draw: Draw) -> Small:
+    values = draw_values(draw, draw_shape(draw, 0), np.float32, -6, 6)
+    form = draw(st.sampled_from(("none", "tanh")))
+    return one_node(draw, "Gelu", ["x"], {"x": values}, TensorProto.FLOAT, approximate=form)
+
+
 def _where(draw: Draw) -> Small:
     shape, dtype = draw_shape(draw), draw(st.sampled_from((*FLOATS, *INTEGERS)))
     arrays = {}
@@ -91,6 +109,9 @@ CASES: dict[str, Case] = {
         for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     },
     "Cast": _cast,
+    "CastLike": _cast_like,
+    "Clip": _clip,
+    "Gelu": _gelu,
     "IsNaN": _is_nan,
     "Pow": _power_of_two,
     "Round": _round,
