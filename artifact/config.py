@@ -185,12 +185,17 @@ class RuntimeConfig:
     def _check_state_scales(self) -> None:
         states = {binding.name: binding for binding in self.bindings.states}
         for state in self.state_scales:
-            found = states.get(state.scales)
-            if found is None or (found.dtype, found.shape[1:]) != (DType.FLOAT32, state.scale_shape):
-                described = "none" if found is None else "another type or shape"
+            values, scales = states.get(state.name), states.get(state.scales)
+            if scales is None or (scales.dtype, scales.shape[1:]) != (DType.FLOAT32, state.scale_shape):
+                described = "none" if scales is None else "another type or shape"
                 raise ArtifactError(
                     f"{CONFIG_FILE}: bindings: expected the state {state.scales} float32{list(state.scale_shape)} "
                     f"beside {state.name}, found {described}: export the checkpoint again"
+                )
+            if values is None or values.dtype is not state.dtype:
+                raise ArtifactError(
+                    f"{CONFIG_FILE}: bindings: expected the state {state.name} of type {state.dtype.value} as "
+                    "recurrent_state_dtype says, found another: export the checkpoint again"
                 )
 
 

@@ -5,6 +5,7 @@
 #include "gated_norm.h"
 #include "linear.h"
 #include "ssm.h"
+#include "state_8bit.h"
 
 namespace cpu {
 
@@ -31,6 +32,9 @@ struct Kernels {
     void (*convolve)(const Convolution&, int64_t row, int64_t first);
     // Groups first to last, counted over all tokens.
     void (*gated_norm)(const GatedNorm&, int64_t first, int64_t last);
+    // Matrices first to last of a state of 8 bits: to floats, and back with new scales.
+    void (*widen_states)(const State8&, int64_t first, int64_t last);
+    void (*round_states)(const State8&, int64_t first, int64_t last);
 };
 
 // By instruction set; null where this processor, or this build, lacks it.

@@ -7,6 +7,7 @@
 #include "kernel_table.h"
 #include "rounded_tiles.h"
 #include "ssm_update.h"
+#include "state_8bit_matrices.h"
 
 namespace cpu {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
     return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>, rounded<Isa>,      arrange<Isa>,
-            dots<Isa>,    panels<Isa>,        ssm_heads<Isa>, convolve<Isa>, gated_norm<Isa>};
+            dots<Isa>,    panels<Isa>,        ssm_heads<Isa>, convolve<Isa>, gated_norm<Isa>,
+            widen_states<Isa>, round_states<Isa>};
 }
 
 }  // namespace

@@ -9,5 +9,7 @@ const ort::CustomOp& linear_op();
 const ort::CustomOp& ssm_op();
 const ort::CustomOp& conv_op();
 const ort::CustomOp& gated_norm_op();
+const ort::CustomOp& widen_state_op();
+const ort::CustomOp& round_state_op();
 
 }  // namespace cpu

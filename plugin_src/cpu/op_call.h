@@ -72,6 +72,16 @@ Status* spread_ranges(const Api& api, const Context* context, int64_t count, int
     return spread(api, context, task, (count + ranges.size - 1) / ranges.size, &ranges);
 }
 
+// The type of an output of class Op: as its `output_types` say, float32 without them.
+template <class Op>
+auto output_type(size_t index, int) -> decltype(Op::output_types[index]) {
+    return Op::output_types[index];
+}
+template <class Op>
+int output_type(size_t, long) {
+    return float32_type;
+}
+
 // The table of class Op, which has `name`, the kinds of `inputs`, the number of `outputs`, create and compute.
 template <class Op>
 const CustomOp& described() {
@@ -85,7 +95,7 @@ const CustomOp& described() {
         made.input_kind = [](const CustomOp*, size_t index) { return Op::inputs[index].is_optional ? 1 : 0; };
         made.input_memory = [](const CustomOp*, size_t) { return 0; };
         made.output_count = [](const CustomOp*) { return Op::outputs; };
-        made.output_type = [](const CustomOp*, size_t) { return float32_type; };
+        made.output_type = [](const CustomOp*, size_t index) -> int { return output_type<Op>(index, 0); };
         made.output_kind = [](const CustomOp*, size_t) { return 0; };
         made.create_checked = [](const CustomOp*, const Api* api, const Info* info, void** out) -> Status* {
             auto op = std::make_unique<Op>();

@@ -35,7 +35,6 @@ from hybridge.trt_plugins.specs.packed import (
     is_pool,
 )
 from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
-from hybridge.trt_plugins.state_rounding import rounded_state
 
 _FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
@@ -116,7 +115,7 @@ class _PackedNode:
         dense, _ = self._dense_node()
         is_snapshot = self._node.op_type in snapshots
         body = self._states_after if is_snapshot else REPLAY_BODIES.get(base_name(self._node.op_type))
-        wide = WideNode.of(dense, Inserter(self._graph, dense)) if is_8bit(self._spec) else None
+        wide = WideNode.of(dense, Inserter(self._graph, dense), kernels) if is_8bit(self._spec) else None
         node = dense if wide is None else wide.node
         found = None if body is None else body(node, Inserter(self._graph, node), kernels, count)
         if found is not None and wide is not None and is_snapshot:
@@ -232,5 +231,5 @@ def _rounded(deferred: Deferred, wide: WideNode, insert: Inserter) -> Deferred:
     (states,) = deferred.stored
     shape = list(states.shape)
     del shape[wide.axis]
-    values, scales = rounded_state(insert, states.value, wide.dtype, wide.axis)
+    values, scales = wide.rounded(insert, states.value)
     return Deferred(deferred.y, (Stored(values, states.shape), Stored(scales, tuple(shape))), deferred.state_shape)

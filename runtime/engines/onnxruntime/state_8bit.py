@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import (
@@ -30,7 +31,7 @@ def body_8bit(body: _Body) -> _Body:
     """The body over states of 8 bits from ``body``, that over float32 states."""
 
     def body_of(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
-        wide = WideNode.of(node, insert)
+        wide = WideNode.of(node, insert, kernels)
         if wide is None:
             return None
         found = body(wide.node, Inserter(insert.graph, wide.node), kernels, padded)
@@ -47,7 +48,7 @@ def body_8bit(body: _Body) -> _Body:
 class WideNode:
     """``node``: an operator over a float32 state, of which the values and scales are ``before``; to be removed.
 
-    lengths: tokens of each row.
+    lengths: tokens of each row. own: whether the library of CPU kernels reads and rounds the state.
     """
 
     node: ir.Node
@@ -55,9 +56,10 @@ class WideNode:
     axis: int
     before: tuple[ir.Value, ir.Value]
     lengths: ir.Value | None
+    own: bool
 
     @classmethod
-    def of(cls, node: ir.Node, insert: Inserter) -> WideNode | None:
+    def of(cls, node: ir.Node, insert: Inserter, kernels: Kernels) -> WideNode | None:
         """The operator that ``node``, a dense operator over a state of 8 bits, is a form of, in front of it.
 
         None where its body would refuse it.
@@ -73,7 +75,11 @@ class WideNode:
             transpose_state(node)
         axis = _swapped(scale_axis(spec)) if TRANSPOSED_STATE in values.meta else scale_axis(spec)
         dtype = DType.from_onnx(int(values.dtype))
-        state = exact_state(insert, values, scales, dtype, axis)
+        own = dtype is DType.INT8 and kernels.own_operators and cpu_library().path is not None
+        if own:
+            state = insert.op("WidenState", values, scales, domain=CPU_DOMAIN, **_attributes(axis))
+        else:
+            state = exact_state(insert, values, scales, dtype, axis)
         state.type, state.shape = ir.TensorType(ir.DataType.FLOAT), values.shape
         state.meta[INNER_STATE] = True
         inputs = [
@@ -84,11 +90,20 @@ class WideNode:
         for output, like in zip(wide.outputs, (node.outputs[0], state), strict=True):
             output.type, output.shape = like.type, like.shape
         insert.graph.insert_before(node, wide)
-        return cls(wide, dtype, axis, (values, scales), node.inputs[-1])
+        return cls(wide, dtype, axis, (values, scales), node.inputs[-1], own)
+
+    def rounded(self, insert: Inserter, state: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """float32 states [..., rows, columns] as values and scales."""
+        if not self.own:
+            return rounded_state(insert, state, self.dtype, self.axis)
+        found: tuple[ir.Value, ir.Value] = insert.op(
+            "RoundState", state, domain=CPU_DOMAIN, outputs=2, **_attributes(self.axis)
+        )
+        return found
 
     def stored(self, insert: Inserter, state: ir.Value, padded: bool) -> tuple[ir.Value, ...]:
         """The float32 ``state`` as values and scales. padded: rows may have no tokens; these keep both as they are."""
-        new = rounded_state(insert, state, self.dtype, self.axis)
+        new = self.rounded(insert, state)
         if not padded:
             return new
         has_tokens = insert.op("Greater", self.lengths, insert.constant(np.array(0, np.int32)))
@@ -96,6 +111,10 @@ class WideNode:
             insert.op("Where", insert.op("Unsqueeze", has_tokens, insert.ints(*axes)), value, before)
             for value, before, axes in zip(new, self.before, ((1, 2, 3), (1, 2)), strict=True)
         )
+
+
+def _attributes(axis: int) -> dict[str, int]:
+    return {"by_column": int(axis == -2), "instructions": 0}
 
 
 def _swapped(axis: int) -> int:

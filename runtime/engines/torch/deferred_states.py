@@ -95,9 +95,11 @@ class DeferredStates:
         """Costs of the operators that the last step called."""
         found: dict[str, OperatorCost] = {}
         assert self._calls is not None
-        for pool, operator in self._operators.items():
-            tokens = max(call.token_bytes for call in self._calls.calls if call.operator.name == operator)
-            found[operator] = OperatorCost(self._state_bytes[pool], tokens)
+        for operator in set(self._operators.values()):
+            # Each call has the state of one layer, which may have two pools.
+            calls = [call.token_bytes for call in self._calls.calls if call.operator.name == operator]
+            states = [self._state_bytes[pool] for pool, own in self._operators.items() if own == operator]
+            found[operator] = OperatorCost(sum(states) // len(calls), max(calls))
         return found
 
     def bind(self, pools: TorchPools) -> None:

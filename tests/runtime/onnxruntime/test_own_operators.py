@@ -1,4 +1,4 @@
-"""UpdateSsmState, CausalConv1d and GatedNorm of the library of CPU kernels against float64, by instruction set."""
+"""Operators over states, convolutions and norms of the library of CPU kernels against float64, by instruction set."""
 
 from __future__ import annotations
 
@@ -216,3 +216,36 @@ def test_a_gate_that_may_be_broadcast_is_not_replaced(rows: int | str, norm_firs
     next(value for value in model.graph.inputs if value.name == "gate").shape = ir.Shape([rows, "t", 8])
     use_gated_norms(model, installed_kernels())
     assert "GatedNorm" not in {node.op_type for node in model.graph}
+
+
+@EACH_SET
+@pytest.mark.parametrize("by_column", [0, 1])
+@pytest.mark.parametrize("sizes", [(3, 2, 64, 128), (2, 3, 5, 7), (1, 4, 1, 131), (0, 2, 3, 4)], ids=str)
+def test_states_of_8_bits_are_the_nearest(sizes: tuple[int, ...], by_column: int, instructions: int) -> None:
+    """Numbers between two, rows of zeros, and rows with numbers that are not finite among others."""
+    axis, random = -2 if by_column else -1, np.random.default_rng(0)
+    wide = random.standard_normal(sizes).astype(np.float32)
+    rows = np.moveaxis(wide, axis, -1)
+    if rows.size:
+        rows[-1, 0, 0] = random.integers(-253, 254, rows.shape[-1]) / 2.0
+        rows[-1, 0, 0, 0] = 127.0
+        rows[0, 1, 0], rows[0, -1, -1, -1], rows[-1, 1, -1, 0] = 0.0, np.nan, -np.inf
+    largest = np.abs(wide).max(axis)
+    expected = np.where(np.isfinite(largest), largest / np.float32(127), np.nan).astype(np.float32)
+    attributes = {"by_column": by_column, "instructions": instructions}
+    shapes = {"values": sizes, "scales": expected.shape}
+    found = run_operator("RoundState", {"wide": wide}, shapes, threads=2, dtypes={"values": np.int8}, **attributes)
+    np.testing.assert_array_equal(found["scales"], expected)
+    whole = np.expand_dims(expected, axis)
+    with np.errstate(invalid="ignore"):
+        nearest = np.rint(np.where(np.isnan(whole), 0, wide) / np.where(whole > 0, whole, np.float32(1)))
+    finite = np.broadcast_to(np.isfinite(whole), sizes)
+    np.testing.assert_array_equal(found["values"][finite], nearest[finite])
+    again = run_operator("WidenState", found, {"wide": sizes}, threads=2, **attributes)["wide"]
+    np.testing.assert_array_equal(again, found["values"].astype(np.float32) * whole)
+
+
+def test_scales_of_other_rows_are_refused() -> None:
+    given = {"values": np.zeros((2, 3, 4, 5), np.int8), "scales": np.zeros((2, 3, 5), np.float32)}
+    with pytest.raises(Exception, match="state in 8 bits: expected inputs whose sizes agree"):
+        run_operator("WidenState", given, {"wide": (2, 3, 4, 5)}, by_column=0, instructions=0)
