@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -25,12 +25,19 @@ def compared(
 ) -> Iterator[Comparison]:
     """All comparisons of ``observed``.
 
-    Those beyond ``tolerance`` also pass where ties of rounded inputs explain the difference.
+    Where one is beyond ``tolerance``, all are made with a run whose routers choose by their inputs in the artifact,
+    and these inputs are compared too. Those beyond ``tolerance`` also pass where ties of rounded inputs explain the
+    difference.
     """
     pairs = list(_pairs(observed, expected.run(observed), config))
-    errors = [_measure(item)(found, reference) for item, _, found, reference in pairs]
+    errors, routed = _errors(pairs), None
+    if not _within(errors, tolerance):
+        routed = expected.with_router_inputs(observed)
+        if routed is not None:
+            pairs = list(_pairs(observed, routed, config))
+            errors = _errors(pairs)
     explained = [0.0] * len(pairs)
-    if not all(error <= tolerance for error in errors):
+    if not _within(errors, tolerance):
         swapped = expected.with_ties_swapped(observed)
         if swapped is not None:
             others = (pair[3] for pair in _pairs(observed, swapped, config))
@@ -41,7 +48,16 @@ def compared(
     for (item, layer, _, _), error, ties in zip(pairs, errors, explained, strict=True):
         within = error <= tolerance
         passed = within or error <= tolerance + ties
-        yield Comparison(engine, observed.scenario, item, layer, error, passed, passed and not within)
+        by_ties = passed and not within
+        yield Comparison(engine, observed.scenario, item, layer, error, passed, by_ties, routed=routed is not None)
+
+
+def _errors(pairs: Sequence[_Pair]) -> list[float]:
+    return [_measure(item)(found, reference) for item, _, found, reference in pairs]
+
+
+def _within(errors: Sequence[float], tolerance: float) -> bool:
+    return all(error <= tolerance for error in errors)
 
 
 def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig) -> Iterator[_Pair]:

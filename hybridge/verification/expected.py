@@ -39,18 +39,27 @@ class Expected(ABC):
         """
         return None
 
+    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
+        """The same run, but routers choose experts by their inputs in the artifact.
+
+        None where the run has these already, or the artifact has no router.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class StoredRuns(Expected):
     """Runs on the tokens, computed once: of each prompt, of each sequence and of each row with filled caches.
 
-    The logits are those of each prompt's last token and of the decode tokens only.
+    The logits are those of each prompt's last token and of the decode tokens only. reference: of an artifact whose
+    rounding may change a choice of experts: it knows the artifact's routers.
     """
 
     inputs: Inputs
     at_prompt: list[ReferenceRun]
     at_end: list[ReferenceRun]
     at_long_window: list[ReferenceRun]
+    reference: Reference | None = None
 
     def run(self, observation: Observation) -> ReferenceRun:
         if observation.scenario in FAR_SCENARIOS:
@@ -61,6 +70,11 @@ class StoredRuns(Expected):
         end = self.at_end[observation.prompt]
         run = self.at_prompt[observation.prompt] if decoded == 0 else end
         return replace(run, logits=end.logits[decoded : decoded + 1])
+
+    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
+        if self.reference is None or not observation.inputs:
+            return None
+        return _with_inputs(self.reference, self.inputs, observation, None)
 
 
 @dataclass(frozen=True)
@@ -73,11 +87,7 @@ class ForcedRuns(Expected):
     def run(self, observation: Observation) -> ReferenceRun:
         assert observation.embeddings is not None
         given = (observation.embeddings, *observation.hidden)
-        if observation.scenario in FAR_SCENARIOS:
-            row = self.inputs.long_rows[observation.prompt]
-            return self.reference.run(row.tokens[: len(given[0])], row.caches, 1, given, observation.inputs)
-        tokens = self.inputs.sequences[observation.prompt][: observation.length]
-        return self.reference.run(tokens, None, 1, given, observation.inputs)
+        return _with_inputs(self.reference, self.inputs, observation, given)
 
     def with_ties_swapped(self, observation: Observation) -> ReferenceRun:
         with self.reference.ties_swapped():
@@ -117,3 +127,24 @@ class SteppedRuns(Expected):
             return None
         with self.reference.ties_swapped():
             return self.run(observation)
+
+    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
+        if self.forced or not observation.inputs:
+            return None
+        tokens = self.inputs.sequences[observation.prompt][: observation.length]
+        return SteppedRun(self.reference).fed(tokens, observation.parts, None, observation.inputs).run
+
+
+def _with_inputs(
+    reference: Reference, inputs: Inputs, observation: Observation, layers: tuple[np.ndarray, ...] | None
+) -> ReferenceRun:
+    """The run of an observation with the inputs of products and routers that it shows.
+
+    layers: the inputs of each layer and of the head, [T, hidden]; None for the reference's own.
+    """
+    if observation.scenario in FAR_SCENARIOS:
+        row = inputs.long_rows[observation.prompt]
+        tokens = row.tokens[: observation.length - row.caches.length]
+        return reference.run(tokens, row.caches, 1, layers, observation.inputs)
+    tokens = inputs.sequences[observation.prompt][: observation.length]
+    return reference.run(tokens, None, 1, layers, observation.inputs)

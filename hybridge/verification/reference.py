@@ -39,7 +39,7 @@ class ReferenceRun:
 
     logits [t, vocab] of the last t tokens; embeddings [T, hidden], the first layer's input; hidden[i] [T, hidden] after
     layer i; states by graph input name, of one row, after all T tokens (KV caches [kv_heads, T, head_dim], of a window
-    only its last). inputs [T, features] by module: what products round, where the run was given others.
+    only its last). inputs [T, features] by module: those of products and routers, where the run was given others.
     """
 
     logits: np.ndarray
@@ -83,7 +83,8 @@ class Reference(TransformersModel):
         last: return logits of this many last tokens; 0: of all.
         filled: the contents of the KV caches before the run, whose states are then those of ``tokens`` only.
         inputs: [T, hidden] of each layer and of the head, instead of what the module before it computes.
-        products: [T, features] by module: what products round, instead of what the module before computes.
+        products: [T, features] by module: what products round and routers read, instead of what the module before
+        computes.
         """
         self._units.clear()
         exact = contextlib.nullcontext() if filled is None else exact_frequencies(self.model, self._config.max_seq_len)
@@ -125,6 +126,10 @@ class Reference(TransformersModel):
             (found,) = cache.values()
             for own in self._config.state_scales:
                 round_state(found, by_name[own.name], own)
+
+    def use_routers(self, names: Sequence[str]) -> bool:
+        """Call the routers of the model, in the order of layers, ``names``; False if they are not as many."""
+        return self.find_routers(names, lambda: self.run(np.zeros(1, np.int64), last=1))
 
     @contextlib.contextmanager
     def _hidden_states(self, inputs: Sequence[np.ndarray] | None) -> Iterator[list[np.ndarray]]:

@@ -28,11 +28,12 @@ COLUMNS = {
 class Comparison:
     """One tensor compared: relative L2 ``error`` of ``engine`` in ``scenario``.
 
-    ``item``: "embeddings", "input" (of a product that rounds it), "hidden", "key", "value", "conv_state",
-    "recurrent_state", "logits" or "unchanged".
+    ``item``: "embeddings", "input" (of a router, or of a product that rounds it), "hidden", "key", "value",
+    "conv_state", "recurrent_state", "logits" or "unchanged".
     ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_ties``: passed beyond the tolerance, as
     values halfway between two numbers of rounded inputs explain the difference. ``in_head``: of the prediction
-    head, and ``layer`` one of its layers.
+    head, and ``layer`` one of its layers. ``routed``: the reference's routers chose experts from their inputs in the
+    artifact, because with their own inputs a result was beyond the tolerance.
     """
 
     engine: str
@@ -43,6 +44,7 @@ class Comparison:
     passed: bool
     by_ties: bool = False
     in_head: bool = False
+    routed: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ class VerifyReport:
             long = f"a row across {_listed(self.long_windows)}, " if self.long_windows else ""
             missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
-                f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}, prompts of {lengths} tokens, "
+                f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}{self._routed()}, "
+                f"prompts of {lengths} tokens, "
                 f"{long}{self._computed()}{missed}{self._forced()}{self._with_head()}"
             )
         if place == "head":
@@ -120,6 +123,10 @@ class VerifyReport:
     def _ties(self) -> str:
         count = sum(c.by_ties for c in self.comparisons)
         return f" ({count} of them apart from ties of rounded inputs)" if count else ""
+
+    def _routed(self) -> str:
+        count = sum(c.routed for c in self.comparisons)
+        return f" ({count} of them with experts chosen by the artifact's router inputs)" if count else ""
 
     def _with_head(self) -> str:
         return "; prediction head included" if self.head_layer_types else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.requirements import require
+from hybridge.verification.reference_routers import find_routers, given_router_inputs
 from hybridge.verification.reference_weights import generating_model, stored_types, widen_in_turn
 from hybridge.verification.rounded_inputs import Rounding
 from hybridge.verification.rounded_products import (
@@ -53,6 +54,7 @@ class TransformersModel:
         self.torch, self.device, self._ties_swapped = torch, device, False
         self._given: Mapping[str, Any] = {}
         self._replaced: dict[str, np.ndarray] = {}
+        self._routers: Mapping[str, Any] = {}
         self._checkpoint = checkpoint
         self._library = f"transformers {transformers.__version__}"
         self.name = f"{self._library}, torch {torch.__version__}, float32"
@@ -150,15 +152,23 @@ class TransformersModel:
         finally:
             self._ties_swapped = False
 
+    def find_routers(self, names: Sequence[str], run: Callable[[], Any]) -> bool:
+        """Call the routers of experts that ``run`` uses, in this order, ``names``; False if they are not as many."""
+        weights = find_routers(self.model, run)
+        if len(weights) == len(names):
+            self._routers = dict(zip(names, weights, strict=True))
+        return len(weights) == len(names)
+
     @contextlib.contextmanager
     def given_inputs(self, inputs: Mapping[str, np.ndarray]) -> Iterator[Mapping[str, np.ndarray]]:
-        """Within the block, the products of modules in ``inputs`` round these [T, features] instead of their own.
+        """Within the block, modules and routers in ``inputs`` use these [T, features] instead of their own.
 
-        Only the last of them where a product has fewer tokens. Yields what each would have rounded.
+        Only the last of them where a product has fewer tokens. Yields what each would have used.
         """
         self._given, self._replaced = {name: self.torch.from_numpy(value) for name, value in inputs.items()}, {}
         try:
-            yield self._replaced
+            with given_router_inputs(self._routers, inputs, self._replaced):
+                yield self._replaced
         finally:
             self._given = {}
 

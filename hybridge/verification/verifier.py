@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from hybridge.verification.reference import Reference
 from hybridge.verification.reference_folder import reference_folder
 from hybridge.verification.report import UNCHANGED, Comparison, VerifyReport
 from hybridge.verification.rounded_inputs import stored_roundings
+from hybridge.verification.router_inputs import router_inputs
 from hybridge.verification.stored_runs import stored_runs
 
 # An engine in 16 bits rounds what experts compute between their two products a few times before that is rounded again.
@@ -76,8 +77,9 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         open_checkpoint(checkpoint)
     plan = plan_of(artifact, config, options)
     try:
-        cases = _cases(source, checkpoint, config, options, plan, progress)
-        # To save memory, the reference is freed before the first engine is opened, and each engine before the next.
+        cases = _cases(source, checkpoint, artifact, config, options, plan, progress)
+        # To save memory, a reference that is not needed again is freed before the first engine is opened, and each
+        # engine before the next.
         comparisons = [*_compare_windows(engines[0], cases)]
         for name in engines:
             gc.collect()
@@ -110,7 +112,13 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
 
 
 def _cases(
-    source: Path, checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, plan: Plan, progress: Progress
+    source: Path,
+    checkpoint: Path,
+    artifact: Path,
+    config: RuntimeConfig,
+    options: VerifyOptions,
+    plan: Plan,
+    progress: Progress,
 ) -> Cases:
     progress.start("load the reference")
     reference = Reference(checkpoint, config)
@@ -118,13 +126,24 @@ def _cases(
     reference.notes = (*reference.notes, *round_inputs(reference, source, config, INNER_TIES.get(computed, 0.0)))
     if config.has_kv_scales:
         reference.scale_caches(stored_cache_scales(source))
-    forced = _rounds_inputs(config) and shows_layers(options.engine)
-    return Cases.of(reference, config, options, plan, progress, forced)
+    shown = shows_layers(options.engine)
+    forced = _rounds_inputs(config) and shown
+    routers = router_inputs(artifact) if shown and _rounds_values(config, options) else {}
+    if routers and not reference.use_routers(tuple(routers)):
+        routers = {}
+    products = {**(product_inputs(artifact) if forced else {}), **routers} if forced or routers else None
+    return Cases.of(reference, config, options, plan, progress, forced, products)
 
 
 def _rounds_inputs(config: RuntimeConfig) -> bool:
     """Whether products of the artifact round their inputs."""
     return config.quantization is not None and bool(config.quantization.inputs)
+
+
+def _rounds_values(config: RuntimeConfig, options: VerifyOptions) -> bool:
+    """Whether the engine rounds more than float32 does, so that near ties of experts may fall to another one."""
+    narrow = computed_type(options.engine, config.dtype, options.float32) is not DType.FLOAT32
+    return narrow or config.has_kv_scales or bool(config.state_scales) or _rounds_inputs(config)
 
 
 def round_inputs(reference: Reference, source: Path, config: RuntimeConfig, inner_tie: float = 0.0) -> tuple[str, ...]:
@@ -163,8 +182,7 @@ def _run(
     with closing(opened.engine) as engine:
         inputs = cases.inputs
         tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.long_rows
-        products = product_inputs(artifact) if cases.forced else None
-        for observation in opened.observations(*tokens, products):
+        for observation in opened.observations(*tokens, cases.products):
             yield from compared(engine.name, observation, cases.expected, cases.config, tolerance)
             progress.advance()
         for scenario, layer, same in opened.untouched(inputs.prompts[0]):
@@ -187,7 +205,8 @@ class Cases:
     """The tokens and the reference's results for them.
 
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    forced: whether the reference gets the inputs of layers and rounded products from the artifact.
+    forced: whether the reference gets the inputs of layers and rounded products from the artifact. products: the
+    values of the artifact's graph that rounded products and routers may get; None: no value is shown.
     """
 
     config: RuntimeConfig
@@ -197,6 +216,7 @@ class Cases:
     reference: str
     notes: tuple[str, ...]
     forced: bool
+    products: Mapping[str, str] | None
 
     @classmethod
     def of(
@@ -207,6 +227,7 @@ class Cases:
         plan: Plan,
         progress: Progress,
         forced: bool,
+        products: Mapping[str, str] | None,
     ) -> Cases:
         prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, options.decode_steps)
         inputs = Inputs(prompts, sequences, plan.long_rows)
@@ -215,8 +236,9 @@ class Cases:
         elif forced:
             expected = ForcedRuns(inputs, reference)
         else:
-            expected = stored_runs(reference, config, inputs, progress)
-        return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced)
+            stored = stored_runs(reference, config, inputs, progress)
+            expected = stored if products is None else replace(stored, reference=reference)
+        return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced, products)
 
 
 def random_prompts(

@@ -24,10 +24,12 @@ def one_reference() -> Iterator[None]:
     known: dict[Any, Any] = {}
     real = verifier._cases
 
-    def remembered(source: Path, folder: Path, config: Any, options: Any, plan: Any, progress: Any) -> Any:
+    def remembered(
+        source: Path, folder: Path, artifact: Path, config: Any, options: Any, plan: Any, progress: Any
+    ) -> Any:
         key = (folder, config.layout, options, plan.lengths)
         if key not in known:
-            known[key] = real(source, folder, config, options, plan, progress)
+            known[key] = real(source, folder, artifact, config, options, plan, progress)
         return replace(known[key], config=config)
 
     with pytest.MonkeyPatch.context() as patch:

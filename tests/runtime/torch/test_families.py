@@ -24,8 +24,7 @@ TWICE = {"nemotron_h copied", "granitemoehybrid bf16"}
 def test_a_family_agrees_with_transformers(case: ExportCase, artifacts: ArtifactCache) -> None:
     exported = case.get(artifacts)
     tolerance = TOLERANCE if case.compute is DType.FLOAT32 else None
-    # In 16 bits a router's near tie may fall to another expert: none of this seed's tokens has one.
-    options = VerifyOptions(engine="torch", prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=tolerance, seed=1)
+    options = VerifyOptions(engine="torch", prompt_lengths=(1, 7, 33), decode_steps=4, tolerance=tolerance)
     report = verify(exported.checkpoint, exported.folder, options)
     failed = [c for c in report.comparisons if not c.passed]
     assert report.passed, (report.verdict(), failed[:3], max(c.error for c in failed))
