@@ -28,6 +28,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import TOLERANCE, Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
+from tests.support.recurrent_families import RECURRENT
 
 MAX_SEQ, ROWS = 32, 3
 # Two tokens and a common beginning, so that prompts nest and part inside nodes and blocks.
@@ -153,8 +154,12 @@ class Machine(RuleBasedStateMachine):
         assert not (cache.tree.nodes or cache.pool.used or cache.slots.used or cache.states.used)
 
 
-# Norms over heads of 8 values multiply the rounding of their layer, past 1e-5 where a head's output is small.
-WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
+# Models that multiply the rounding of a layer past 1e-5, with changes that keep it smaller: qwen3_next has norms over
+# heads of 8 values; in the third layer of zamba2 transformers' own float32 state is 1.8e-5 from its float64 one.
+STEADIER = {
+    "qwen3_next": {"linear_value_head_dim": 24},
+    "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
+}
 
 
 # A row of int8 is off by 0.4% of its largest number, one of fp8 by 3% of each number; what is computed from them by a
@@ -164,12 +169,10 @@ WIDER = {"qwen3_next": {"linear_value_head_dim": 24}}
     ("family", "on_device", "on_host", "most"),
     [
         ("nemotron_h", "exact", "exact", TOLERANCE),
-        pytest.param("qwen3_next", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
-        pytest.param("kimi_linear", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
-        pytest.param("jamba", "exact", "exact", TOLERANCE, marks=pytest.mark.slow),
         *(
             pytest.param(family, "exact", "exact", TOLERANCE, marks=pytest.mark.slow)
-            for family in ("mamba", "lfm3", "bailing_hybrid", "minimax", "recurrent_gemma", "zamba2")
+            for family in RECURRENT
+            if family != "nemotron_h"
         ),
         ("nemotron_h", "exact", "int8", 2e-2),
         pytest.param("qwen3_next", "exact", "fp8", 8e-2, marks=pytest.mark.slow),
@@ -182,7 +185,7 @@ def test_the_cache_never_lies(artifacts: ArtifactCache, family: str, on_device: 
     class Case(Machine):
         states, host_states, tolerance = on_device, on_host, most
         folder = artifacts.get(
-            family, "float32", WIDER.get(family), layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ
+            family, "float32", STEADIER.get(family), layout="paged", max_batch_size=ROWS, max_seq_len=MAX_SEQ
         ).folder
         engine = OnnxRuntimePagedEngine(folder, threads=1)
         oracle = Oracle(folder, MAX_SEQ)
