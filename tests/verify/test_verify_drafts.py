@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.report import VerifyReport
+from hybridge.verification.scenarios import state_items
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
+from tests.support.recurrent_families import RECURRENT
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, speculative_tokens=3)
 
 
+# Families of which ONNX Runtime replays no state: those that decay by channel, as of selective_scan.
+NOT_REPLAYED = {"bailing_hybrid", "falcon_mamba", "jamba", "kimi_linear", "mamba", "recurrent_gemma", "zamba"}
+# The portable engine replays none.
+WAYS = (
+    *(("onnxruntime", SNAPSHOT), ("onnxruntime", REPLAY), ("onnxruntime-portable", SNAPSHOT)),
+    *(("torch", SNAPSHOT), ("torch", REPLAY)),
+)
+ON_PUSH = (
+    ("nemotron_h", "onnxruntime", SNAPSHOT),
+    ("nemotron_h", "onnxruntime", REPLAY),
+    ("qwen3_next", "torch", REPLAY),
+)
+CASES = [(family, *way) for family, way in product(RECURRENT, WAYS)]
+
+
 # On push each recurrent operator with one engine; runtime/engines/test_rollback.py has both operators with both.
-@pytest.mark.parametrize(
-    "model_type",
-    sample(
-        (
-            "jamba",
-            "kimi_linear",
-            "lfm2",
-            "mamba",
-            "mamba2",
-            "nemotron_h",
-            "qwen3_next",
-            "recurrent_gemma",
-            "zamba",
-            "zamba2",
-        ),
-        ("nemotron_h",),
-    ),
-)
-def test_accepted_draft_tokens_agree_with_transformers(model_type: str, artifacts: ArtifactCache) -> None:
-    exported = artifacts.get(model_type, "float32", layout="paged")
-    report = verify(exported.checkpoint, exported.folder, OPTIONS)
+@pytest.mark.parametrize(("family", "engine", "mode"), sample(CASES, ON_PUSH))
+def test_accepted_draft_tokens_agree_with_transformers(
+    family: str, engine: str, mode: str, artifacts: ArtifactCache
+) -> None:
+    exported = artifacts.get(family, "float32", layout="paged")
+    options = replace(OPTIONS, engine=engine, draft_states=mode)
+    if (engine, mode) == ("onnxruntime", REPLAY) and family in NOT_REPLAYED:
+        with pytest.raises(EngineError, match="expected a mode other than 'replay'"):
+            verify(exported.checkpoint, exported.folder, options)
+        return
+    report = verify(exported.checkpoint, exported.folder, options)
     assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
-    assert_compared(report, "onnxruntime", "onnxruntime-portable")
+    assert_compared(report, engine, exported.config)
 
 
-@pytest.mark.parametrize(
-    "model_type", sample(("bamba", "jamba", "kimi_linear", "lfm2", "mamba", "qwen3_next", "zamba2"), ("qwen3_next",))
-)
-def test_the_torch_engine_agrees_too(model_type: str, artifacts: ArtifactCache) -> None:
-    exported = artifacts.get(model_type, "float32", layout="paged")
-    report = verify(exported.checkpoint, exported.folder, replace(OPTIONS, engine="torch"))
-    assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
-    assert_compared(report, "torch")
-
-
-def assert_compared(report: VerifyReport, *engines: str) -> None:
+def assert_compared(report: VerifyReport, engine: str, config: RuntimeConfig) -> None:
     """Whether logits and states after draft tokens were among what was compared."""
-    for engine in engines:
-        own = [c for c in report.comparisons if (c.engine, c.scenario) == (engine, "draft tokens")]
-        states = {"conv_state"} if report.model_type == "lfm2" else {"conv_state", "recurrent_state"}
-        assert {"logits", *states} <= {c.item for c in own}
-        assert sum(c.item == "logits" for c in own) == len(OPTIONS.prompt_lengths) * OPTIONS.decode_steps
+    own = [c for c in report.comparisons if (c.engine, c.scenario) == (engine, "draft tokens")]
+    assert {"logits", *(item for _, _, item in state_items(config))} <= {c.item for c in own}
+    assert sum(c.item == "logits" for c in own) == len(OPTIONS.prompt_lengths) * OPTIONS.decode_steps
