@@ -24,8 +24,16 @@ def _run(model_type: str, checkout: Path | None, as_json: bool, quiet: bool) -> 
             terminal.show(f"\nthe file does not read the defaults of transformers yet: {draft.error}")
         fields = [f"  {name}: {what}" for name, what in draft.open_fields.items()]
         terminal.show("\n".join(["\nfields that the file does not read yet:", *(fields or ["  none"])]))
-        tensors = [f"  {text}" for text in draft.open_tensors]
-        terminal.show("\n".join(["\ntensors of the first layer that differ:", *(tensors or ["  none"])]))
+        for number, tensors in draft.other_layers.items():
+            listed = "\n".join(f"  {text}" for text in tensors)
+            terminal.show(
+                f"\ntensors of layer {number}, which has no attention, and which the file does not have:\n{listed}"
+            )
+        if draft.open_tensors is not None:
+            differing = [f"  {text}" for text in draft.open_tensors]
+            terminal.show(
+                "\n".join(["\ntensors of the first layer with attention that differ:", *(differing or ["  none"])])
+            )
         terminal.show(
             "\nOther kinds of norms, an order of rotated elements other than halves, and multipliers in the code show "
             "only in the tests against transformers."
@@ -39,7 +47,11 @@ COMMAND = Command(
     "Write the file of a new model family, drafted from transformers' config and model. Print the registry rows to "
     "add, the fields that it does not read yet, and the tensors that differ.",
     _run,
-    Argument("model_type", "A model_type of transformers, in Llama's layout or near it.", type=TEXT),
+    Argument(
+        "model_type",
+        "A model_type of transformers: attention in Llama's layout or near it, in some layers at least.",
+        type=TEXT,
+    ),
     Option("--checkout", help="The checkout of Hybridge.", type=PATH, metavar="FOLDER", default="."),
     JSON,
     QUIET,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.errors import HybridgeError, OutputError, UnsupportedError
+from hybridge.exporter.families.common_fields import FULL
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HARMLESS_FIELDS, HfConfig
 from hybridge.exporter.families.parameters import declared
-from hybridge.exporter.families.registry import FAMILIES
+from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED
 from hybridge.new_family.kinds import declared_kinds
 from hybridge.new_family.model import ModelTensors, model_tensors
 from hybridge.new_family.skeleton import family_text
@@ -31,16 +32,18 @@ class FamilyDraft:
     """text: the family's file. rows: file -> what to add to it.
 
     open_fields: field -> its kind and default, of fields that the draft does not read. open_tensors: tensors that
-    only the draft or only the model has, or whose shapes differ. error: why the draft does not read
-    the defaults of its own config, or "".
+    only the draft or only the model has, or whose shapes differ, None where the draft cannot be compared.
+    other_layers: the number of the first layer of each kind without attention -> its tensors and their shapes.
+    error: why the draft does not read the defaults of its own config, or "".
     """
 
     model_type: str
     text: str
     rows: Mapping[str, str]
     open_fields: Mapping[str, str]
-    open_tensors: tuple[str, ...]
+    open_tensors: tuple[str, ...] | None
     error: str = ""
+    other_layers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object of the same fields."""
@@ -48,7 +51,8 @@ class FamilyDraft:
             "model_type": self.model_type,
             "rows": dict(self.rows),
             "open_fields": dict(self.open_fields),
-            "open_tensors": list(self.open_tensors),
+            "open_tensors": None if self.open_tensors is None else list(self.open_tensors),
+            "other_layers": {str(number): list(tensors) for number, tensors in self.other_layers.items()},
             "error": self.error,
         }
 
@@ -56,23 +60,28 @@ class FamilyDraft:
 def draft_family(model_type: str) -> FamilyDraft:
     """The start of the family ``model_type``, of which transformers has a config class and a model.
 
-    UnsupportedError: the type is supported, or transformers does not know it, or it builds no causal language model
-    with attention in every layer from it.
+    UnsupportedError: the type is supported, or its layers are known not to be, or transformers does not know it, or
+    it builds no causal language model with attention from it.
     """
     from transformers import CONFIG_MAPPING
 
     if model_type in FAMILIES:
         raise UnsupportedError(f"{model_type}: expected a type that is not supported yet, found one that is")
+    if model_type in LAYERS_NOT_SUPPORTED:
+        raise UnsupportedError(
+            f"{model_type}: expected a type whose layers are supported, found {LAYERS_NOT_SUPPORTED[model_type]}: "
+            "add these layers first (docs/how-to/add_a_model.md)"
+        )
     if model_type not in CONFIG_MAPPING or not re.fullmatch(r"[a-z][a-z0-9_]*", model_type):
         raise UnsupportedError(f"{model_type}: expected a model_type that transformers knows, found none of this name")
     config_class = CONFIG_MAPPING[model_type]
     kinds, model = declared_kinds(config_class), model_tensors(model_type, config_class)
-    defaults = {field.name: field.default for field in dataclasses.fields(config_class)}
+    defaults = {own.name: own.default for own in dataclasses.fields(config_class)}
     text = family_text(model_type, kinds, defaults, model)
-    config = HfConfig(model.config)
+    config = HfConfig(_of_attention_alone(model))
     error, decoder = "", None
     try:
-        decoder = _parsed(text, config)
+        decoder = parsed(text, config)
     except HybridgeError as failure:
         error = str(failure)
     unread = [name for name in config.unread() if name not in HARMLESS_FIELDS]
@@ -81,10 +90,11 @@ def draft_family(model_type: str) -> FamilyDraft:
     return FamilyDraft(
         model_type,
         text,
-        _rows(model_type, kinds, defaults),
+        _rows(model_type, kinds, defaults, bool(model.other_layers)),
         fields,
-        () if decoder is None else tuple(_differences(decoder, model)),
+        None if decoder is None else tuple(_differences(decoder, model)),
         error,
+        {number: tuple(f"{n} {list(s)}" for n, s in layer.items()) for number, layer in model.other_layers.items()},
     )
 
 
@@ -104,11 +114,18 @@ def write_family(draft: FamilyDraft, checkout: Path) -> Path:
     return path
 
 
-def _parsed(text: str, config: HfConfig) -> DecoderConfig:
+def parsed(text: str, config: HfConfig) -> DecoderConfig:
+    """What the family's file ``text`` makes of ``config``."""
     namespace: dict[str, Any] = {}
     exec(compile(text, "<draft>", "exec"), namespace)  # generated text, with checked names
     decoder: DecoderConfig = namespace["parse"](config)
     return decoder
+
+
+def _of_attention_alone(model: ModelTensors) -> dict[str, Any]:
+    """The default config, without other layers: the draft has none."""
+    kinds = {"layer_types": [FULL] * len(model.layers)} if model.other_layers else {}
+    return {**model.config, **kinds}
 
 
 def _short(value: Any) -> str:
@@ -118,31 +135,40 @@ def _short(value: Any) -> str:
 
 def _differences(decoder: DecoderConfig, model: ModelTensors) -> list[str]:
     named = {source: p.source_shape for p in declared(decoder, "model.", {}) for source in p.sources}
-    first = {name: shape for name, shape in named.items() if _in_first_layer(name)}
-    missing = [f"{name} {list(shape)}: not in the model" for name, shape in first.items() if name not in model.tensors]
-    unnamed = [f"{n} {list(s)}: not in the draft" for n, s in model.tensors.items() if n not in named]
+    theirs = {name: shape for name, shape in model.tensors.items() if _compared(name, model.first)}
+    ours = {name: shape for name, shape in named.items() if _compared(name, model.first)}
+    missing = [f"{name} {list(shape)}: not in the model" for name, shape in ours.items() if name not in theirs]
+    unnamed = [f"{name} {list(shape)}: not in the draft" for name, shape in theirs.items() if name not in ours]
     other = [
-        f"{name}: {list(named[name])} in the draft, {list(shape)} in the model"
-        for name, shape in model.tensors.items()
-        if name in named and prod(named[name]) != prod(shape)
+        f"{name}: {list(ours[name])} in the draft, {list(shape)} in the model"
+        for name, shape in theirs.items()
+        if name in ours and prod(ours[name]) != prod(shape)
     ]
-    return [text for text in (*missing, *unnamed, *other) if _in_first_layer(text)]
+    return [*missing, *unnamed, *other]
 
 
-def _in_first_layer(name: str) -> bool:
-    """Whether a tensor belongs to the first layer, or to none."""
-    return ".layers." not in name or ".layers.0." in name
+def _compared(name: str, layer: int) -> bool:
+    """Whether a tensor belongs to ``layer``, or to none."""
+    return ".layers." not in name or f".layers.{layer}." in name
 
 
-def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, str]:
+def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any], mixed: bool) -> dict[str, str]:
     head_dim = '\n    "head_dim": 14,' if "head_dim" in kinds else ""
     sizes = "".join(f'\n    "{name}": {value},' for name, value in _TINY.items())
     tiny = f"\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}"
     switches = [name for name, kind in kinds.items() if kind == "bool" and name.endswith(("bias", "embeddings"))]
     flips = "".join(f', {{"{name}": {not defaults[name]}}}' for name in switches)
+    biases = "".join(f'"{name}", ' for name in switches if name.endswith("bias"))
+    dense_rows = {
+        "tests/support/tiny_models.py": f'"{model_type}", in LIKE_LLAMA where all its layers are those of Llama',
+        "tests/support/random_dense.py": f'"{model_type}": ({biases.strip()}),',
+    }
+    hybrid_row = f'"{model_type}", in FAMILIES and, with a function of its fields, in _OWN_FIELDS'
     return {
-        "exporter/families/registry.py": f'"{model_type}": {model_type}.parse,',
-        "README.md": f"| `{model_type}` | attention |",
+        "exporter/families/registry.py": f'    {model_type},  # the import\n"{model_type}": {model_type}.parse,',
+        "README.md": f"`{model_type}`, in the row of its layers",
         "tests/support/tiny_configs/attention.py": f'"{model_type}": {{{tiny}\n}},',
+        **({"tests/support/random_models.py": hybrid_row} if mixed else dense_rows),
         "tests/exporter/families/rows/attention.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
+        "CHANGELOG.md": f"{model_type}, in the line of the models under Added",
     }

@@ -1,7 +1,8 @@
-"""The tensors of one decoder layer, from a model that transformers builds without storage."""
+"""The tensors of each kind of decoder layer, from a model that transformers builds without storage."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,27 +10,52 @@ from typing import Any
 from hybridge.artifact.errors import UnsupportedError
 
 LAYERS = "model.layers."
+_LAYER = re.compile(re.escape(LAYERS) + r"(\d+)\.(.*)")
 
 
 @dataclass(frozen=True)
 class ModelTensors:
-    """tensors: name -> shape of a model of two layers; config: transformers' defaults, as it saves them.
+    """tensors: name -> shape of transformers' default model; config: its config, as transformers saves it.
 
-    spellings: field of the config -> the other name under which transformers keeps it.
+    spellings: field of the config -> the other name under which transformers keeps it. divided: whether the config
+    class refuses a hidden size that the heads do not divide.
     """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
     spellings: Mapping[str, str]
+    divided: bool
+
+    @property
+    def layers(self) -> list[dict[str, tuple[int, ...]]]:
+        """Names and shapes of each layer's tensors, without its prefix."""
+        found: dict[int, dict[str, tuple[int, ...]]] = {}
+        for name, shape in self.tensors.items():
+            if match := _LAYER.fullmatch(name):
+                found.setdefault(int(match[1]), {})[match[2]] = shape
+        return [found[index] for index in sorted(found)]
+
+    @property
+    def first(self) -> int:
+        """The number of the first layer with attention; -1 without one."""
+        return next((number for number, layer in enumerate(self.layers) if _attends(layer)), -1)
 
     @property
     def layer(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the first layer's tensors, without its prefix."""
-        first = f"{LAYERS}0."
-        return {name.removeprefix(first): shape for name, shape in self.tensors.items() if name.startswith(first)}
+        """Names and shapes of the tensors of the first layer with attention."""
+        return self.layers[self.first]
+
+    @property
+    def other_layers(self) -> dict[int, dict[str, tuple[int, ...]]]:
+        """Of each kind of layer without attention the first one's number, names and shapes of its tensors."""
+        found: dict[int, dict[str, tuple[int, ...]]] = {}
+        for number, layer in enumerate(self.layers):
+            if not _attends(layer) and layer not in found.values():
+                found[number] = layer
+        return found
 
     def sources(self, parent: str) -> tuple[str, ...]:
-        """The modules of the first layer whose weights are directly in ``parent``."""
+        """The modules of the first layer with attention whose weights are directly in ``parent``."""
         names = [name.removeprefix(parent) for name in self.layer if name.startswith(parent)]
         return tuple(dict.fromkeys(name.partition(".")[0] for name in names if name.count(".") == 1))
 
@@ -41,9 +67,12 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
     import torch
     from transformers import AutoModelForCausalLM
 
+    config = config_class()
+    if getattr(config, "head_dim", 0) is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config_class(num_hidden_layers=2))
+            model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # transformers raises a different error for each
         why = " ".join(str(error).split())[:200]
         raise UnsupportedError(
@@ -53,10 +82,23 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
         json.loads(config_class().to_json_string(use_diff=False)),
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         dict(config_class.attribute_map),
+        _refuses(config_class, hidden_size=config.num_attention_heads * 8 + 1),
     )
-    if not any(name.startswith("self_attn.") for name in found.layer):
+    if found.first < 0:
         raise UnsupportedError(
-            f"{model_type}: expected attention as {LAYERS}N.self_attn in every layer, found "
+            f"{model_type}: expected attention as {LAYERS}N.self_attn in some layers, found "
             f"{', '.join(list(found.tensors)[:3])}: describe this family by hand"
         )
     return found
+
+
+def _refuses(config_class: Any, **fields: Any) -> bool:
+    try:
+        config_class(**fields)
+    except Exception:  # transformers raises a different error for each
+        return True
+    return False
+
+
+def _attends(layer: Mapping[str, tuple[int, ...]]) -> bool:
+    return any(name.startswith("self_attn.") for name in layer)

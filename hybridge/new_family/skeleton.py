@@ -30,21 +30,24 @@ _GATED, _PLAIN, _FUSED = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "dow
 
 def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any], model: ModelTensors) -> str:
     """A file in the layout of Llama with what differs in this family's defaults and tensors."""
-    windows = {"sliding_window", "layer_types"} <= set(kinds)
+    mixed = bool(model.other_layers)
+    windows = {"sliding_window", "layer_types"} <= set(kinds) and not mixed
     filled = (*_FILLED, "sliding_window") if windows else _FILLED
     absent = {name: defaults[name] for name in filled if defaults.get(name) is not None}
     head_dim = "head_dim_of(config)" if not absent.get("head_dim") else 'config.positive("head_dim")'
     layer = "layer_of" if "input_layernorm" in model.sources("") else "norm_after_layer_of"
+    helpers = {head_dim.partition("(")[0], layer} | {*(["layer_kinds"] * mixed), *(["check_heads"] * model.divided)}
     rope, theta = _absent_rope(model.config)
     constants = [f"ABSENT = {{\n{_table(absent)}\n}}"]
     constants += [f"ABSENT_ROPE = {{\n{_table(rope)}\n}}"] if rope else []
+    pattern = _pattern(model.config) if windows else [*(["FULL"] if mixed else [])]
     if windows:
-        constants.append(f"# The kinds of layers, repeated.\nPATTERN = [{', '.join(_pattern(model.config))}]")
-    return f'''"""{model_type}: Llama's layout."""
+        constants.append(f"# The kinds of layers, repeated.\nPATTERN = [{', '.join(pattern)}]")
+    return f'''"""{model_type}: {"layers with and without attention" if mixed else "Llama's layout"}."""
 
 from __future__ import annotations
 
-{_imports({head_dim.partition("(")[0], layer}, _pattern(model.config) if windows else [], bool(rope))}
+{_imports(helpers, pattern, bool(rope))}
 
 # The kinds of fields that transformers declares, and its defaults.
 KINDS = {{
@@ -74,7 +77,7 @@ def _parser(
     bias = ', bias=config.flag("mlp_bias", default=False)' if "mlp_bias" in kinds else ""
     absent_theta = "" if theta == _THETA else f", absent_theta={theta!r}"
     lines = ["config.fill(ABSENT)", *(["fill_rope(config, ABSENT_ROPE)"] if filled else [])]
-    lines.append(f"head_dim = {head_dim}")
+    lines += [*(["check_heads(config)"] if model.divided else []), f"head_dim = {head_dim}"]
     if "attention_bias" not in kinds:
         lines.append('config.expect("attention_bias", (False,), False)')
     lines += [
@@ -84,6 +87,16 @@ def _parser(
         f"mlp = MlpConfig(width, activation{_projections(model)}{bias})",
     ]
     call = f'{layer}("self_attn", ' if layer == "layer_of" else f"{layer}("
+    if model.other_layers:
+        lines += [
+            "# The layers without attention are missing.",
+            f"layers = {{FULL: {call}attention, mlp)}}",
+            "kinds = layer_kinds(config, [FULL] * config.layer_count())",
+            "if any(kind not in layers for kind in kinds):",
+            '    raise config.fail("layer_types", "layers of attention alone, until this file has the others")',
+            f'return decoder_of(config, "{model_type}", [layers[kind] for kind in kinds])',
+        ]
+        return textwrap.indent("\n".join(lines), "    ")
     if not windows:
         lines.append(f'return decoder_of(config, "{model_type}", ({call}attention, mlp),) * config.layer_count())')
         return textwrap.indent("\n".join(lines), "    ")
@@ -100,6 +113,7 @@ def _parser(
 def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
     """The imports of a file that uses ``helpers`` of common_fields; pattern: its kinds of layers with windows."""
     helpers = {"attention_of", "decoder_of", *helpers, *({"FULL"} & {*pattern})} - {"config.positive"}
+    windows = "layer_kinds" not in helpers and bool(pattern)
     names = {
         "activation_names": "activation_of",
         "common_fields": ", ".join(sorted(helpers, key=lambda name: (not name.isupper(), name))),
@@ -107,10 +121,10 @@ def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
         "hf_config": "HfConfig",
         "mlp_config": "MlpConfig",
         "rope": "fill_rope, rope_from_config" if rope else "rope_from_config",
-        **({"sliding_window": ", ".join([*({"SLIDING"} & {*pattern}), "layer_windows"])} if pattern else {}),
+        **({"sliding_window": ", ".join([*({"SLIDING"} & {*pattern}), "layer_windows"])} if windows else {}),
     }
     lines = [f"from hybridge.exporter.families.{module} import {name}" for module, name in names.items()]
-    return "\n".join([*(["from dataclasses import replace", ""] if pattern else []), *lines])
+    return "\n".join([*(["from dataclasses import replace", ""] if windows else []), *lines])
 
 
 def _absent_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], float]:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hybridge.artifact.errors import OutputError, UnsupportedError
+from hybridge.artifact.errors import CheckpointError, OutputError, UnsupportedError
+from hybridge.exporter.families.hf_config import HfConfig
 from hybridge.new_family import FamilyDraft, draft_family, write_family
+from hybridge.new_family.draft import parsed
+from tests.support.tiny_models import BASE_CONFIGS
 
 
 def draft_of(model_type: str, monkeypatch: pytest.MonkeyPatch) -> FamilyDraft:
@@ -20,7 +23,7 @@ def draft_of(model_type: str, monkeypatch: pytest.MonkeyPatch) -> FamilyDraft:
 def test_a_family_in_the_layout_of_llama_has_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = draft_of("arcee", monkeypatch)
     assert (draft.open_fields, draft.open_tensors, draft.error) == ({}, (), "")
-    assert draft.text.count("\n") <= 60
+    assert draft.text.count("\n") <= 60 and "\n    check_heads(config)\n" in draft.text
 
 
 @pytest.mark.slow
@@ -36,7 +39,32 @@ def test_fields_and_tensors_that_differ_are_listed(monkeypatch: pytest.MonkeyPat
     assert "model.norm.bias [3072]: not in the draft" in other.open_tensors
 
 
-@pytest.mark.parametrize(("model_type", "what"), [("llama", "one that is"), ("no_such_type", "none of this name")])
+@pytest.mark.slow
+def test_layers_without_attention_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = draft_of("olmo_hybrid", monkeypatch)
+    assert "model.layers.3.self_attn.q_norm.weight: [128] in the draft, [3840] in the model" in (
+        draft.open_tensors or ()
+    )
+    assert list(draft.other_layers) == [0]
+    assert "linear_attn.A_log [30]" in draft.other_layers[0]
+    assert not draft.error and "linear_conv_kernel_dim" in draft.open_fields and "vocab_size" not in draft.open_fields
+    assert "tests/support/random_models.py" in draft.rows
+    # The draft does not read another layer as attention.
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    with pytest.raises(CheckpointError, match="layer_types: expected layers of attention alone"):
+        parsed(draft.text, HfConfig({**BASE_CONFIGS["olmo_hybrid"], **kinds}))
+
+
+@pytest.mark.slow
+def test_a_head_size_that_transformers_leaves_open_follows_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = draft_of("ministral", monkeypatch)
+    assert (draft.open_fields, draft.open_tensors, draft.error) == ({}, (), "")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "what"),
+    [("llama", "one that is"), ("no_such_type", "none of this name"), ("zaya", "attention with convolutions")],
+)
 def test_other_types_are_refused(model_type: str, what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
         draft_family(model_type)
