@@ -15,6 +15,7 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
     "glm4": ("attention_bias",),
     "granite": ("attention_bias", "mlp_bias"),
     "internlm3": (),
+    "iquestcoder": ("attention_bias", "mlp_bias"),
     "llama": ("attention_bias", "mlp_bias"),
     "mistral": (),
     "olmo2": ("attention_bias",),

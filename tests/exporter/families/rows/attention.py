@@ -163,6 +163,7 @@ ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": False},
     ],
     "internlm3": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True, "mlp_bias": True}],
+    "iquestcoder": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}],
     "exaone4": [
         *HEADS,
         *ROPES[:3],
