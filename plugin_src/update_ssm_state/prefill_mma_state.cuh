@@ -8,8 +8,10 @@ using Product = Mma<DATA_T>;
 
 constexpr int STATE_ROWS = round_up(STATE_SIZE, 16);
 constexpr int STATE_TILES = (STATE_ROWS / 16 + WARPS - 1) / WARPS;  // of 16 rows, of one warp
+constexpr bool EVEN = STATE_ROWS / 16 % WARPS == 0;  // every warp has STATE_TILES of them
 constexpr int SLICE_TILES = SLICE / 8;
 constexpr int SLICES = (HEAD_DIM + SLICE - 1) / SLICE;
+constexpr int DECAY_WARP = PARTS == 2 ? 7 : 0;  // it has the fewest scores to weigh
 constexpr int STATE_REGISTERS = STATE_TILES * SLICE_TILES * 4;
 
 // The sums of logarithms need more than a float where results have to agree to 1e-5.
@@ -43,6 +45,7 @@ struct Task {
         first = min(chunks, segment * share);
         last = min(chunks, first + share);
     }
+    __device__ __forceinline__ int valid(int chunk) const { return min(CHUNK, row.length - chunk * CHUNK); }
     // Index of (row, head, slice, segment) in the scratch memory.
     __device__ __forceinline__ int64_t scratch_index(const PrefillParams& p, int of_segment) const {
         return (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * p.segments + of_segment;
@@ -60,10 +63,12 @@ struct Task {
 struct State {
     float value[STATE_TILES][SLICE_TILES][4];
 
-    __device__ static __forceinline__ int row(int tile, int i) {
-        return (tile * WARPS + threadIdx.x / 32) * 16 + threadIdx.x % 32 / 4 + i / 2 * 8;
+    __device__ static __forceinline__ int row(int tile, int i, int thread = threadIdx.x) {
+        return (tile * WARPS + thread / 32) * 16 + thread % 32 / 4 + i / 2 * 8;
     }
-    __device__ static __forceinline__ int column(int tile, int i) { return tile * 8 + threadIdx.x % 4 * 2 + i % 2; }
+    __device__ static __forceinline__ int column(int tile, int i, int thread = threadIdx.x) {
+        return tile * 8 + thread % 4 * 2 + i % 2;
+    }
 
     // access(element, row of state_size, column of the slice) for every element inside the state.
     template <typename ACCESS>
@@ -112,29 +117,30 @@ struct State {
     }
     // Rounded to the data type, for the next chunk's C * state.
     __device__ __forceinline__ void publish(DATA_T* tile) const {
+        const int thread = thread_of_chunk();
 #pragma unroll
         for (int m = 0; m < STATE_TILES; ++m)
 #pragma unroll
             for (int n = 0; n < SLICE_TILES; ++n)
 #pragma unroll
-                for (int i = 0; i < 4; i += 2)
-                    if (row(m, i) < STATE_ROWS) {
-                        *reinterpret_cast<Vector<DATA_T, 2>*>(tile + Shared::Narrow::at(row(m, i), column(n, i))) = {
-                            from_float<DATA_T>(value[m][n][i]), from_float<DATA_T>(value[m][n][i + 1])};
-                    }
+                for (int i = 0; i < 4; i += 2) {
+                    const int at = row(m, i, thread);
+                    if (!EVEN && at >= STATE_ROWS) continue;
+                    *reinterpret_cast<Vector<DATA_T, 2>*>(tile + Shared::Narrow::at(at, column(n, i, thread))) = {
+                        from_float<DATA_T>(value[m][n][i]), from_float<DATA_T>(value[m][n][i + 1])};
+                }
     }
-    // state = total * state + (B o write)^T x over the `valid` tokens of a chunk.
-    __device__ __forceinline__ void update(const Shared::Stage& in, const ChunkDecay& decay, int valid) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // state = total * state + (B o write)^T x; past the end of a row x and write are 0.
+    __device__ __forceinline__ void update(const Shared::Stage& in, const ChunkDecay& decay) {
+        const int thread = thread_of_chunk(), lane = thread % 32, warp = thread / 32;
 #pragma unroll
         for (int i = 0; i < STATE_REGISTERS; ++i) (&value[0][0][0])[i] *= decay.total;
 #pragma unroll
         for (int k = 0; k < CHUNK; k += Product::K) {
-            if (k >= valid) break;
             Product::A written[STATE_TILES];
 #pragma unroll
             for (int m = 0; m < STATE_TILES; ++m) {
-                const int tile = min(m * WARPS + warp, STATE_ROWS / 16 - 1);
+                const int tile = EVEN ? m * WARPS + warp : min(m * WARPS + warp, STATE_ROWS / 16 - 1);
                 written[m] = Product::load_a_scaled<Shared::Wide>(in.B, decay.write, tile * 16, k, lane);
             }
 #pragma unroll
@@ -143,7 +149,7 @@ struct State {
                 Product::load_b_transposed<Shared::Narrow>(tokens, in.x, n * 8, k, lane);
 #pragma unroll
                 for (int m = 0; m < STATE_TILES; ++m) {
-                    if (m * WARPS + warp < STATE_ROWS / 16) {
+                    if (EVEN || m * WARPS + warp < STATE_ROWS / 16) {
                         Product::multiply(value[m][n], written[m], tokens[0]);
                         Product::multiply(value[m][n + 1], written[m], tokens[1]);
                     }

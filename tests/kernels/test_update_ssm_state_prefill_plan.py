@@ -80,6 +80,21 @@ def test_few_long_rows_are_cut_into_segments(device):
     assert plan.workspace_bytes >= outputs.params.segments * 8 * 64 * 128 * 4
 
 
+@pytest.mark.parametrize("heads, launches", [(48, 2), (64, 2), (65, 1), (128, 1)])
+def test_blocks_of_eight_warps_take_a_second_pass_only_on_a_half_empty_device(heads, launches):
+    assert len(plan_prefill(prefill(heads=heads, groups=1, time=4096), ADA).launches) == launches
+
+
+@pytest.mark.parametrize(
+    "head_dim, dtype, warps",
+    [(64, torch.bfloat16, 8), (24, torch.float16, 8), (16, torch.bfloat16, 4), (64, torch.float32, 4)],
+    ids=str,
+)
+def test_slices_of_16_bits_wider_than_16_columns_take_eight_warps(head_dim, dtype, warps):
+    (launch,) = plan_prefill(prefill(rows=64, head_dim=head_dim, dtype=dtype), ADA).launches
+    assert launch.block == (32 * warps, 1, 1)
+
+
 @pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("sizes", [(8, 8), (64, 128), (80, 128), (256, 128)], ids=str)
@@ -106,7 +121,7 @@ def test_large_states_of_float_data_take_shorter_chunks_where_shared_memory_is_s
 
 
 def test_a_gpu_with_too_little_shared_memory_is_refused():
-    with pytest.raises(UnsupportedError, match="a GPU with 89728 bytes of shared memory a block for float32"):
+    with pytest.raises(UnsupportedError, match="a GPU with 89856 bytes of shared memory a block for float32"):
         plan_prefill(prefill(state_size=256, heads=8, dtype=torch.float32), replace(ADA, shared_bytes=65536))
 
 

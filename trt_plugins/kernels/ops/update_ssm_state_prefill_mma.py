@@ -25,10 +25,10 @@ from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 MMA_FILE = "update_ssm_state/prefill_mma.cu"
 _MMA_ENTRY = "update_ssm_state_prefill_mma"
-_MMA_WARPS = 4
-_MMA_THREADS = 32 * _MMA_WARPS
-# Most fp32 registers of a thread for the state and y accumulators, besides those for scores, fragments and addresses.
-_ACCUMULATORS = {2: 96, 4: 64}
+_PART_WARPS = 4  # warps of a block, for each part of a slice's columns
+# Most fp32 registers of a thread for the state and y accumulators, besides those for scores, fragments and addresses;
+# by the bytes of an element.
+_ACCUMULATORS = {2: 80, 4: 64}
 # A row's chunks are computed in segments at the same time where blocks would leave multiprocessors idle. Each segment
 # but the first costs a pass over its tokens for the states, which is worth it from this many chunks a segment on.
 _LEAST_SEGMENT_CHUNKS = 4
@@ -52,7 +52,7 @@ def plan_mma(scan: Scan, device: DeviceTraits) -> CallPlan:
 
 def mma_sources() -> Iterator[KernelSource]:
     """Every type at the usual sizes, every pass, the fast head dims and both loads."""
-    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 64, 2, True)
+    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 64, 1, 2, True)
     for dtype, which in itertools.product(CUDA_TYPES, (WHOLE, STATES, OUTPUTS)):
         for state in {DType.FLOAT32, dtype}:
             yield _with_slice(replace(common, dtype=dtype, state=state, D=dtype, bias=dtype), 64).source(which)
@@ -60,7 +60,7 @@ def mma_sources() -> Iterator[KernelSource]:
         for aligned in (True, False):
             sized = replace(common, head_dim=head_dim, state_size=state_size, aligned=aligned)
             yield _with_slice(sized, head_dim).source(WHOLE)
-    large = replace(common, dtype=DType.FLOAT32, state_size=256, slice=16, stages=1, chunk=_SHORT_CHUNK)
+    large = replace(common, dtype=DType.FLOAT32, state_size=256, slice=16, parts=1, stages=1, chunk=_SHORT_CHUNK)
     yield from (large.source(which) for which in (WHOLE, STATES, OUTPUTS))
 
 
@@ -75,6 +75,7 @@ class _Variant:
     head_dim: int
     state_size: int
     slice: int
+    parts: int
     stages: int
     aligned: bool
     chunk: int = CHUNK
@@ -84,19 +85,29 @@ class _Variant:
         return blocks_of(self.head_dim, self.slice)
 
     @property
+    def warps(self) -> int:
+        return _PART_WARPS * self.parts
+
+    @property
     def state_registers(self) -> int:
         """Accumulators of the state of one thread."""
-        return blocks_of(round_up(self.state_size, 16) // 16, _MMA_WARPS) * self.slice // 2
+        return blocks_of(round_up(self.state_size, 16) // 16, self.warps) * self.slice // 2
+
+    @property
+    def accumulators(self) -> int:
+        """Of the state and y, of one thread."""
+        return self.state_registers + self.slice // self.parts // 2
 
     @property
     def shared_bytes(self) -> int:
         """Size of PrefillShared in prefill_tiles.cuh."""
         wide = _pitch(round_up(self.state_size, 16), self.dtype) * self.dtype.itemsize
         narrow = _pitch(self.slice, self.dtype) * self.dtype.itemsize
-        stage = self.chunk * (2 * wide + narrow)
+        stage = self.chunk * (wide + narrow)
         state = round_up(self.state_size, 16) * narrow
+        weights = 128 if self.parts == 1 else self.chunk * _pitch(self.chunk, self.dtype) * self.dtype.itemsize
         decay = 4 * (4 * self.chunk + 4)
-        return round_up(self.stages * round_up(stage, 128) + state + 2 * decay, 128)
+        return round_up(self.stages * round_up(stage, 128) + self.chunk * wide + state + weights + 2 * decay + 72, 128)
 
     def source(self, which: int) -> KernelSource:
         defines = {
@@ -108,6 +119,7 @@ class _Variant:
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": self.slice,
+            "PARTS": self.parts,
             "STAGES": self.stages,
             "ALIGNED": self.aligned,
             "PASS": which,
@@ -117,7 +129,7 @@ class _Variant:
 
 def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
     dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
-    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 2, scan.aligned)
+    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 1, 2, scan.aligned)
     widest = scan.head_dim
     requested = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR
     if scan.rows * scan.heads * 2 <= requested and scan.time <= 2 * CHUNK * _LEAST_SEGMENT_CHUNKS:
@@ -127,7 +139,7 @@ def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
         if variant.stages == 2:
             variant = replace(variant, stages=1)
         elif variant.slice > 16:
-            variant = replace(variant, slice=round_up(variant.slice // 2, 16))
+            variant = _with_slice(variant, round_up(variant.slice // 2, 16))
         elif variant.chunk > _SHORT_CHUNK:
             variant = replace(variant, chunk=_SHORT_CHUNK)
         else:
@@ -140,18 +152,25 @@ def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
 
 
 def _with_slice(variant: _Variant, widest: int) -> _Variant:
-    """``variant`` with even slices of head_dim, at most ``widest`` wide and narrow enough for the registers."""
-    limit = _ACCUMULATORS[variant.dtype.itemsize]
+    """``variant`` with even slices of head_dim, at most ``widest`` wide and narrow enough for the registers.
+
+    Slices of 16-bit data wider than 16 columns have two parts, each of four warps.
+    """
+    parts = 2 if variant.dtype.itemsize == 2 and min(variant.head_dim, widest) > 16 else 1
     for slices in itertools.count(1):
-        sliced = replace(variant, slice=round_up(blocks_of(variant.head_dim, slices), 16))
-        narrow = sliced.slice <= round_up(widest, 16) and sliced.state_registers + sliced.slice // 2 <= limit
-        if narrow or sliced.slice == 16:
+        width = round_up(blocks_of(variant.head_dim, slices), 16 * parts)
+        sliced = replace(variant, slice=width, parts=parts)
+        narrow = width <= round_up(widest, 16 * parts) and sliced.accumulators <= _ACCUMULATORS[variant.dtype.itemsize]
+        if narrow or width == 16 * parts:
             return sliced
     raise AssertionError("unreachable")
 
 
 def _segments(scan: Scan, variant: _Variant, device: DeviceTraits) -> int:
     blocks = scan.rows * scan.heads * variant.slices
+    # Eight warps keep a multiprocessor busy: a second pass pays off only if half of them would have no block.
+    if variant.parts == 2 and 2 * blocks > device.multiprocessors:
+        return 1
     free = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR // blocks
     return max(1, min(_MOST_SEGMENTS, free, blocks_of(scan.time, CHUNK) // _LEAST_SEGMENT_CHUNKS))
 
@@ -159,7 +178,7 @@ def _segments(scan: Scan, variant: _Variant, device: DeviceTraits) -> int:
 def _scratch_bytes(scan: Scan, variant: _Variant, segments: int) -> int:
     """Bytes of the states and decays that prefill_mma.cu stores between its passes."""
     blocks = scan.rows * scan.heads * variant.slices
-    return 0 if segments == 1 else 4 * blocks * segments * (variant.state_registers * _MMA_THREADS + 1)
+    return 0 if segments == 1 else 4 * blocks * segments * (variant.state_registers * 32 * variant.warps + 1)
 
 
 def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device: DeviceTraits) -> KernelLaunch:
@@ -170,7 +189,7 @@ def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device
     return KernelLaunch(
         source,
         (scan.heads * variant.slices, scan.rows, segments - 1 if which == STATES else segments),
-        (_MMA_THREADS, 1, 1),
+        (32 * variant.warps, 1, 1),
         kernel_params(scan, source.file, segments),
         pointers,
         variant.shared_bytes,
