@@ -10,7 +10,7 @@ import onnx
 
 from hybridge.artifact.onnx_file import read_onnx
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.verification.rounded_products import experts_name
+from hybridge.verification.rounded_products import experts_name, use_name
 
 _UP = 3  # input of rounded_experts: the weights of the first products
 _MATRIX, _WEIGHT = ".dequantized", ".weight"
@@ -23,8 +23,8 @@ def product_inputs(artifact: Path) -> dict[str, str]:
     """A map from modules of the checkpoint to the value [..., features] that their product rounds.
 
     For the experts of a layer, by ``experts_name``, it is what their first products round. A value is multiplied by
-    the module's factors, if it has any. Modules that several layers share are left out. ArtifactError: the graph cannot
-    be read.
+    the module's factors, if it has any. Of a module that several layers share, each product has a ``use_name``.
+    ArtifactError: the graph cannot be read.
     """
     graph = read_onnx(artifact, MODEL_FILE).model.graph
     producers = {output: node for node in graph.node for output in node.output}
@@ -38,7 +38,7 @@ def product_inputs(artifact: Path) -> dict[str, str]:
                 found.setdefault(module, []).append(_in_order(producers, value))
         elif node.op_type == "rounded_experts":
             found.setdefault(experts_name(node.input[_UP]), []).append(node.input[0])
-    return {module: values[0] for module, values in found.items() if len(values) == 1}
+    return {use_name(module, use): value for module, values in found.items() for use, value in enumerate(values)}
 
 
 def _before(producers: _Producers, op_type: str, value: str) -> str:

@@ -45,6 +45,11 @@ def tied_names(model: Any) -> dict[int, list[str]]:
     return found
 
 
+def use_name(module: str, use: int) -> str:
+    """A name for a product by a checkpoint's ``module``, the first (0) or a later one in the order of layers."""
+    return module if use == 0 else f"{module}@{use}"
+
+
 def experts_name(matrix: str) -> str:
     """A name for the experts of a layer, one or all of which have the weight ``matrix``."""
     module = matrix.removesuffix(".experts").removesuffix(".weight")

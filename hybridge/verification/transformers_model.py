@@ -26,6 +26,7 @@ from hybridge.verification.rounded_products import (
     parameters_of,
     round_products,
     tied_names,
+    use_name,
 )
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -114,14 +115,17 @@ class TransformersModel:
         """
         found, ties = parameters_of(self.model, roundings), tied_names(self.model)
         for parameter, modules in found.items():
-            for name in ties[id(self.model.get_parameter(parameter))]:
-                self._round_product(name, modules, roundings, inner_tie)
+            for use, name in enumerate(ties[id(self.model.get_parameter(parameter))]):
+                self._round_product(name, use, modules, roundings, inner_tie)
         return sum(map(len, found.values()))
 
     def _round_product(
-        self, parameter: str, modules: list[str], roundings: Mapping[str, Rounding], inner_tie: float
+        self, parameter: str, use: int, modules: list[str], roundings: Mapping[str, Rounding], inner_tie: float
     ) -> None:
-        """Round the inputs of products by ``parameter``, which has the weights of ``modules`` of the checkpoint."""
+        """Round the inputs of products by ``parameter``, which has the weights of ``modules`` of the checkpoint.
+
+        use: as in ``use_name``.
+        """
         owner, _, last = parameter.rpartition(".")
         module, matrix = self.model.get_submodule(owner), self.model.get_parameter(parameter)
         if matrix.ndim == 3:
@@ -131,10 +135,10 @@ class TransformersModel:
                 for number, own in enumerate(experts_of(modules, len(matrix)))
             ]
             round_products(module, expert_part(matrix, [partial(self._rounded, each) for each in experts]))
-            module.register_forward_pre_hook(partial(self._given_to_experts, experts_name(modules[0])))
+            module.register_forward_pre_hook(partial(self._given_to_experts, use_name(experts_name(modules[0]), use)))
             return
         own = modules[0]
-        apply = partial(self._rounded_input, own, roundings[own])
+        apply = partial(self._rounded_input, use_name(own, use), roundings[own])
         if isinstance(module, self.torch.nn.Linear):
             module.register_forward_pre_hook(partial(_first_changed, apply))
             if not owner.endswith(".dt_proj"):

@@ -1,7 +1,8 @@
-"""Products that round their inputs, in every family: the artifact computes what the checkpoint says."""
+"""Quantised weights and rounded inputs in every family: the artifact computes what the checkpoint says."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import ExportOptions
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
-from tests.support.quantized_checkpoints import eight_bits, float4, modelopt, save_quantized
+from tests.support.quantized_checkpoints import eight_bits, float4, modelopt, pack_quantized, save_quantized
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
 
 DYNAMIC = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -26,6 +27,19 @@ NVFP4 = {
     "compressed-tensors": float4("nvfp4-pack-quantized", {**BY_GROUP, "group_size": 16}),
     "modelopt": modelopt("NVFP4"),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_family_has_weights_of_4_bits(name: str, tmp_path: Path) -> None:
+    family, overrides = CASES[name]
+    packed = pack_quantized(None, symmetric=False)
+    form = replace(packed, chosen=lambda weight: packed.chosen(weight) and "dt_proj" not in weight)  # of odd columns
+    quantized, _ = save_quantized(tmp_path, family, form, dtype="float32", **overrides)
+    export_checkpoint(quantized, tmp_path / "out", ExportOptions(dtype=DType.FLOAT32, max_seq_len=96))
+    options = VerifyOptions(engine="torch", prompt_lengths=(5, 9), decode_steps=2)
+    report = verify(quantized, tmp_path / "out", options)
+    assert report.passed, report.verdict()
 
 
 @pytest.mark.slow
