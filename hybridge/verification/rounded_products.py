@@ -11,6 +11,7 @@ from typing import Any
 Apply = Callable[[Any], Any]
 # The rounding of the inputs of the product by a matrix; None where they stay as they are.
 Find = Callable[[Any], Apply | None]
+_SINGLE = re.compile(r"\.\d+\.(gate|up|down)_proj$")
 _EXPERT = re.compile(r"\.(\d+)\.\w+$")
 
 
@@ -28,8 +29,9 @@ def parameters_of(model: Any, modules: Iterable[str]) -> dict[str, list[str]]:
     known: Any = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, list[str]] = {}
     for module in modules:
-        # The weight of all experts of a layer may have the name of their module.
-        for stored in (f"{module}.weight", module):
+        # The weight of all experts of a layer may have the name of their module; those of gpt-oss's single experts are
+        # joined by the reference itself.
+        for stored in (f"{module}.weight", module, _SINGLE.sub(_joined, module)):
             name, _ = rename_source_key(stored, renamings, converters, model.base_model_prefix, known)
             if name in known:
                 found.setdefault(name, []).append(module)
@@ -43,6 +45,11 @@ def tied_names(model: Any) -> dict[int, list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
     return found
+
+
+def _joined(single: re.Match[str]) -> str:
+    """The parameter of all experts that has the matrix of a single one."""
+    return ".down_proj" if single[1] == "down" else ".gate_up_proj"
 
 
 def use_name(module: str, use: int) -> str:
