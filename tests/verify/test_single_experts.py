@@ -16,16 +16,28 @@ from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
-from tests.support.quantized_checkpoints import Arrays, edit_quantization, pack_quantized, save_tensors
+from tests.support.quantized_checkpoints import (
+    Arrays,
+    Format,
+    edit_quantization,
+    eight_bits,
+    pack_quantized,
+    save_tensors,
+)
 from tests.support.tiny_models import save_tiny_model
 
 FORM = pack_quantized(16)
+ROUNDED = eight_bits(
+    "float",
+    "channel",
+    inputs={"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
+)
 SIZES = {"hidden_size": 64, "intermediate_size": 32}
 FIRST = "model.layers.0.mlp.experts"
 
 
-def checkpoints(folder: Path) -> tuple[Path, Path]:
-    """The checkpoint with single experts, and one in transformers' form with the dequantised numbers."""
+def checkpoints(folder: Path, form: Format = FORM) -> tuple[Path, Path]:
+    """The checkpoint with single experts in ``form``, and one in transformers' form with the dequantised numbers."""
     plain = save_tiny_model(folder / "plain", "gpt_oss", dtype="float32", **SIZES)
     quantized = Path(shutil.copytree(plain, folder / "quantized"))
     stored: Arrays = {}
@@ -48,12 +60,12 @@ def checkpoints(folder: Path) -> tuple[Path, Path]:
             for number, matrix in enumerate(meant[name]):
                 parts = {"gate_proj": matrix[:, 0::2], "up_proj": matrix[:, 1::2]}
                 for part, columns in ({"down_proj": matrix} if last == "down_proj" else parts).items():
-                    tensors, numbers = FORM.pack(f"{module}.{number}.{part}", np.ascontiguousarray(columns.T))
+                    tensors, numbers = form.pack(f"{module}.{number}.{part}", np.ascontiguousarray(columns.T))
                     stored |= tensors
                     columns[...] = numbers.T
     save_tensors(quantized, stored)
     save_tensors(plain, meant)
-    edit_quantization(quantized, FORM.config)
+    edit_quantization(quantized, form.config)
     return quantized, plain
 
 
@@ -67,6 +79,16 @@ def test_the_artifact_has_the_logits_of_the_checkpoint(layout: str, tmp_path: Pa
         compared = VerifyOptions(engine=engine, prompt_lengths=(5, 9), decode_steps=2, tolerance=1e-5)
         report = verify(checkpoint, tmp_path / "out", compared)
         assert report.passed, (engine, max(c.error for c in report.comparisons))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_inputs_of_single_experts_are_rounded(engine: str, tmp_path: Path) -> None:
+    quantized, _ = checkpoints(tmp_path, ROUNDED)
+    export_checkpoint(quantized, tmp_path / "out", ExportOptions(max_seq_len=96, dtype=DType.FLOAT32))
+    compared = VerifyOptions(engine=engine, prompt_lengths=(5, 9), decode_steps=2, tolerance=1e-5)
+    report = verify(quantized, tmp_path / "out", compared)
+    assert report.passed and "inputs of 30 products are rounded" in " ".join(report.notes), report.verdict()
 
 
 @pytest.mark.slow
