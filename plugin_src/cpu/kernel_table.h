@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv.h"
+#include "delta_rule.h"
 #include "gated_norm.h"
 #include "linear.h"
 #include "ssm.h"
@@ -28,6 +29,8 @@ struct Kernels {
                    uint8_t* scratch);
     // Heads first to last of an update, counted over all its rows.
     void (*update_ssm)(const SsmUpdate&, int64_t first, int64_t last);
+    // Value heads first to last of a gated delta rule, counted over all its rows.
+    void (*delta_rule)(const DeltaRule&, int64_t first, int64_t last);
     // At most conv_channels channels of one row, from `first` on.
     void (*convolve)(const Convolution&, int64_t row, int64_t first);
     // Groups first to last, counted over all tokens.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conv_channels.h"
+#include "delta_rule_heads.h"
 #include "float_products.h"
 #include "gated_norm_groups.h"
 #include "kernel_table.h"
@@ -14,9 +15,9 @@ namespace {
 
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
-    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>, rounded<Isa>,      arrange<Isa>,
-            dots<Isa>,    panels<Isa>,        ssm_heads<Isa>, convolve<Isa>, gated_norm<Isa>,
-            widen_states<Isa>, round_states<Isa>};
+    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>,   rounded<Isa>,  arrange<Isa>,    dots<Isa>,
+            panels<Isa>,  ssm_heads<Isa>,     delta_heads<Isa>, convolve<Isa>, gated_norm<Isa>, widen_states<Isa>,
+            round_states<Isa>};
 }
 
 }  // namespace

@@ -249,7 +249,7 @@ def test_softmax_of_routers() -> None:
 SWEPT = {
     "Erf", "Exp", "Gelu", "Relu", "Sigmoid", "Silu", "Softmax", "Softplus", "Tanh", "TopKSoftmax", "causal_conv1d",
     "gated_delta_rule", "mamba2_conv_scan", "routed_experts", "update_ssm_state", "CausalConvWithState",
-    "CausalConv1d", "LinearAttention", "MoE", "ScaledSiLU", "UpdateSsmState",
+    "CausalConv1d", "GatedDeltaRule", "LinearAttention", "MoE", "ScaledSiLU", "UpdateSsmState",
 }  # fmt: skip
 # What moves, compares, counts, adds, multiplies, or divides by a sum or a norm; and attention, whose softmax has
 # the tests of attention.

@@ -1,16 +1,19 @@
-"""Body of ``gated_delta_rule``: one LinearAttention node for one token or many.
+"""Body of ``gated_delta_rule`` for one token or many: GatedDeltaRule of the library of CPU kernels, or LinearAttention.
 
-Its state has the layout of the declaration. Padding neither forgets nor writes: its decay is 1 and its beta 0.
+The state has the layout of the declaration. In LinearAttention, padding neither forgets nor writes: its decay is 1 and
+its beta 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
@@ -19,6 +22,8 @@ from hybridge.runtime.engines.onnxruntime.ssm_inputs import split_tokens
 
 # Added to the sum of squares of a query or key.
 NORM_EPSILON = 1e-6
+# Numbers of a key that GatedDeltaRule supports.
+_MOST_KEY_SIZE = 1024
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,9 @@ class DeltaRuleInputs:
 
 def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """o [batch, seq, value_heads, value_size] and the new state."""
+    sizes = _token_sizes(node)
+    if kernels.own_operators and sizes and sizes.key_size <= _MOST_KEY_SIZE and cpu_library().path is not None:
+        return _own_operator(node, insert, sizes, padded)
     inputs = delta_rule_inputs(node, insert, padded) if kernels.recurrent_ops else None
     if inputs is None:
         return None
@@ -65,11 +73,10 @@ def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, pad
 def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRuleInputs | None:
     """The inputs of the node; None for a call without a time axis, or if the graph lacks the sizes."""
     q, k, v, g, beta, state, lengths = node.inputs[:7]
-    shapes = [fixed_shape(value) or () for value in (q, v, g)]
-    sizes = [size for shape in shapes for size in shape[2:] if size is not None]
-    if [len(shape) for shape in shapes] != [4, 4, 4] or len(sizes) != 6:
+    sizes = _token_sizes(node)
+    if sizes is None:
         return None
-    key_heads, key_size, value_heads, value_size, _, decay_size = sizes
+    key_heads, key_size, value_heads, value_size, decay_size = sizes
     assert q is not None and k is not None and v is not None and g is not None
     assert beta is not None and state is not None
     attributes = op_attributes(node)
@@ -93,6 +100,52 @@ def delta_rule_inputs(node: ir.Node, insert: Inserter, padded: bool) -> DeltaRul
         value_heads,
         value_size,
     )
+
+
+class _TokenSizes(NamedTuple):
+    """The sizes of one token."""
+
+    key_heads: int
+    key_size: int
+    value_heads: int
+    value_size: int
+    decay_size: int
+
+
+def _token_sizes(node: ir.Node) -> _TokenSizes | None:
+    """None for a call without a time axis, or if the graph lacks the sizes."""
+    q, v, g = (node.inputs[index] for index in (0, 2, 3))
+    shapes = [fixed_shape(value) or () for value in (q, v, g)]
+    sizes = [size for shape in shapes for size in shape[2:] if size is not None]
+    if [len(shape) for shape in shapes] != [4, 4, 4] or len(sizes) != 6:
+        return None
+    key_heads, key_size, value_heads, value_size, _, decay_size = sizes
+    return _TokenSizes(key_heads, key_size, value_heads, value_size, decay_size)
+
+
+def _own_operator(node: ir.Node, insert: Inserter, sizes: _TokenSizes, padded: bool) -> list[ir.Value]:
+    attributes = op_attributes(node)
+    q, k, v, g, beta, state, lengths = node.inputs[:7]
+    assert q is not None and k is not None and v is not None and v.shape is not None and g is not None
+    columns = sizes.value_heads * sizes.value_size
+    o, new_state = insert.op(
+        "GatedDeltaRule",
+        insert.reshape(q, 0, 0, sizes.key_heads * sizes.key_size),
+        insert.reshape(k, 0, 0, sizes.key_heads * sizes.key_size),
+        insert.reshape(v, 0, 0, columns),
+        insert.reshape(g, 0, 0, sizes.value_heads * sizes.decay_size),
+        beta,
+        state,
+        *([lengths] if padded else []),
+        domain=CPU_DOMAIN,
+        outputs=2,
+        key_heads=sizes.key_heads,
+        scale=float(attributes["scale"]) or sizes.key_size**-0.5,
+        normed=int(attributes["use_qk_l2norm"]),
+        instructions=0,
+    )
+    o.type, o.shape = v.type, ir.Shape([*v.shape.dims[:2], columns])
+    return [insert.reshape(o, 0, 0, sizes.value_heads, sizes.value_size), new_state]
 
 
 def delta_rule(insert: Inserter, i: DeltaRuleInputs) -> tuple[ir.Value, ir.Value]:

@@ -13,6 +13,7 @@ ALIAS_SAFE = {
     ("GroupQueryAttention", 4, 2),
     ("LinearAttention", 3, 1),
     ("UpdateSsmState", 7, 1),
+    ("GatedDeltaRule", 5, 1),
     ("CausalConv1d", 2, 1),
     ("CausalConvWithState", 3, 1),
     ("TensorScatter", 0, 0),

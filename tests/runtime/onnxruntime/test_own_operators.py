@@ -11,8 +11,16 @@ import pytest
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
-from tests.ops.cases import conv_case, ssm_case
-from tests.ops.oracle import ConvCase, SsmCase, conv_step_loop, relative_error, ssm_step_loop
+from tests.ops.cases import conv_case, delta_case, ssm_case
+from tests.ops.oracle import (
+    ConvCase,
+    DeltaCase,
+    SsmCase,
+    conv_step_loop,
+    delta_step_loop,
+    relative_error,
+    ssm_step_loop,
+)
 from tests.runtime.onnxruntime.own_operator import INSTRUCTIONS, run_operator
 from tests.runtime.onnxruntime.steps import TOLERANCE
 
@@ -82,6 +90,49 @@ def test_sizes_that_disagree_are_refused(name: str) -> None:
     wrong = np.zeros((3, 3, 3, 3) if name == "state" else (2, 2, 4) if name in ("x", "B", "C", "dt") else (5,))
     with pytest.raises(Exception, match="UpdateSsmState: expected inputs whose sizes agree"):
         updated(case, 0, **{name: wrong.astype(np.int32 if name == "lengths" else np.float32)})
+
+
+def ruled(case: DeltaCase, instructions: int, normed: int = 1, **changes: Any) -> dict[str, np.ndarray]:
+    """o and new_state, whose memory is that of state."""
+    rows, time, key_heads = case.q.shape[:3]
+    tokens = {name: getattr(case, name).reshape(rows, time, -1) for name in ("q", "k", "v", "g", "beta")}
+    arrays = {**tokens, "state": case.state} | changes
+    inputs: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
+    found = run_operator(
+        "GatedDeltaRule",
+        {**inputs, "lengths": changes.get("lengths", case.context_lengths)},
+        {"o": inputs["v"].shape, "new_state": case.state.shape},
+        {"new_state": "state"},
+        threads=2,
+        key_heads=key_heads,
+        scale=0.5,
+        normed=normed,
+        instructions=instructions,
+    )
+    return {"o": found["o"].reshape(case.v.shape), "new_state": found["new_state"]}
+
+
+@EACH_SET
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+@pytest.mark.parametrize("sizes", [(2, 6, 7, 5), (1, 2, 64, 83), (3, 3, 1, 1), (1, 1, 130, 64)], ids=str)
+def test_delta_rules_update_states_in_place(sizes: tuple[int, int, int, int], decay: str, instructions: int) -> None:
+    for adversarial in (False, True):
+        case = delta_case(LENGTHS, 5, *sizes, decay, adversarial)
+        for normed in (0, 1):
+            case.k[...] /= 1.0 if normed else sizes[2]
+            found = ruled(case, instructions, normed)
+            o, state = delta_step_loop(case, normed, 0.5)
+            assert relative_error(found["o"], o) < TOLERANCE and not found["o"][1].any()
+            assert relative_error(found["new_state"], state) < TOLERANCE
+            np.testing.assert_array_equal(found["new_state"][1], case.state[1].astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state", "lengths"])
+def test_a_delta_rule_whose_sizes_disagree_is_refused(name: str) -> None:
+    case = delta_case((2, 2), 2)
+    wrong = np.zeros((3, 6, 7, 5) if name == "state" else (3,) if name == "lengths" else (2, 2, 4), np.int32)
+    with pytest.raises(Exception, match="GatedDeltaRule: expected inputs whose sizes agree"):
+        ruled(case, 0, **{name: wrong})
 
 
 def convolved(case: ConvCase, instructions: int, silu: int, **changes: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,81 @@
+// The custom operator `GatedDeltaRule` of the domain hybridge.cpu.
+//
+// Inputs: q, k, v, g, beta and state of cpu::DeltaRule in float32, and lengths int32, which may be left out. q, k, v, g
+// and the output o have one axis for heads and their numbers. Second output: new_state.
+// Attributes: key_heads, scale, normed; instructions (cpu::Choice).
+#include "kernel_table.h"
+#include "library.h"
+#include "op_call.h"
+
+namespace {
+
+// Bytes of state in a task.
+constexpr int64_t task_bytes = 1 << 16;
+
+class GatedDeltaRule {
+  public:
+    static constexpr const char* name = "GatedDeltaRule";
+    static constexpr ort::Input number{ort::float32_type};
+    static constexpr ort::Input inputs[] = {number, number, number, number, number, number, {ort::int32_type, true}};
+    static constexpr size_t outputs = 2;
+
+    ort::Status* create(const ort::Api* api, const ort::Info* info) {
+        api_ = api;
+        int64_t choice = 0;
+        if (auto* status = api->attribute(info, "key_heads", &key_heads_)) return status;
+        if (auto* status = api->attribute(info, "scale", &scale_)) return status;
+        if (auto* status = api->attribute(info, "normed", &normed_)) return status;
+        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
+        kernels_ = cpu::chosen_kernels(choice);
+        if (kernels_) return nullptr;
+        return api->status(ort::fail, "GatedDeltaRule: expected instructions that this processor has");
+    }
+
+    ort::Status* compute(ort::Context* context) {
+        ort::Tensor in[7], o, state;
+        for (size_t i = 0; i < 7; ++i) {
+            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
+        }
+        const auto& [q, k, v, g, beta, past, lengths] = in;
+        if (!fit(in)) {
+            return api_->status(ort::invalid_argument,
+                                "GatedDeltaRule: expected inputs whose sizes agree, and keys of at most 1024 numbers");
+        }
+        o.sizes = v.sizes, state.sizes = past.sizes;
+        if (auto* status = ort::make(*api_, context, 0, o)) return status;
+        if (auto* status = ort::make(*api_, context, 1, state)) return status;
+        const int64_t value_heads = past.sizes[1];
+        const cpu::DeltaRule rule{q.floats(), k.floats(), v.floats(), g.floats(), beta.floats(), past.floats(),
+                                  static_cast<const int32_t*>(lengths.data), static_cast<float*>(o.data),
+                                  static_cast<float*>(state.data), v.sizes[0], v.sizes[1], key_heads_, past.sizes[2],
+                                  value_heads, past.sizes[3], g.sizes[2] / value_heads, scale_, normed_ != 0};
+        const int64_t heads = rule.rows * value_heads;
+        if (heads == 0) return nullptr;
+        const int64_t bytes = 4 * heads * rule.key_size * rule.value_size * (rule.time + 1) / 2;
+        return ort::spread_ranges(*api_, context, heads, bytes, task_bytes, [&](int64_t first, int64_t last) {
+            kernels_->delta_rule(rule, first, last);
+        });
+    }
+
+  private:
+    bool fit(const ort::Tensor (&in)[7]) const {
+        const auto& [q, k, v, g, beta, past, lengths] = in;
+        if (v.sizes.size() != 3 || g.sizes.size() != 3 || past.sizes.size() != 4 || key_heads_ <= 0) return false;
+        const int64_t rows = v.sizes[0], time = v.sizes[1];
+        const int64_t value_heads = past.sizes[1], key_size = past.sizes[2], value_size = past.sizes[3];
+        if (value_heads <= 0 || value_heads % key_heads_ || key_size > cpu::most_key_size) return false;
+        const bool one_decay = g.is({rows, time, value_heads});
+        return q.is({rows, time, key_heads_ * key_size}) && k.is(q.sizes) && v.sizes[2] == value_heads * value_size &&
+               (one_decay || g.is({rows, time, value_heads * key_size})) && beta.is({rows, time, value_heads}) &&
+               past.sizes[0] == rows && (!lengths.data || lengths.is({rows}));
+    }
+
+    const ort::Api* api_ = nullptr;
+    const cpu::Kernels* kernels_ = nullptr;
+    int64_t key_heads_ = 0, normed_ = 0;
+    float scale_ = 0;
+};
+
+}  // namespace
+
+const ort::CustomOp& cpu::delta_rule_op() { return ort::described<GatedDeltaRule>(); }
