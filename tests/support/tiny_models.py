@@ -28,7 +28,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
-        *("gemma3_text", "lfm2_moe", "lfm3", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
+        *("gemma3_text", "lfm2_moe", "lfm3", "ministral", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
         *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "iquestcoder", "qwen3_moe", "smollm3"),
     }
 )

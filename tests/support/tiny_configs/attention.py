@@ -129,6 +129,15 @@ ATTENTION_CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },
+    "ministral": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "intermediate_size": 88,
+        "max_position_embeddings": 512,
+    },
     "mistral": {
         **COMMON,
         **ATTENTION,

@@ -164,6 +164,7 @@ ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "internlm3": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True, "mlp_bias": True}],
     "iquestcoder": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}],
+    "ministral": [*HEADS, *ROPES[:3], TIED, {"layer_types": ["full_attention"] * 2}],
     "exaone4": [
         *HEADS,
         *ROPES[:3],
