@@ -154,14 +154,18 @@ def _compared(name: str, layer: int) -> bool:
 
 def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any], mixed: bool) -> dict[str, str]:
     head_dim = '\n    "head_dim": 14,' if "head_dim" in kinds else ""
-    sizes = "".join(f'\n    "{name}": {value},' for name, value in _TINY.items())
+    windows = {"sliding_window", "layer_types"} <= set(kinds)
+    tiny_sizes = {**({"sliding_window": 7} if windows else {}), **_TINY}
+    sizes = "".join(f'\n    "{name}": {value},' for name, value in tiny_sizes.items())
     tiny = f"\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}"
     switches = [name for name, kind in kinds.items() if kind == "bool" and name.endswith(("bias", "embeddings"))]
     flips = "".join(f', {{"{name}": {not defaults[name]}}}' for name in switches)
+    flips += ', {"layer_types": ["full_attention"] * 2}' if windows else ""
     biases = "".join(f'"{name}", ' for name in switches if name.endswith("bias"))
+    switched = f'\n"{model_type}": _cwm,  # in _OWN: windows' if windows else ""
     dense_rows = {
         "tests/support/tiny_models.py": f'"{model_type}", in LIKE_LLAMA where all its layers are those of Llama',
-        "tests/support/random_dense.py": f'"{model_type}": ({biases.strip()}),',
+        "tests/support/random_dense.py": f'"{model_type}": ({biases.strip()}),' + switched,
     }
     hybrid_row = f'"{model_type}", in FAMILIES and, with a function of its fields, in _OWN_FIELDS'
     return {
