@@ -24,7 +24,7 @@ def find_routers(model: Any, run: Callable[[], Any]) -> list[Any]:
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function is torch.nn.functional.linear:
                 last[:] = [args[1]]
-            elif function.__name__ == _TOP_K and last and args[0].shape[-1] == last[0].shape[0]:
+            elif getattr(function, "__name__", "") == _TOP_K and last and args[0].shape[-1] == last[0].shape[0]:
                 found.extend(own for own in model.parameters() if _same(own, last[0]))
                 last.clear()
             return function(*args, **(kwargs or {}))
