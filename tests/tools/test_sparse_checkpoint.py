@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hybridge.artifact.config import read_config
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.families.parameters import REDUNDANT
-from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.families.registry import FAMILIES
+from hybridge.exporter.options import OPTIONAL, ExportOptions
 from hybridge.exporter.plan import plan_export
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 from tools.published_configs import PUBLISHED
@@ -49,6 +53,24 @@ def test_real_sizes_take_no_room_and_can_be_exported(name: str, tmp_path: Path) 
     first = next((tmp_path / "a").glob("*.safetensors"))
     with safe_open(first, "np") as weights:
         assert len(list(weights.keys())) > 10
+
+
+# transformers cannot build models of the configs that it saves for lfm2_moe and ministral.
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"lfm2_moe", "ministral"}))
+def test_every_family_at_the_size_of_its_default_config(family: str, tmp_path: Path) -> None:
+    """The defaults of transformers' config classes are mostly those of a published checkpoint."""
+    config = CONFIG_MAPPING[family]()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    stored = {name for name in model.state_dict() if not name.endswith(REDUNDANT)}
+    buffers = [tensor for name, tensor in model.named_buffers() if name in stored]
+    expected = sum(tensor.numel() for tensor in (*model.parameters(), *buffers))
+    fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": family}
+    assert sum(prod(shape) for _, shape in tensors_of_config(fields).values()) == expected
+    write_sparse_checkpoint(tmp_path / "a", fields)
+    plan = plan_export(tmp_path / "a", ExportOptions(max_seq_len=4096, kernels=OPTIONAL))
+    assert len(plan.decoder.layers) == config.num_hidden_layers
 
 
 def test_gpt_oss_is_stored_in_mxfp4(tmp_path: Path) -> None:
