@@ -13,6 +13,7 @@ from hybridge import accelerate
 from hybridge.artifact.errors import RequestError, UnsupportedError
 from hybridge.transformers_host.export_backend import ExportBackend
 from tests.support.effort import sample
+from tests.support.family_layers import WINDOWED
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
 from tests.transformers_host.conftest import LoadModel
 from tests.transformers_host.generations import BATCH, BEAMS, GREEDY_BATCH, PROMPT, SAMPLED, exactly, generated
@@ -97,12 +98,11 @@ def fast_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids[:, :1].clone()).logits
 
 
-WINDOWS = {"gemma3_text", "gpt_oss", "lfm3", "mistral", "olmo3"}
 # Layers that hold both kinds of state, and minimax, whose model takes no cache but its own.
-NOT_TRACED = {"falcon_h1", "minimax", "zamba", "zamba2"}
+NOT_TRACED = ("falcon_h1", "minimax", "zamba", "zamba2")
 
 
-@pytest.mark.parametrize("family", sample(sorted(NOT_TRACED), on_push=("minimax",)))
+@pytest.mark.parametrize("family", sample([*NOT_TRACED, *WINDOWED], on_push=("minimax",)))
 def test_families_whose_caches_are_not_traced_are_refused(family: str, load_model: LoadModel, buckets: Path) -> None:
     with pytest.raises(UnsupportedError, match='use engine="onnxruntime"'):
         accelerate(load_model(family), "export", cache_folder=buckets, **LIMITS)
@@ -112,7 +112,7 @@ def test_families_whose_caches_are_not_traced_are_refused(family: str, load_mode
 # rule takes long.
 @pytest.mark.parametrize(
     "model_type",
-    sample(sorted(set(BASE_CONFIGS) - {*SMALL, *WINDOWS, *NOT_TRACED, "qwen3"}), on_push=()),
+    sample(sorted(set(BASE_CONFIGS) - {*SMALL, *WINDOWED, *NOT_TRACED, "qwen3"}), on_push=()),
 )
 def test_every_family_decodes(model_type: str, load_model: LoadModel, buckets: Path) -> None:
     model = load_model(model_type)

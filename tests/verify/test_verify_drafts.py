@@ -16,7 +16,7 @@ from hybridge.verification.scenarios import state_items
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
-from tests.support.recurrent_families import RECURRENT
+from tests.support.family_layers import RECURRENT
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, speculative_tokens=3)
 

@@ -28,7 +28,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from tests.runtime.prefix_cache.oracle import TOLERANCE, Oracle, check_all, poison
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
-from tests.support.recurrent_families import RECURRENT
+from tests.support.family_layers import RECURRENT
 
 MAX_SEQ, ROWS = 32, 3
 # Two tokens and a common beginning, so that prompts nest and part inside nodes and blocks.
