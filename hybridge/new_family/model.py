@@ -10,6 +10,8 @@ from typing import Any
 from hybridge.artifact.errors import UnsupportedError
 
 LAYERS = "model.layers."
+# Names of layer_types.
+ATTENTION = ("full_attention", "sliding_attention", "attention")
 _LAYER = re.compile(re.escape(LAYERS) + r"(\d+)\.(.*)")
 
 
@@ -38,7 +40,7 @@ class ModelTensors:
     @property
     def first(self) -> int:
         """The number of the first layer with attention; -1 without one."""
-        return next((number for number, layer in enumerate(self.layers) if _attends(layer)), -1)
+        return next((number for number, layer in enumerate(self.layers) if self._attends(number, layer)), -1)
 
     @property
     def layer(self) -> dict[str, tuple[int, ...]]:
@@ -50,9 +52,15 @@ class ModelTensors:
         """Of each kind of layer without attention the first one's number, names and shapes of its tensors."""
         found: dict[int, dict[str, tuple[int, ...]]] = {}
         for number, layer in enumerate(self.layers):
-            if not _attends(layer) and layer not in found.values():
+            if not self._attends(number, layer) and layer not in found.values():
                 found[number] = layer
         return found
+
+    def _attends(self, number: int, layer: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether the module self_attn of a layer is attention: linear attention may have the same name."""
+        kinds = self.config.get("layer_types") or ()
+        other = number < len(kinds) and kinds[number] not in ATTENTION
+        return not other and any(name.startswith("self_attn.") for name in layer)
 
     def sources(self, parent: str) -> tuple[str, ...]:
         """The modules of the first layer with attention whose weights are directly in ``parent``."""
@@ -82,7 +90,7 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
         json.loads(config_class().to_json_string(use_diff=False)),
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         dict(config_class.attribute_map),
-        _refuses(config_class, hidden_size=config.num_attention_heads * 8 + 1),
+        _refuses(config_class, hidden_size=8 * getattr(config, "num_attention_heads", 1) + 1),
     )
     if found.first < 0:
         raise UnsupportedError(
@@ -98,7 +106,3 @@ def _refuses(config_class: Any, **fields: Any) -> bool:
     except Exception:  # transformers raises a different error for each
         return True
     return False
-
-
-def _attends(layer: Mapping[str, tuple[int, ...]]) -> bool:
-    return any(name.startswith("self_attn.") for name in layer)

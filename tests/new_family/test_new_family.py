@@ -49,6 +49,13 @@ def test_layers_without_attention_are_listed(monkeypatch: pytest.MonkeyPatch) ->
     assert "linear_attn.A_log [30]" in draft.other_layers[0]
     assert not draft.error and "linear_conv_kernel_dim" in draft.open_fields and "vocab_size" not in draft.open_fields
     assert "tests/support/random_models.py" in draft.rows
+    named_alike = draft_of("minimax", monkeypatch)
+    assert (
+        list(named_alike.other_layers) == [1]
+        and "self_attn.qkv_proj.weight [12288, 4096]" in named_alike.other_layers[1]
+    )
+    with pytest.raises(UnsupportedError, match=r"expected attention .*: describe this family by hand"):
+        draft_of("mamba", monkeypatch)
     # The draft does not read another layer as attention.
     kinds = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
     with pytest.raises(CheckpointError, match="layer_types: expected layers of attention alone"):
@@ -63,7 +70,11 @@ def test_a_head_size_that_transformers_leaves_open_follows_from_the_others(monke
 
 @pytest.mark.parametrize(
     ("model_type", "what"),
-    [("llama", "one that is"), ("no_such_type", "none of this name"), ("zaya", "attention with convolutions")],
+    [
+        ("llama", "one that is"),
+        ("no_such_type", "none of this name"),
+        ("zaya", "attention with convolutions"),
+    ],
 )
 def test_other_types_are_refused(model_type: str, what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
