@@ -6,6 +6,8 @@ STAMP := $(VENV)/installed
 CONSTRAINTS := requirements/constraints.txt
 # The Python part of full TensorRT, whose libraries are elsewhere: tests compare the code with its classes.
 BINDINGS := 10=tensorrt-cu12-bindings==10.16.1.11 11=tensorrt-cu13-bindings==11.4.0.106
+# ONNX Runtime's provider for TensorRT-RTX: a test of make test-all reads graphs with it.
+SECOND_READER := onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0
 EXTRAS ?= export,cpu,rtx,cuda,plot,serve,dev
 JOBS ?= 2
 PYTEST_ARGS ?=
@@ -62,8 +64,13 @@ demo: setup ## export, verify, build an engine and generate text with the checkp
 test: setup ## run the tests of a push
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
-test-all: setup ## run every test: also those marked slow, and all examples of property tests
+test-all: setup $(VENV)/second-reader ## run every test: also those marked slow, and all examples of property tests
 	HYBRIDGE_TEST_EFFORT=all PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "slow or not slow" $(PYTEST_ARGS)
+
+$(VENV)/second-reader: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --upgrade \
+		--target $@ $(SECOND_READER) && touch $@ \
+		|| echo "no $(SECOND_READER) for this platform: the tests that need it are skipped" >&2
 
 fuzz: setup ## fuzz the parsers of untrusted input; FUZZ_SCALE=1000 runs longer
 	HYBRIDGE_TEST_EFFORT=fuzz HYBRIDGE_FUZZ_SCALE=$(FUZZ_SCALE) $(BIN)/python -m pytest -n $(JOBS) -m fuzz \
