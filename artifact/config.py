@@ -16,10 +16,10 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3, kv_dtype_from_name
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.layer_types import (
     ATTENTION_LAYER_TYPES,
+    CONV_LAYER_TYPES,
     LAYER_TYPES,
     LIGHTNING_ATTENTION,
     RECURRENT_LAYER_TYPES,
-    SHORT_CONV,
 )
 from hybridge.artifact.limits import LAYERS, POSITIONS, ROWS
 from hybridge.artifact.names import LOGITS
@@ -152,10 +152,10 @@ class RuntimeConfig:
             ),
             (
                 all(
-                    layer.has_recurrent_state == (self.layer_types[index] != SHORT_CONV)
+                    layer.has_recurrent_state == (self.layer_types[index] not in CONV_LAYER_TYPES)
                     for index, layer in zip(self.recurrent_layer_indices, self.recurrent_layers, strict=False)
                 ),
-                f"recurrent_state_num_heads is 0 for other layers than {SHORT_CONV}, or not for these",
+                f"recurrent_state_num_heads is 0 for other layers than {', '.join(CONV_LAYER_TYPES)}, or not for these",
             ),
             (
                 all(

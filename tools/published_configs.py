@@ -1,8 +1,8 @@
 """Fields of published checkpoints, from their config.json on the Hugging Face Hub.
 
 Used in tests and to create checkpoints of real sizes. Omitted: names of classes, token ids, versions,
-fields of initialisation, nulls, the sizes of vision towers, and quantisation settings. Jamba, LFM3, Ling
-and Zamba have the defaults of their config classes.
+fields of initialisation, nulls, the sizes of vision towers, and quantisation settings. Jamba, LFM3, Ling,
+Zamba and ZAYA1 have the defaults of their config classes.
 Not compared with the published files: the factors of MiniMax-Text-01 and the sizes of RecurrentGemma-9B.
 """
 

@@ -48,7 +48,7 @@ EXPERT_BY_EXPERT = (
     "qwen3_next",
     "nemotron_h",
 )
-FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias", "expert_bias")
+FLOAT32 = ("A_log", ".D", "dt_bias", "e_score_correction_bias", "expert_bias", "balancing_biases")
 
 Tensors = dict[str, tuple[DType, tuple[int, ...]]]
 

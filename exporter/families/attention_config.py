@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.layer_config import KVLayerConfig
-from hybridge.artifact.layer_types import ATTENTION
+from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.artifact.layer_types import ATTENTION, ATTENTION_AND_CONV
 
 
 @dataclass(frozen=True)
@@ -103,5 +103,53 @@ class LatentAttentionConfig:
         return KVLayerConfig(self.num_kv_heads, self.head_dim)
 
 
-CachedConfig = AttentionConfig | LatentAttentionConfig
+@dataclass(frozen=True)
+class ConvolutionalAttentionConfig:
+    """Grouped-query attention whose queries and keys pass through two causal convolutions (arXiv 2510.04476).
+
+    The first has ``depthwise_kernel`` taps of each channel, the second ``grouped_kernel`` taps of all channels of a
+    head. Half of the values are those of the token before. ``bias`` is that of all projections.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    depthwise_kernel: int
+    grouped_kernel: int
+    bias: bool = False
+    sliding_window: int | None = None
+    rope: RopeConfig | None = None
+
+    layer_type = ATTENTION_AND_CONV
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def width(self) -> int:
+        """Channels of all queries and keys, which the convolutions mix."""
+        return (self.num_heads + self.num_kv_heads) * self.head_dim
+
+    @property
+    def delayed_width(self) -> int:
+        """Channels of the values that come from the token before."""
+        return self.num_kv_heads * self.head_dim // 2
+
+    @property
+    def conv_kernel(self) -> int:
+        """Tokens that one token's queries, keys and values depend on."""
+        return max(2, self.depthwise_kernel + self.grouped_kernel - 1)
+
+    @property
+    def kv(self) -> KVLayerConfig:
+        return KVLayerConfig(self.num_kv_heads, self.head_dim, self.sliding_window)
+
+    @property
+    def recurrent(self) -> RecurrentLayerConfig:
+        """The state of one convolution: queries and keys once for each tap of the second, then the delayed values."""
+        return RecurrentLayerConfig(0, 0, 0, self.grouped_kernel * self.width + self.delayed_width, self.conv_kernel)
+
+
+CachedConfig = AttentionConfig | LatentAttentionConfig | ConvolutionalAttentionConfig
 """Mixers over a KV cache."""

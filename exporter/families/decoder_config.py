@@ -50,8 +50,9 @@ class BlockConfig:
     parts of the body, ours and the checkpoint's, where they differ. With ``norm_after`` the block is
     ``x + residual_multiplier * norm(body(x))``; with ``output_norm_source``, the name of a second norm,
     ``x + residual_multiplier * output_norm(body(norm(x)))``. With ``residual_factors`` (a, b) it is
-    ``a * norm(x) + b * body(norm(x))``. With a ``shared`` block it is ``x + body(norm(x + linear(shared(x))))``, where
-    ``linear`` is a matrix of the layer.
+    ``a * norm(x) + b * body(norm(x))``; with ``residual_scale``, the name of four vectors, it is
+    ``(x + bx) * sx + (body(norm(x)) + by) * sy``. With a ``shared`` block it is
+    ``x + body(norm(x + linear(shared(x))))``, where ``linear`` is a matrix of the layer.
     """
 
     norm_source: str
@@ -61,6 +62,7 @@ class BlockConfig:
     norm_after: bool = False
     output_norm_source: str | None = None
     residual_factors: tuple[float, float] | None = None
+    residual_scale: str | None = None
     names: tuple[tuple[str, str], ...] = ()
     source_alias: str | None = None
     shared: SharedBlockConfig | None = None
@@ -120,6 +122,7 @@ class DecoderConfig:
     ``ignored_sources`` are prefixes of tensors that the decoder
     does not need (multi-token prediction heads). ``own_head_wins``: a head that the checkpoint stores is used even
     where ``tie_word_embeddings`` says that there is none. ``norm_offset`` is added to the weights of the layer norms.
+    ``scaled_embeddings``: the checkpoint has two vectors that are added to and multiply the embeddings.
     ``notes`` are remarks for the user.
     """
 
@@ -140,6 +143,7 @@ class DecoderConfig:
     norm_offset: float = 0.0
     ignored_sources: tuple[str, ...] = ()
     own_head_wins: bool = False
+    scaled_embeddings: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -31,10 +31,11 @@ class MoeConfig:
 
     ``layout`` names the tensors (moe_parameters.MOE_NAMES). Experts have the activation and, where ``gated``, the form
     of a gated MLP. ``router`` is "softmax" (scores over all experts, ``normalized`` over the chosen ones),
-    "top_k_softmax" (over the chosen ones alone) or "sigmoid" (biased for the choice, which ``top_groups`` of
+    "top_k_softmax" (over the chosen ones alone), "sigmoid" (biased for the choice, which ``top_groups`` of
     ``groups`` groups limit, without ``correction_bias`` by score alone; then ``normalized``, divided by their sum +
-    ``sum_epsilon``, and multiplied by ``scaling``). ``shared_gate``: a sigmoid multiplies
-    what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
+    ``sum_epsilon``, and multiplied by ``scaling``) or "mlp" (an MLP of ``router_size`` behind a norm; its last class
+    stands for no expert; with ``router_adds`` its input includes that of the layer before). ``shared_gate``: a sigmoid
+    multiplies what the shared MLP gives. ``latent_size`` is the width between two projections that the experts work in.
     ``biased``: the router and both products of the experts have biases. ``alpha`` is a factor in the sigmoid of silu;
     gated experts bound both halves by ``limit`` and add ``offset`` to what the gate multiplies.
     """
@@ -60,6 +61,9 @@ class MoeConfig:
     alpha: float = 1.0
     limit: float = math.inf
     offset: float = 0.0
+    router_size: int | None = None
+    router_eps: float = 1e-6
+    router_adds: bool = False
 
     layer_type = "moe"
 

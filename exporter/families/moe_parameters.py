@@ -88,6 +88,7 @@ GPT_OSS = MoeNames(
     down_bias="experts.down_proj_bias",
     transposed=True,
 )
+ZAYA = replace(QWEN, shared="", shared_gate="")
 MOE_NAMES: Mapping[str, MoeNames] = {
     "qwen": QWEN,
     "granite": GRANITE,
@@ -97,6 +98,7 @@ MOE_NAMES: Mapping[str, MoeNames] = {
     "kimi": KIMI,
     "ling": LING,
     "gpt_oss": GPT_OSS,
+    "zaya": ZAYA,
 }
 
 
@@ -121,7 +123,10 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
     ``stored`` are the checkpoint's tensors, by which the layout is chosen.
     """
     names, width = MOE_NAMES[moe.layout], moe.latent_size or hidden
-    yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, stored))
+    if moe.router == "mlp":
+        yield from _mlp_router_tensors(moe, block, hidden)
+    else:
+        yield MoeTensor("router.weight", (moe.num_experts, hidden), _any_of(block, names.router, stored))
     if moe.router == "sigmoid" and moe.correction_bias:
         bias = (block + names.correction_bias,)
         yield MoeTensor("router.correction_bias", (moe.num_experts,), bias, DType.FLOAT32)
@@ -154,6 +159,21 @@ def moe_tensors(moe: MoeConfig, block: str, hidden: int, stored: Mapping[str, An
         yield MoeTensor("shared_gate.weight", (1, hidden), (block + names.shared_gate,))
     if moe.latent_size is not None:
         yield from _latent_tensors(moe, block, hidden, names)
+
+
+def _mlp_router_tensors(moe: MoeConfig, block: str, hidden: int) -> Iterator[MoeTensor]:
+    assert moe.router_size is not None
+    size, classes = moe.router_size, moe.num_experts + 1
+    shapes: dict[str, tuple[int, ...]] = {"down_proj.weight": (size, hidden), "down_proj.bias": (size,)}
+    if moe.router_adds:
+        shapes["router_states_scale"] = (size,)
+    shapes["router_mlp.norm.weight"] = (size,)
+    for name in ("fc1", "fc2"):
+        shapes |= {f"router_mlp.{name}.weight": (size, size), f"router_mlp.{name}.bias": (size,)}
+    shapes["router_mlp.out_proj.weight"] = (classes, size)
+    for name, shape in shapes.items():
+        yield MoeTensor(f"router.{name}", shape, (f"{block}gate.{name}",))
+    yield MoeTensor("router.balancing_biases", (classes,), (f"{block}gate.balancing_biases",), DType.FLOAT32)
 
 
 def _holds_experts(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hybridge.exporter.families.attention_config import AttentionConfig, LatentAttentionConfig
+from hybridge.exporter.families.attention_config import (
+    AttentionConfig,
+    ConvolutionalAttentionConfig,
+    LatentAttentionConfig,
+)
 from hybridge.exporter.families.decoder_config import BodyConfig
 from hybridge.exporter.families.mamba1_config import (
     HeadedMamba1Config,
@@ -31,6 +35,8 @@ def body_shapes(body: BodyConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield from _attention_shapes(body, hidden)
     elif isinstance(body, LatentAttentionConfig):
         yield from _latent_attention_shapes(body, hidden)
+    elif isinstance(body, ConvolutionalAttentionConfig):
+        yield from _convolutional_attention_shapes(body, hidden)
     elif isinstance(body, MambaConfig):
         yield from _mamba_shapes(body, hidden)
     elif isinstance(body, HeadedMamba1Config):
@@ -95,6 +101,24 @@ def _latent_attention_shapes(a: LatentAttentionConfig, hidden: int) -> Iterator[
     if a.head_gate:
         yield "g_proj.weight", (a.num_heads, hidden)
     yield from _linear("o_proj", hidden, a.num_heads * a.value_size, a.bias)
+
+
+def _convolutional_attention_shapes(
+    a: ConvolutionalAttentionConfig, hidden: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj_current": a.delayed_width, "v_proj_delayed": a.delayed_width}
+    for name, count in rows.items():
+        yield f"qkv_proj.{name}.weight", (count, hidden)
+        if a.bias:
+            yield f"qkv_proj.{name}.bias", (count,)
+    for name, columns, kernel in (("depthwise", 1, a.depthwise_kernel), ("grouped", a.head_dim, a.grouped_kernel)):
+        yield f"qkv_proj.conv_qk_{name}.weight", (a.width, columns, kernel)
+        yield f"qkv_proj.conv_qk_{name}.bias", (a.width,)
+    yield "qk_norm.temp", (a.num_kv_heads,)
+    yield "o_proj.weight", (hidden, queries)
+    if a.bias:
+        yield "o_proj.bias", (hidden,)
 
 
 def _mamba_shapes(m: MambaConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -29,6 +29,8 @@ INNER = "language_model."
 # The second and the last two are those of text models in such models.
 ROOTS = ("model.", "model.language_model.", "backbone.", "", f"{INNER}model.", f"{INNER}backbone.")
 EMBEDDING, LM_HEAD, ROPES = "embedding.weight", "lm_head.weight", "inv_freqs."
+# The vectors of a scaled residual: of what the body gives, then of what it gets.
+RESIDUAL_SCALE = ("hidden_states_scale", "hidden_states_bias", "residual_scale", "residual_bias")
 # Tensors that follow from the config: of old checkpoints, and the decays of lightning attention.
 REDUNDANT = (
     ".rotary_emb.inv_freq",
@@ -125,6 +127,10 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
     embeddings = [root + s for s in config.embedding_sources]
     embedding = next((s for s in embeddings if s in tensors), embeddings[0])
     yield Parameter(EMBEDDING, embedding, (vocab, hidden), embedding)
+    if config.scaled_embeddings:
+        for part in ("scale", "bias"):
+            source = f"{root}input_hidden_states_{part}"
+            yield Parameter(f"embedding_{part}", source, (hidden,), source, DType.FLOAT32)
     for i, layer in enumerate(config.layers):
         for j, block in enumerate(layer.blocks):
             ours, theirs = f"layers.{i}.blocks.{j}", f"{root}layers.{i}"
@@ -135,6 +141,9 @@ def declared(config: DecoderConfig, root: str, tensors: Mapping[str, object]) ->
             if block.output_norm_source is not None:
                 norm = f"{theirs}.{block.output_norm_source}.weight"
                 yield Parameter(f"{ours}.output_norm.weight", norm, (hidden,), norm)
+            for part in RESIDUAL_SCALE if block.residual_scale is not None else ():
+                source = f"{theirs}.{block.residual_scale}.{part}"
+                yield Parameter(f"{ours}.residual_scale.{part}", source, (hidden,), source, DType.FLOAT32)
             if block.shared is not None:
                 yield from _shared_parameters(block.shared, f"{ours}.shared.", root, theirs, hidden)
             source = f"{theirs}.{block.source}." if block.source else f"{theirs}."

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.layer_types import GATED_DELTA_NET, LIGHTNING_ATTENTION, MAMBA, SHORT_CONV
+from hybridge.exporter.families.attention_config import ConvolutionalAttentionConfig
 from hybridge.exporter.families.mamba1_config import Mamba1Config
 from hybridge.exporter.families.rg_lru import RgLruConfig
 
@@ -165,5 +166,11 @@ class LightningAttentionConfig:
 
 
 RecurrentConfig = (
-    MambaConfig | Mamba1Config | GatedDeltaConfig | ShortConvConfig | LightningAttentionConfig | RgLruConfig
+    MambaConfig
+    | Mamba1Config
+    | GatedDeltaConfig
+    | ShortConvConfig
+    | LightningAttentionConfig
+    | RgLruConfig
+    | ConvolutionalAttentionConfig
 )

@@ -48,6 +48,7 @@ from hybridge.exporter.families import (
     smollm3,
     zamba,
     zamba2,
+    zaya,
 )
 from hybridge.exporter.families.declared_fields import DECLARED_KINDS, computed_fields, undeclared_kinds
 from hybridge.exporter.families.decoder_config import DecoderConfig
@@ -98,6 +99,7 @@ FAMILIES: Mapping[str, Callable[[HfConfig], DecoderConfig]] = {
     "smollm3": smollm3.parse,
     "zamba": zamba.parse,
     "zamba2": zamba2.parse,
+    "zaya": zaya.parse,
 }
 
 
@@ -114,7 +116,6 @@ LAYERS_NOT_SUPPORTED: Mapping[str, str] = {
     "qwen4_exp_text": "embeddings of n-grams, hyper-connections, and attention over tokens that an indexer chooses",
     "rwkv": "RWKV time mixing",
     "xlstm": "mLSTM layers",
-    "zaya": "attention with convolutions over compressed queries and keys",
 }
 
 

@@ -7,7 +7,13 @@ from torch import nn
 
 from hybridge.artifact.layer_types import STATELESS_LAYER_TYPES
 from hybridge.artifact.names import EMBEDDINGS_OUTPUT, FINAL_NORM_OUTPUT, layer_output
-from hybridge.exporter.families.attention_config import AttentionConfig, CachedConfig, LatentAttentionConfig, RopeConfig
+from hybridge.exporter.families.attention_config import (
+    AttentionConfig,
+    CachedConfig,
+    ConvolutionalAttentionConfig,
+    LatentAttentionConfig,
+    RopeConfig,
+)
 from hybridge.exporter.families.decoder_config import (
     BlockConfig,
     BodyConfig,
@@ -17,6 +23,7 @@ from hybridge.exporter.families.decoder_config import (
 )
 from hybridge.exporter.families.mamba1_config import HeadedMamba1Config, Mamba1Config
 from hybridge.exporter.families.mlp_config import MoeConfig
+from hybridge.exporter.families.parameters import RESIDUAL_SCALE
 from hybridge.exporter.families.recurrent_config import (
     GatedDeltaConfig,
     LightningAttentionConfig,
@@ -26,6 +33,7 @@ from hybridge.exporter.families.recurrent_config import (
 )
 from hybridge.exporter.families.rg_lru import RgLruConfig
 from hybridge.exporter.layers.attention import Attention
+from hybridge.exporter.layers.convolutional_attention import ConvolutionalAttention
 from hybridge.exporter.layers.gated_delta_net import GatedDeltaNet
 from hybridge.exporter.layers.latent_attention import LatentAttention
 from hybridge.exporter.layers.lightning_attention import LightningAttention
@@ -64,6 +72,10 @@ class Block(nn.Module):
         self.config = block.body
         self.norm_after, self.factors = block.norm_after, block.residual_factors
         self.multiplier = config.residual_multiplier
+        self.residual_scale = None
+        if block.residual_scale is not None:
+            wide = {name: nn.Parameter(torch.empty(config.hidden_size, dtype=torch.float32)) for name in RESIDUAL_SCALE}
+            self.residual_scale = nn.ParameterDict(wide)
 
     def forward(
         self, x: torch.Tensor, step: Step | PackedStep, states: list[torch.Tensor]
@@ -79,6 +91,8 @@ class Block(nn.Module):
         new_states: list[torch.Tensor] = []
         if isinstance(self.config, CachedConfig | RecurrentConfig | ParallelConfig):
             y, *new_states = self.body(normed, step, *states)
+        elif isinstance(self.config, MoeConfig):
+            y = self.body(normed, step)
         else:
             y = self.body(normed)
         if self.norm_after:
@@ -89,6 +103,10 @@ class Block(nn.Module):
             y = y * self.multiplier
         if self.factors is not None:
             x, y = normed.to(x.dtype) * self.factors[0], y * self.factors[1]
+        if self.residual_scale is not None:
+            scale = self.residual_scale
+            x = (x + scale["residual_bias"]) * scale["residual_scale"]
+            y = (y.to(x.dtype) + scale["hidden_states_bias"]) * scale["hidden_states_scale"]
         return x + y.to(x.dtype), new_caches + new_states
 
 
@@ -129,6 +147,10 @@ class Decoder(nn.Module):
         self.all_logits, self.head = all_logits, head
         self.dtype = torch.get_default_dtype()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_scale = self.embedding_bias = None
+        if config.scaled_embeddings:
+            self.embedding_scale = nn.Parameter(torch.empty(config.hidden_size, dtype=torch.float32))
+            self.embedding_bias = nn.Parameter(torch.empty(config.hidden_size, dtype=torch.float32))
         self.layers = nn.ModuleList(Layer(layer, config) for layer in config.layers)
         self.final_norm = RmsNorm(config.hidden_size, config.norm_eps, config.norm_offset)
         own_head = head and not config.tie_word_embeddings
@@ -167,6 +189,8 @@ class Decoder(nn.Module):
     def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The embeddings [..., hidden] of ``input_ids``."""
         x = self.embedding(input_ids)
+        if self.embedding_scale is not None:
+            x = (x.float() + self.embedding_bias) * self.embedding_scale
         return x if self.config.embedding_multiplier == 1.0 else x * self.config.embedding_multiplier
 
     def run_from(
@@ -187,7 +211,7 @@ class Decoder(nn.Module):
             own = [attention.pop(0) for _ in range(caches)]
             own += [recurrent.pop(0) for _ in range(config.recurrent_states)]
             x, produced = layer(x, step, own)
-            x = mark(x, layer_output(index))
+            x = mark(x, layer_output(index), step.router_states)
             new_attention += produced[:caches]
             new_recurrent += produced[caches:]
         return x, new_attention + new_recurrent
@@ -208,6 +232,8 @@ def _body(body: BodyConfig, config: DecoderConfig) -> nn.Module:
         return Attention(body, config.hidden_size, config.norm_eps)
     if isinstance(body, LatentAttentionConfig):
         return LatentAttention(body, config.hidden_size)
+    if isinstance(body, ConvolutionalAttentionConfig):
+        return ConvolutionalAttention(body, config.hidden_size)
     if isinstance(body, ParallelConfig):
         return Parallel(body, _body(body.attention.body, config), _body(body.mamba.body, config))
     if isinstance(body, MambaConfig):

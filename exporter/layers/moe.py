@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.layers.mlp import MLPS
+from hybridge.exporter.layers.mlp_router import MlpRouter
+from hybridge.exporter.layers.packed_step import PackedStep
+from hybridge.exporter.layers.step import Step
 from hybridge.exporter.ops.sigmoid_top_k import sigmoid_top_k
 from hybridge.exporter.ops.softmax_top_k import softmax_top_k
 from hybridge.exporter.ops.top_k_softmax import top_k_softmax
@@ -24,7 +27,7 @@ class Router(nn.Module):
         has_bias = config.router == "sigmoid" and config.correction_bias
         self.correction_bias = nn.Parameter(torch.empty(config.num_experts, dtype=torch.float32)) if has_bias else None
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, _step: Step | PackedStep) -> tuple[torch.Tensor, torch.Tensor]:
         """x [..., hidden] -> weights float32 and ids int32 [..., top_k]."""
         c = self.config
         # A cast that changes nothing would rename the initializer in the graph.
@@ -66,7 +69,7 @@ class SparseMoe(nn.Module):
 
     def __init__(self, config: MoeConfig, hidden_size: int) -> None:
         super().__init__()
-        self.router = Router(config, hidden_size)
+        self.router = (MlpRouter if config.router == "mlp" else Router)(config, hidden_size)
         width = config.latent_size or hidden_size
         self.experts = Experts(config, width)
         self.latent_in = self.latent_out = self.shared = self.shared_gate = None
@@ -78,9 +81,9 @@ class SparseMoe(nn.Module):
         if config.shared_gate:
             self.shared_gate = nn.Linear(hidden_size, 1, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: Step | PackedStep) -> torch.Tensor:
         """x [..., hidden] -> [..., hidden]."""
-        weights, ids = self.router(x)
+        weights, ids = self.router(x, step)
         y = self.experts(x if self.latent_in is None else self.latent_in(x), weights, ids)
         if self.latent_out is not None:
             y = self.latent_out(y)

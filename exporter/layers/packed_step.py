@@ -28,6 +28,8 @@ class PackedStep:
     frequencies: Mapping[RopeConfig, torch.Tensor]
     # Of the tokens, [tokens, hidden], as the first layer gets them.
     embeddings: torch.Tensor = field(init=False)
+    # Of the tokens, float32 [..., router_size]: what the router of the next layer adds, where it adds some.
+    router_states: torch.Tensor | None = field(default=None, init=False)
     _rotary: dict[RopeConfig, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def recurrent(

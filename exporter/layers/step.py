@@ -26,6 +26,8 @@ class Step:
     frequencies: Mapping[RopeConfig, torch.Tensor]
     # Of the tokens, [batch, seq, hidden], as the first layer gets them.
     embeddings: torch.Tensor = field(init=False)
+    # Of the tokens, float32 [..., router_size]: what the router of the next layer adds, where it adds some.
+    router_states: torch.Tensor | None = field(default=None, init=False)
     # What attention_step says, by sliding window and shape of the cache.
     _in_caches: dict[tuple[int | None, int, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _at_start: torch.Tensor | None = None

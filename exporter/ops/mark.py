@@ -15,19 +15,19 @@ MARK_DOMAIN, MARK_OP, MARK_ATTRIBUTE = "hybridge", "Mark", "name"
 
 
 @torch.library.custom_op(f"{NAMESPACE}::mark", mutates_args=())
-def mark(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Give ``x`` the value name ``name`` in the exported graph."""
+def mark(x: torch.Tensor, name: str, carried: torch.Tensor | None = None) -> torch.Tensor:
+    """Give ``x`` the value name ``name`` in the exported graph; ``carried`` is what the next layer reads beside it."""
     return x.clone()
 
 
 @mark.register_fake
-def _fake(x: torch.Tensor, name: str) -> torch.Tensor:
+def _fake(x: torch.Tensor, name: str, carried: torch.Tensor | None = None) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def to_onnx(x: Any, name: str) -> Any:
+def to_onnx(x: Any, name: str, carried: Any = None) -> Any:
     _register_schema()
-    return getattr(values.Opset(MARK_DOMAIN, 1), MARK_OP)(x, name=name)
+    return getattr(values.Opset(MARK_DOMAIN, 1), MARK_OP)(x, *(() if carried is None else (carried,)), name=name)
 
 
 def _register_schema() -> None:
@@ -38,7 +38,12 @@ def _register_schema() -> None:
         MARK_OP,
         MARK_DOMAIN,
         1,
-        inputs=[onnx.defs.OpSchema.FormalParameter("x", "T")],
+        inputs=[
+            onnx.defs.OpSchema.FormalParameter("x", "T"),
+            onnx.defs.OpSchema.FormalParameter(
+                "carried", "tensor(float)", param_option=onnx.defs.OpSchema.FormalParameterOption.Optional
+            ),
+        ],
         outputs=[onnx.defs.OpSchema.FormalParameter("y", "T")],
         type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "Any float.")],
         attributes=[onnx.defs.OpSchema.Attribute(MARK_ATTRIBUTE, onnx.defs.OpSchema.AttrType.STRING, "Value name.")],

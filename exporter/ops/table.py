@@ -24,6 +24,7 @@ _OPERATORS = (
     "rotary_tables",
     "selected_tokens",
     "sigmoid_top_k",
+    "softmax_or_skip",
     "softmax_top_k",
     "top_k_softmax",
 )

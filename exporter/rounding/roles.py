@@ -22,6 +22,7 @@ _UNCHANGED = (
     re.compile(r"\.(self_attn|attention)\.(b|f|f_a|f_b)_proj$"),
     re.compile(r"\.(x_proj|dt_proj)$"),  # time steps of Mamba1, and their inputs and outputs
     re.compile(r"\.kv_b_proj$"),  # its halves multiply queries and outputs head by head
+    re.compile(r"\.gate\.(down_proj|router_mlp\.\w+)$"),  # a router that is an MLP
     re.compile(r"\.(gate|router|shared_expert_gate|router\.layer)$"),
 )
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embeddings?|wte)$")
@@ -44,8 +45,8 @@ def is_head(module: str) -> bool:
 
 
 def is_convolution(module: str) -> bool:
-    """Whether ``module`` is a depthwise convolution over tokens."""
-    return module.endswith(("conv1d", ".conv"))
+    """Whether ``module`` is a convolution over tokens."""
+    return module.endswith(("conv1d", ".conv", ".conv_qk_depthwise", ".conv_qk_grouped"))
 
 
 def group_size(columns: int, most: int) -> int | None:

@@ -40,6 +40,7 @@ def unroll(traced: ir.Model, config: DecoderConfig, reduced: GraphBindings, bind
     """
     kinds = distinct_layers(config).layers
     head, sections, tail, boundaries = _sections(traced.graph, len(kinds))
+    carried = [_carried(boundary) for boundary in boundaries]
     layout = _Layout(traced.graph, bindings)
     layout.lay_out(head, "")
     x = layout.values[boundaries[0]]
@@ -47,18 +48,30 @@ def unroll(traced: ir.Model, config: DecoderConfig, reduced: GraphBindings, bind
     inputs = frozenset(binding.name for binding in reduced.states)
     own = [_layer_nodes(nodes, f"layers.{k}.", boundaries[k], inputs) for k, nodes in enumerate(sections)]
     seen: set[int] = set()
+    latest: ir.Value | None = None
     for index, (layer, states) in enumerate(zip(config.layers, _states_by_layer(config.layers, bindings), strict=True)):
         kind = kinds.index(layer.kind)
         layout.values[boundaries[kind]] = x
+        before, after = carried[kind], carried[kind + 1]
+        if before is not None and latest is not None:
+            layout.values[before] = latest
         layout.rename = dict(zip(traced_states[kind], states, strict=True))
         layout.layer = (f"layers.{kind}.", f"layers.{index}.")
         layout.lay_out(own[kind] if kind in seen else sections[kind], f".{index}")
         seen.add(kind)
+        latest = None if after is None else layout.values[after]
         x = layout.values[boundaries[kind + 1]]
         x.producer().attributes[MARK_ATTRIBUTE] = ir.AttrString(MARK_ATTRIBUTE, layer_output(index))  # type: ignore[union-attr]
     layout.values[boundaries[-1]] = x
     layout.lay_out(tail, ".end")
     return layout.model(traced)
+
+
+def _carried(boundary: ir.Value) -> ir.Value | None:
+    """What the layer behind ``boundary`` reads beside it, if there is anything."""
+    node = boundary.producer()
+    assert node is not None
+    return node.inputs[1] if len(node.inputs) > 1 else None
 
 
 def _sections(graph: ir.Graph, count: int) -> tuple[list[ir.Node], list[list[ir.Node]], list[ir.Node], list[ir.Value]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ class LayerWalk:
         self._calls: list[tuple[Any, dict[str, Any]]] = []
         # Length of the tuples that layers return; 0 if they return a tensor.
         self._length = 0
+        # What the last layer returned beside the hidden states, by window, where the next one takes some of it.
+        self._beside: list[tuple[Any, ...]] = [() for _ in windows]
         with model.failures("run"), model.torch.no_grad():
             self._record()
 
@@ -33,8 +36,11 @@ class LayerWalk:
         arguments, named = self._calls[index]
         with self._model.failures("run"), self._model.torch.no_grad():
             for window, hidden in enumerate(self._hidden):
-                output = layer(hidden.to(self._model.device), *arguments, **named)
+                beside = self._beside[window]
+                own = [beside[a.index] if isinstance(a, _Returned) else a for a in arguments]
+                output = layer(hidden.to(self._model.device), *own, **named)
                 self._hidden[window] = (output[0] if isinstance(output, tuple) else output).cpu()
+                self._beside[window] = output if self._passes_more() else ()
                 if after_window is not None:
                     after_window()
         for parameter in layer.parameters():
@@ -45,6 +51,10 @@ class LayerWalk:
         with self._model.failures("run"), self._model.torch.no_grad():
             for window, hidden in zip(self._windows, self._hidden, strict=True):
                 yield self._without_layers(window, [hidden])[0]
+
+    def _passes_more(self) -> bool:
+        """Whether layers take more from the one before than hidden states (zaya)."""
+        return any(isinstance(a, _Returned) for arguments, _ in self._calls for a in arguments)
 
     def _record(self) -> None:
         """Find the first hidden states, and the other arguments of each layer."""
@@ -87,6 +97,13 @@ class _LengthFound(Exception):
         self.length = length
 
 
+@dataclass(frozen=True)
+class _Returned:
+    """Stands for element ``index`` of the tuple that a layer returns."""
+
+    index: int
+
+
 def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
     """A module that replaces ``layer``, and keeps what it is called with, and returns its ``output`` if that is set,
     else its input, in tuples of ``length``; None: it computes the layer, and raises _LengthFound.
@@ -106,6 +123,6 @@ def _recorder(torch: Any, layer: Any, length: int | None) -> Any:
                 found = layer(hidden, *arguments, **named)
                 raise _LengthFound(len(found) if isinstance(found, tuple) else 0)
             output = hidden if self.output is None else self.output
-            return (output, *[None] * (length - 1)) if length else output
+            return (output, *map(_Returned, range(1, length))) if length else output
 
     return Recorder()

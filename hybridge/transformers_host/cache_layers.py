@@ -14,7 +14,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from hybridge.artifact.errors import RequestError
-from hybridge.artifact.layer_types import ATTENTION, ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
+from hybridge.artifact.layer_types import ATTENTION, ATTENTION_AND_CONV, ATTENTION_AND_MAMBA, STATELESS_LAYER_TYPES
 from hybridge.transformers_host.rows import TextRows
 from hybridge.transformers_host.stateless_layer import stateless_layer
 
@@ -159,6 +159,7 @@ class BackendAttentionAndRecurrent(BackendRecurrent, BackendAttention):
 
 _LAYERS: Mapping[str, type[_BackendLayer]] = {
     ATTENTION: BackendAttention,
+    ATTENTION_AND_CONV: BackendAttentionAndRecurrent,
     ATTENTION_AND_MAMBA: BackendAttentionAndRecurrent,
 }
 

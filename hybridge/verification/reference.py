@@ -25,6 +25,7 @@ from hybridge.verification.reference_caches import (
     round_state,
     update_rounded,
 )
+from hybridge.verification.reference_convolutions import ProjectedStates
 from hybridge.verification.reference_rotary import exact_frequencies, use_long_factors
 from hybridge.verification.reference_units import UnitStates
 from hybridge.verification.transformers_model import TransformersModel
@@ -67,6 +68,7 @@ class Reference(TransformersModel):
     def __init__(self, checkpoint: Path, config: RuntimeConfig) -> None:
         super().__init__(checkpoint, lambda found: _check_pair(checkpoint, found, config))
         self._config, self._units = config, UnitStates(self.base.layers)
+        self._convolutions = ProjectedStates(self.base.layers)
         self._cache_scales: Mapping[int, CacheScale] = {}
         use_long_factors(self.model, config.max_seq_len)
 
@@ -171,7 +173,7 @@ class Reference(TransformersModel):
         window = getattr(config, "sliding_window", None)
         # Without layer_types, all layers have the window (mistral).
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * self._config.num_hidden_layers
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        return tuple(window if kind in ("sliding_attention", "hybrid_sliding") else None for kind in kinds)
 
     def _cache(self, filled: FilledCaches | None) -> dict[str, Any]:
         """A cache with the contents ``filled`` that rounds to e4m3 like the artifact; none if neither applies."""
@@ -214,6 +216,8 @@ class Reference(TransformersModel):
             names_of, shapes = layer.state_names(r), layer.state_shapes
             if index in self._units:
                 states |= zip(names_of, self._units.after(index, shapes), strict=True)
+            elif index in self._convolutions:
+                states |= zip(names_of, self._convolutions.after(index, shapes), strict=True)
             else:
                 states |= recurrent_states(cache, index, names_of, shapes)
         return states

@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
+from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.requirements import require
 from hybridge.verification.reference_routers import find_routers, given_router_inputs
 from hybridge.verification.reference_weights import generating_model, stored_types, widen_in_turn
@@ -80,6 +81,7 @@ class TransformersModel:
                 *self._follow_time_step_limit(),
                 *self._group_gated_norms(),
                 *self._tie_head(self.missing_keys),
+                *self._restore_router_biases(),
             )
             self._shorten_chunks()
             self._compute_decays()
@@ -247,6 +249,19 @@ class TransformersModel:
             return ()
         head.weight = embedding.weight
         return ("transformers does not tie the output projection to the embedding here; the reference does",)
+
+    def _restore_router_biases(self) -> tuple[str, ...]:
+        """Give routers the biases of the checkpoint: loading sets the last one of each to -1 (zaya)."""
+        biases = {name: b for name, b in self.model.named_buffers() if name.endswith(".balancing_biases")}
+        tensors, changed = tensors_of(read_shards(self._checkpoint)) if biases else {}, 0
+        for name in biases.keys() & tensors.keys():
+            stored = self.torch.from_numpy(tensors[name].map().astype(np.float32))
+            if not self.torch.equal(stored, biases[name].cpu()):
+                biases[name].copy_(stored)
+                changed += 1
+        if not changed:
+            return ()
+        return (f"transformers changes the biases of {changed} routers when it loads them; the reference does not",)
 
     def _group_gated_norms(self) -> tuple[str, ...]:
         changed = group_gated_norms(self.model)

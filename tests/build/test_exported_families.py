@@ -45,6 +45,7 @@ SMALL = {
     "recurrent_gemma": {"num_hidden_layers": 2},
     "zamba": {"num_hidden_layers": 2, "layers_block_type": ["hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"]},
+    "zaya": {"num_hidden_layers": 2, "layer_types": ["hybrid", "hybrid_sliding"]},
     "qwen3_next": {"num_hidden_layers": 2, "full_attention_interval": 2, "layer_types": None},
     "qwen3_5_moe_text": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_text": {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]},
@@ -62,6 +63,7 @@ WRITTEN_OUT = (
     "qwen3_5_text",
     "qwen3_moe",
     "zamba",
+    "zaya",
 )
 # Of SMALL, where they are not one.
 ATTENTION_LAYERS = {
@@ -71,6 +73,7 @@ ATTENTION_LAYERS = {
     "olmo3": 2,
     "gpt_oss": 2,
     "zamba": 2,
+    "zaya": 2,
 }
 EXPERT_LAYERS = {
     "bailing_hybrid": 1,
@@ -82,6 +85,7 @@ EXPERT_LAYERS = {
     "nemotron_h": 1,
     "qwen3_5_moe_text": 2,
     "qwen3_moe": 1,
+    "zaya": 2,
 }
 # Of the compute; the others are in float16.
 DTYPES = {

@@ -32,6 +32,7 @@ QWEN3 = {
         pytest.param("qwen3", QWEN3, marks=pytest.mark.slow),
         ("nemotron_h", {}),
         pytest.param("zamba2", {}, marks=pytest.mark.slow),
+        pytest.param("zaya", {}, marks=pytest.mark.slow),
     ],
 )
 def test_the_unrolled_graph_has_the_nodes_of_the_fully_traced_one(model_type: str, overrides: dict) -> None:

@@ -22,6 +22,8 @@ from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, LIKE_LLAMA, save_ti
 
 LEFT = (
     "conv1d",
+    ".gate.down_proj.",
+    ".gate.router_mlp.",
     ".a_proj.",
     ".b_proj.",
     ".f_proj.",

@@ -26,6 +26,7 @@ FAMILIES = (
     "recurrent_gemma",
     "zamba",
     "zamba2",
+    "zaya",
     *HYBRID,
 )
 
@@ -305,10 +306,38 @@ def _zamba2(random: Random, _family: str) -> dict[str, Any]:
     }
 
 
+def _zaya(random: Random, _family: str) -> dict[str, Any]:
+    layers = random.randint(1, 5)
+    ropes = {
+        kind: {
+            "rope_type": "default",
+            "rope_theta": random.choice((1e3, 5e6)),
+            "partial_rotary_factor": random.choice((0.25, 0.5, 1.0)),
+        }
+        for kind in ("hybrid", "hybrid_sliding")
+    }
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": random.choice((None, _layer_types(random, layers, "hybrid", "hybrid_sliding"))),
+        "rope_parameters": random.choice((None, ropes)),
+        "sliding_window": random.choice((1, 3, 20)),
+        "head_dim": random.choice((8, 24, 40)),
+        "cca_time0": random.choice((1, 2, 2, 3, 4)),
+        "cca_time1": random.choice((1, 2, 2, 3, 4)),
+        "attention_bias": random.random() < 0.5,
+        "num_experts": random.choice((1, 2, 5, 8)),
+        "moe_intermediate_size": random.choice((12, 28)),
+        "router_hidden_size": random.choice((4, 14, 33)),
+        "hidden_act": random.choice(("silu", "gelu", "relu2")),
+        "rms_norm_eps": random.choice((1e-6, 1e-5, 1e-2)),
+    }
+
+
 _OWN_FIELDS = {
     "recurrent_gemma": _recurrent_gemma,
     "zamba": _zamba,
     "zamba2": _zamba2,
+    "zaya": _zaya,
     "granitemoehybrid": _granite,
     "nemotron_h": _nemotron,
     "kimi_linear": _kimi,

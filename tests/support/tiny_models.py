@@ -71,3 +71,6 @@ def randomise(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("balancing_biases"):
+                # transformers sets the last one to -1 whenever it loads the model.
+                buffer[:-1] = 0.3 * torch.randn(len(buffer) - 1, generator=generator) - 1.0

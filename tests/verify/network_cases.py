@@ -33,6 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {**FEW_HEADS, **TWO},
     "zamba": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "n_mamba_heads": 2},
     "zamba2": {"hidden_size": 64, "num_attention_heads": 2, "n_mamba_heads": 8},
+    "zaya": {**TWO, **HEADS, "layer_types": ["hybrid", "hybrid_sliding"]},
     "qwen3_next": {**BOTH, **HEADS, **EXPERTS["qwen3_next"]},
     "qwen3_5_text": {**BOTH, **HEADS},
     "qwen3_5_moe_text": {**BOTH, **HEADS},

@@ -66,7 +66,7 @@ def engine_of(exported: Exported, name: str) -> PagedEngine:
 # Layers of other families, too.
 TWICE = {
     *("bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "mamba", "olmo_hybrid", "qwen3_5_moe_text"),
-    *("jamba", "kimi_linear", "minimax", "qwen3_5_text", "recurrent_gemma", "zamba", "zamba2"),
+    *("jamba", "kimi_linear", "minimax", "qwen3_5_text", "recurrent_gemma", "zamba", "zamba2", "zaya"),
 }
 EVERY_ENGINE = ("llama", "nemotron_h", "qwen3_next")
 CASES = sample(

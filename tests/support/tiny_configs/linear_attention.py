@@ -29,6 +29,23 @@ LINEAR_ATTENTION_CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_beta_factor": 0.7,
         "max_position_embeddings": 512,
     },
+    "zaya": {
+        **COMMON,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 24,
+        "num_hidden_layers": 4,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
+        "sliding_window": 6,
+        "moe_intermediate_size": 28,
+        "num_experts": 5,
+        "router_hidden_size": 14,
+        "rope_parameters": {
+            "hybrid": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            "hybrid_sliding": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.25},
+        },
+        "max_position_embeddings": 512,
+    },
     "olmo_hybrid": {
         **COMMON,
         **ATTENTION,

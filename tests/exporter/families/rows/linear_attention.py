@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.exporter.families.rows.parts import EPSILON, HEADS, ROPES, TIED, YARN, together, with_experts
+from tests.exporter.families.rows.parts import EPSILON, HEADS, ROPES, TIED, UNTIED, YARN, together, with_experts
 from tests.support.tiny_models import EXPERTS
 
+ZAYA_ROPE = {
+    "hybrid": {"rope_type": "default", "rope_theta": 77.0, "partial_rotary_factor": 0.6},
+    "hybrid_sliding": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0, "partial_rotary_factor": 0.3},
+}
 GATED_DELTA_MIXER: list[dict[str, Any]] = [
     {"linear_num_key_heads": 1},
     {"linear_num_key_heads": 6},
@@ -106,6 +110,19 @@ LINEAR_ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
         {"layer_types": None},
         {"layer_types": ["full_attention"] * 3},
         {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+    ],
+    "zaya": [
+        *together(
+            [
+                {"cca_time0": 1, "attention_bias": True},
+                {"cca_time1": 1, "num_attention_heads": 4},
+                {"cca_time0": 1, "cca_time1": 1, "num_key_value_heads": 6},
+                {"cca_time0": 3, "cca_time1": 3, "head_dim": 7, "rope_parameters": ZAYA_ROPE},
+            ],
+            [{"num_experts": 1}, {"router_hidden_size": 3}, {"moe_intermediate_size": 13}, {"hidden_act": "gelu"}],
+            [UNTIED, EPSILON, {"rope_parameters": None, "layer_types": None, "sliding_window": None}],
+        ),
+        {"num_hidden_layers": 1, "layer_types": ["hybrid_sliding"], "sliding_window": 1},
     ],
     "bailing_hybrid": [
         *together(

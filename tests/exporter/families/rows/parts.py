@@ -9,6 +9,7 @@ from tests.support.tiny_models import EXPERTS
 
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 TIED: dict[str, Any] = {"tie_word_embeddings": True}
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
 HEADS: list[dict[str, Any]] = [
     {"num_key_value_heads": 1},
     {"num_key_value_heads": 6},
