@@ -195,26 +195,6 @@ def _quantized_decode(document: Document) -> str:
     return f"{_kept_machine(document)}\n\n{table(('', 'tokens/s', 'times llama.cpp', 'target'), rows)}{found}"
 
 
-def _http_serving(document: Document) -> str:
-    results, limits = document["results"], [target["limit"] for target in document["targets"]]
-    loops = results["event_loop_us_per_token"]
-    above = number(loops["HTTP"]["median"] - loops["AsyncLLM"]["median"])
-    rows = [
-        ("tokens/s", spread_cell(results["tokens_per_second"]["HTTP"]), ""),
-        ("times AsyncLLM", spread_cell(results["ratio"]), f"at least {limits[0]:g}"),
-        ("times AsyncLLM, short answers", spread_cell(results["short_ratio"]), f"at least {limits[1]:g}"),
-        ("event loop, µs per token above AsyncLLM's", above, f"at most {limits[2]:g}"),
-        (
-            "p99 to the first token, times AsyncLLM",
-            spread_cell(results["first_token_p99_ratio"]),
-            f"at most {limits[3]:g}",
-        ),
-    ]
-    if "llama_server_ratio" in results:
-        rows.append(("times llama-server", spread_cell(results["llama_server_ratio"]), ""))
-    return f"{_kept_machine(document)}\n\n{table(('', 'measured', 'target'), rows)}"
-
-
 def _kept_machine(document: Document) -> str:
     machine = document["machine"]
     other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
@@ -229,7 +209,6 @@ PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
     "export_sizes": _export_sizes,
     "quantized_decode": _quantized_decode,
-    "http_serving": _http_serving,
 }
 
 
