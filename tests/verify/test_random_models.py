@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hybridge.artifact.dtypes import DType
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.families.registry import FAMILIES as SUPPORTED
 from hybridge.exporter.options import ExportOptions
@@ -25,15 +27,30 @@ def test_every_family_has_random_models() -> None:
 SEEDS = [(family, 12 if (family, seed) == ("zamba2", 9) else seed) for family, seed in product(FAMILIES, range(12))]
 
 
+ALL = (*SEEDS, *product(DENSE, range(12)))
+
+
 # On push the family with most kinds of layers, and attention sinks; test_verify.py has the other recurrent operator.
 @pytest.mark.parametrize(
     ("family", "seed"),
-    sample((*SEEDS, *product(DENSE, range(12))), on_push=(("nemotron_h", 0), ("gpt_oss", 0))),
+    sample(ALL, on_push=(("nemotron_h", 0), ("gpt_oss", 0))),
 )
 def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_path: Path) -> None:
+    check(family, seed, tmp_path, "auto", {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "seed"), ALL)
+def test_the_torch_engine_agrees_too(family: str, seed: int, tmp_path: Path) -> None:
+    """In float32, since these models multiply the rounding of 16 bits; every second one is paged."""
+    check(family, seed, tmp_path, "torch", {"dtype": DType.FLOAT32, "layout": "paged" if seed % 2 else "dense"})
+
+
+def check(family: str, seed: int, folder: Path, engine: str, options: dict[str, Any]) -> None:
     model = random_model(family, seed)
-    checkpoint = save_tiny_model(tmp_path / "checkpoint", family, seed=seed, dtype=model.stored, **model.overrides)
-    export_checkpoint(checkpoint, tmp_path / "out", ExportOptions(max_batch_size=3, max_seq_len=64))
-    report = verify(checkpoint, tmp_path / "out", VerifyOptions(prompt_lengths=(1, 7, 33), decode_steps=4, seed=seed))
+    checkpoint = save_tiny_model(folder / "checkpoint", family, seed=seed, dtype=model.stored, **model.overrides)
+    export_checkpoint(checkpoint, folder / "out", ExportOptions(max_batch_size=3, max_seq_len=64, **options))
+    compared = VerifyOptions(engine, prompt_lengths=(1, 7, 33), decode_steps=4, seed=seed)
+    report = verify(checkpoint, folder / "out", compared)
     failed = [c for c in report.comparisons if not c.passed]
     assert report.passed, (model, report.verdict(), failed[:3])
