@@ -55,7 +55,7 @@ class CacheScales:
         unused = [name for name in (_KEYS, _VALUES, _QUERIES) if self._has(name)]
         if self.of_e4m3:
             unused = [name for name in unused if name == _QUERIES]
-        left = f"; its {' and '.join(unused)} is not used" if unused else ""
+        left = f"; its {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used" if unused else ""
         return (
             f"the checkpoint asks for keys and values in {self.kind or '8 bits'}: they get the compute type, as in "
             f"transformers, or with `kv_dtype='fp8_e4m3'` 8 bits with {used}{left}",
