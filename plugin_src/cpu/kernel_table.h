@@ -29,6 +29,7 @@ struct Kernels {
                    uint8_t* scratch);
     // Heads first to last of an update, counted over all its rows.
     void (*update_ssm)(const SsmUpdate&, int64_t first, int64_t last);
+    void (*update_ssm_8bit)(const SsmUpdate&, const SsmState8&, int64_t first, int64_t last);
     // Value heads first to last of a gated delta rule, counted over all its rows.
     void (*delta_rule)(const DeltaRule&, int64_t first, int64_t last);
     // At most conv_channels channels of one row, from `first` on.

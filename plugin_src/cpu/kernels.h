@@ -15,9 +15,9 @@ namespace {
 
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
-    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>,   rounded<Isa>,  arrange<Isa>,    dots<Isa>,
-            panels<Isa>,  ssm_heads<Isa>,     delta_heads<Isa>, convolve<Isa>, gated_norm<Isa>, widen_states<Isa>,
-            round_states<Isa>};
+    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>,      rounded<Isa>,     arrange<Isa>,  dots<Isa>,
+            panels<Isa>,  ssm_heads<Isa>,     ssm_heads_8bit<Isa>, delta_heads<Isa>, convolve<Isa>, gated_norm<Isa>,
+            widen_states<Isa>, round_states<Isa>};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ namespace cpu {
 
 const ort::CustomOp& linear_op();
 const ort::CustomOp& ssm_op();
+const ort::CustomOp& ssm_8bit_op();
 const ort::CustomOp& delta_rule_op();
 const ort::CustomOp& conv_op();
 const ort::CustomOp& gated_norm_op();

@@ -19,4 +19,13 @@ struct SsmUpdate {
     float lowest, highest;
 };
 
+// The state of an update in 8 bits, in the place of `state` and `new_state`: numbers like these, and scales
+// [rows, heads, head_dim] of the numbers of a column. New ones may be in the same memory.
+struct SsmState8 {
+    const int8_t* values;
+    const float* scales;
+    int8_t* new_values;
+    float* new_scales;
+};
+
 }  // namespace cpu

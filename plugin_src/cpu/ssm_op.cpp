@@ -1,7 +1,8 @@
-// The custom operator `UpdateSsmState` of the domain hybridge.cpu.
+// The custom operators `UpdateSsmState` and `UpdateSsmState8Bit` of the domain hybridge.cpu.
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
 // x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state.
+// With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each.
 // Attributes: heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -11,15 +12,10 @@ namespace {
 
 // Bytes of state in a task.
 constexpr int64_t task_bytes = 1 << 16;
+constexpr ort::Input number{ort::float32_type};
 
-class UpdateSsmState {
+class SsmOp {
   public:
-    static constexpr const char* name = "UpdateSsmState";
-    static constexpr ort::Input number{ort::float32_type};
-    static constexpr ort::Input inputs[] = {number, number, number, number,
-                                            number, number, number, number, {ort::int32_type, true}};
-    static constexpr size_t outputs = 2;
-
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;
         int64_t choice = 0;
@@ -34,30 +30,29 @@ class UpdateSsmState {
         return api->status(ort::fail, "UpdateSsmState: expected instructions that this processor has");
     }
 
-    ort::Status* compute(ort::Context* context) {
-        ort::Tensor in[9], y, state;
-        for (size_t i = 0; i < 9; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+  protected:
+    // Of a call whose inputs `fit`, into y.
+    cpu::SsmUpdate update(const ort::Tensor (&in)[9], const ort::Tensor& y) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
-        if (!fit(in)) return api_->status(ort::invalid_argument, "UpdateSsmState: expected inputs whose sizes agree");
-        y.sizes = x.sizes, state.sizes = past.sizes;
-        if (auto* status = ort::make(*api_, context, 0, y)) return status;
-        if (auto* status = ort::make(*api_, context, 1, state)) return status;
-        const cpu::SsmUpdate update{x.floats(), A.floats(), B.floats(), C.floats(), D.floats(), dt.floats(),
-                                    dt_bias.floats(), past.floats(), static_cast<const int32_t*>(lengths.data),
-                                    static_cast<float*>(y.data), static_cast<float*>(state.data),
-                                    x.sizes[0], x.sizes[1], heads_, x.sizes[2] / heads_, groups_, B.sizes[2] / groups_,
-                                    softplus_ != 0, lowest_, highest_};
-        const int64_t heads = update.rows * update.heads;
-        if (heads == 0) return nullptr;
-        const int64_t bytes = 4 * heads * update.head_dim * update.state_size * (update.time + 1) / 2;
-        return ort::spread_ranges(*api_, context, heads, bytes, task_bytes, [&](int64_t first, int64_t last) {
-            kernels_->update_ssm(update, first, last);
-        });
+        return {x.floats(), A.floats(), B.floats(), C.floats(), D.floats(), dt.floats(), dt_bias.floats(), nullptr,
+                static_cast<const int32_t*>(lengths.data), static_cast<float*>(y.data), nullptr,
+                x.sizes[0], x.sizes[1], heads_, x.sizes[2] / heads_, groups_, B.sizes[2] / groups_,
+                softplus_ != 0, lowest_, highest_};
     }
 
-  private:
+    // Calls run(first, last) for heads, counted over all rows.
+    template <class Run>
+    ort::Status* spread(ort::Context* context, const cpu::SsmUpdate& u, const Run& run) const {
+        const int64_t heads = u.rows * u.heads;
+        if (heads == 0) return nullptr;
+        const int64_t bytes = 4 * heads * u.head_dim * u.state_size * (u.time + 1) / 2;
+        return ort::spread_ranges(*api_, context, heads, bytes, task_bytes, run);
+    }
+
+    ort::Status* refusal() const {
+        return api_->status(ort::invalid_argument, "UpdateSsmState: expected inputs whose sizes agree");
+    }
+
     bool fit(const ort::Tensor (&in)[9]) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
         if (x.sizes.size() != 3 || past.sizes.size() != 4 || heads_ <= 0 || groups_ <= 0 || heads_ % groups_) return false;
@@ -73,6 +68,58 @@ class UpdateSsmState {
     float lowest_ = 0, highest_ = 0;
 };
 
+class UpdateSsmState : public SsmOp {
+  public:
+    static constexpr const char* name = "UpdateSsmState";
+    static constexpr ort::Input inputs[] = {number, number, number, number,
+                                            number, number, number, number, {ort::int32_type, true}};
+    static constexpr size_t outputs = 2;
+
+    ort::Status* compute(ort::Context* context) {
+        ort::Tensor in[9], y, state;
+        for (size_t i = 0; i < 9; ++i) {
+            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
+        }
+        if (!fit(in)) return refusal();
+        y.sizes = in[0].sizes, state.sizes = in[7].sizes;
+        if (auto* status = ort::make(*api_, context, 0, y)) return status;
+        if (auto* status = ort::make(*api_, context, 1, state)) return status;
+        cpu::SsmUpdate found = update(in, y);
+        found.state = in[7].floats(), found.new_state = static_cast<float*>(state.data);
+        return spread(context, found, [&](int64_t first, int64_t last) { kernels_->update_ssm(found, first, last); });
+    }
+};
+
+class UpdateSsmState8Bit : public SsmOp {
+  public:
+    static constexpr const char* name = "UpdateSsmState8Bit";
+    static constexpr ort::Input inputs[] = {number, number, number, number, number, number, number,
+                                            {ort::int8_type}, number, {ort::int32_type, true}};
+    static constexpr size_t outputs = 3;
+    static constexpr int output_types[] = {ort::float32_type, ort::int8_type, ort::float32_type};
+
+    ort::Status* compute(ort::Context* context) {
+        ort::Tensor in[9], scales, y, values, new_scales;
+        for (size_t i = 0; i < 8; ++i) {
+            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
+        }
+        if (auto* status = ort::read(*api_, context, 8, scales)) return status;
+        if (auto* status = ort::read(*api_, context, 9, in[8])) return status;
+        if (!fit(in) || !scales.is({in[0].sizes[0], heads_, in[7].sizes[3]})) return refusal();
+        y.sizes = in[0].sizes, values.sizes = in[7].sizes, new_scales.sizes = scales.sizes;
+        if (auto* status = ort::make(*api_, context, 0, y)) return status;
+        if (auto* status = ort::make(*api_, context, 1, values)) return status;
+        if (auto* status = ort::make(*api_, context, 2, new_scales)) return status;
+        const cpu::SsmUpdate found = update(in, y);
+        const cpu::SsmState8 state{static_cast<const int8_t*>(in[7].data), scales.floats(),
+                                   static_cast<int8_t*>(values.data), static_cast<float*>(new_scales.data)};
+        return spread(context, found, [&](int64_t first, int64_t last) {
+            kernels_->update_ssm_8bit(found, state, first, last);
+        });
+    }
+};
+
 }  // namespace
 
 const ort::CustomOp& cpu::ssm_op() { return ort::described<UpdateSsmState>(); }
+const ort::CustomOp& cpu::ssm_8bit_op() { return ort::described<UpdateSsmState8Bit>(); }

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "ssm.h"
+#include "state_8bit_matrices.h"
 
 namespace cpu {
 namespace {
@@ -67,28 +69,62 @@ void ssm_token(const SsmUpdate& u, const float* past, float* state, const float*
     }
 }
 
-// Heads first to last, counted over all rows: head h of row r is number r * heads + h.
+// Valid tokens of the row of head `number`, counted over all rows: head h of row r is number r * heads + h.
+inline int64_t ssm_tokens(const SsmUpdate& u, int64_t number) {
+    return u.lengths ? std::clamp<int64_t>(u.lengths[number / u.heads], 0, u.time) : u.time;
+}
+
+// y of head `number`, and its state after the valid tokens; `past` and `state` may be the same memory. Without tokens
+// `state` is not written.
+template <class Isa>
+void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* state) {
+    const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
+    const int64_t length = ssm_tokens(u, number);
+    for (int64_t t = 0; t < length; ++t) {
+        const int64_t token = row * u.time + t, at = token * u.heads + head;
+        const int64_t projection = (token * u.groups + group) * u.state_size;
+        const float step = time_step(u, u.dt[at] + u.dt_bias[head]);
+        ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
+                       u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
+        past = state;
+    }
+    for (int64_t t = length; t < u.time; ++t) {
+        float* y = u.y + ((row * u.time + t) * u.heads + head) * u.head_dim;
+        std::fill(y, y + u.head_dim, 0.0f);
+    }
+}
+
 template <class Isa>
 void ssm_heads(const SsmUpdate& u, int64_t first, int64_t last) {
     const int64_t size = u.head_dim * u.state_size;
     for (int64_t number = first; number < last; ++number) {
-        const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
         const float* past = u.state + number * size;
         float* state = u.new_state + number * size;
-        const int64_t length = u.lengths ? std::clamp<int64_t>(u.lengths[row], 0, u.time) : u.time;
-        for (int64_t t = 0; t < length; ++t) {
-            const int64_t token = row * u.time + t, at = token * u.heads + head;
-            const int64_t projection = (token * u.groups + group) * u.state_size;
-            const float step = time_step(u, u.dt[at] + u.dt_bias[head]);
-            ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
-                           u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
-            past = state;
+        ssm_head<Isa>(u, number, past, state);
+        if (past != state && ssm_tokens(u, number) == 0) std::copy(past, past + size, state);
+    }
+}
+
+// The same with states of 8 bits; a row without tokens keeps its numbers and scales.
+template <class Isa>
+void ssm_heads_8bit(const SsmUpdate& u, const SsmState8& s, int64_t first, int64_t last) {
+    const int64_t size = u.head_dim * u.state_size;
+    std::vector<float> wide(static_cast<size_t>(size));
+    for (int64_t number = first; number < last; ++number) {
+        const int8_t* values = s.values + number * size;
+        const float* scales = s.scales + number * u.head_dim;
+        int8_t* new_values = s.new_values + number * size;
+        float* new_scales = s.new_scales + number * u.head_dim;
+        if (ssm_tokens(u, number) > 0) {
+            widen_states<Isa>({const_cast<int8_t*>(values), const_cast<float*>(scales), wide.data(), u.state_size,
+                               u.head_dim, true}, 0, 1);
+            ssm_head<Isa>(u, number, wide.data(), wide.data());
+            round_states<Isa>({new_values, new_scales, wide.data(), u.state_size, u.head_dim, true}, 0, 1);
+            continue;
         }
-        if (past != state) std::copy(past, past + size, state);
-        for (int64_t t = length; t < u.time; ++t) {
-            float* y = u.y + ((row * u.time + t) * u.heads + head) * u.head_dim;
-            std::fill(y, y + u.head_dim, 0.0f);
-        }
+        ssm_head<Isa>(u, number, nullptr, nullptr);
+        if (values != new_values) std::copy(values, values + size, new_values);
+        if (scales != new_scales) std::copy(scales, scales + u.head_dim, new_scales);
     }
 }
 

@@ -14,6 +14,8 @@ ALIAS_SAFE = {
     ("LinearAttention", 3, 1),
     ("UpdateSsmState", 7, 1),
     ("GatedDeltaRule", 5, 1),
+    ("UpdateSsmState8Bit", 7, 1),
+    ("UpdateSsmState8Bit", 8, 2),
     ("CausalConv1d", 2, 1),
     ("CausalConvWithState", 3, 1),
     ("TensorScatter", 0, 0),

@@ -16,6 +16,7 @@ from hybridge.runtime.engines.onnxruntime.update_ssm_state import (
     INNER_STATE,
     TRANSPOSED_STATE,
     is_supported,
+    own_operator,
     transpose_state,
 )
 from hybridge.trt_plugins.catalog import DOMAIN, OPS
@@ -31,6 +32,8 @@ def body_8bit(body: _Body) -> _Body:
     """The body over states of 8 bits from ``body``, that over float32 states."""
 
     def body_of(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
+        if base_name(node.op_type) == _TRANSPOSED and is_supported(node) and _has_own(node, kernels):
+            return own_operator(node, insert, padded, node.inputs[OPS[node.op_type].input_index(STATE_SCALES)])
         wide = WideNode.of(node, insert, kernels)
         if wide is None:
             return None
@@ -75,7 +78,7 @@ class WideNode:
             transpose_state(node)
         axis = _swapped(scale_axis(spec)) if TRANSPOSED_STATE in values.meta else scale_axis(spec)
         dtype = DType.from_onnx(int(values.dtype))
-        own = dtype is DType.INT8 and kernels.own_operators and cpu_library().path is not None
+        own = _has_own(node, kernels)
         if own:
             state = insert.op("WidenState", values, scales, domain=CPU_DOMAIN, **_attributes(axis))
         else:
@@ -111,6 +114,13 @@ class WideNode:
             insert.op("Where", insert.op("Unsqueeze", has_tokens, insert.ints(*axes)), value, before)
             for value, before, axes in zip(new, self.before, ((1, 2, 3), (1, 2)), strict=True)
         )
+
+
+def _has_own(node: ir.Node, kernels: Kernels) -> bool:
+    """Whether the library of CPU kernels reads and rounds the state of ``node``."""
+    state = node.inputs[OPS[node.op_type].input_index(STATE)]
+    assert state is not None
+    return state.dtype == ir.DataType.INT8 and kernels.own_operators and cpu_library().path is not None
 
 
 def _attributes(axis: int) -> dict[str, int]:

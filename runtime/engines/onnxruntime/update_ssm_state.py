@@ -34,7 +34,7 @@ POOL = "engine.pool"
 def update_ssm_state_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """y [batch, seq, heads, head_dim] and the new state."""
     if kernels.own_operators and is_supported(node) and cpu_library().path is not None:
-        return _own_operator(node, insert, padded)
+        return own_operator(node, insert, padded)
     inputs = ssm_inputs(node, insert, padded)
     if inputs is None:
         return None
@@ -82,18 +82,20 @@ def is_supported(node: ir.Node) -> bool:
     return is_engine_state(node)
 
 
-def _own_operator(node: ir.Node, insert: Inserter, padded: bool) -> list[ir.Value]:
+def own_operator(node: ir.Node, insert: Inserter, padded: bool, scales: ir.Value | None = None) -> list[ir.Value]:
+    """UpdateSsmState, or with the ``scales`` of a state of 8 bits UpdateSsmState8Bit; their outputs."""
     attributes = op_attributes(node)
     settings = {name: attributes[name] for name in ("dt_softplus", "time_step_min", "time_step_max")}
-    x, A, B, C, D, dt, dt_bias, state, lengths = node.inputs[:9]
+    x, A, B, C, D, dt, dt_bias, state = node.inputs[:8]
+    lengths = node.inputs[-1]
     x_shape, b_shape = fixed_shape(x), fixed_shape(B)
     assert x is not None and x.shape is not None and B is not None and C is not None
     assert x_shape is not None and b_shape is not None
     heads, head_dim, groups, state_size = (size or 0 for size in (*x_shape[2:], *b_shape[2:]))
     columns, projections = heads * head_dim, groups * state_size
     transpose_state(node)
-    y, new_state = insert.op(
-        "UpdateSsmState",
+    y, *new_state = insert.op(
+        "UpdateSsmState" if scales is None else "UpdateSsmState8Bit",
         insert.reshape(x, 0, 0, columns),
         A,
         insert.reshape(B, 0, 0, projections),
@@ -102,16 +104,17 @@ def _own_operator(node: ir.Node, insert: Inserter, padded: bool) -> list[ir.Valu
         dt,
         dt_bias,
         state,
+        *([] if scales is None else [scales]),
         *([lengths] if padded else []),
         domain=CPU_DOMAIN,
-        outputs=2,
+        outputs=2 if scales is None else 3,
         heads=heads,
         groups=groups,
         instructions=0,
         **settings,
     )
     y.type, y.shape = x.type, ir.Shape([*x.shape.dims[:2], columns])
-    return [insert.reshape(y, 0, 0, heads, head_dim), new_state]
+    return [insert.reshape(y, 0, 0, heads, head_dim), *new_state]
 
 
 def with_skip(node: ir.Node, insert: Inserter, i: SsmInputs, y: ir.Value) -> ir.Value:

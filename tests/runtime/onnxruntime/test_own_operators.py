@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -300,3 +301,47 @@ def test_scales_of_other_rows_are_refused() -> None:
     given = {"values": np.zeros((2, 3, 4, 5), np.int8), "scales": np.zeros((2, 3, 5), np.float32)}
     with pytest.raises(Exception, match="state in 8 bits: expected inputs whose sizes agree"):
         run_operator("WidenState", given, {"wide": (2, 3, 4, 5)}, by_column=0, instructions=0)
+
+
+@EACH_SET
+@pytest.mark.parametrize("sizes", [(6, 3, 5, 7), (4, 1, 64, 128), (2, 2, 83, 1)], ids=str)
+def test_states_of_8_bits_are_updated_in_place(sizes: tuple[int, ...], instructions: int) -> None:
+    """As by UpdateSsmState between reading and rounding; a row without tokens keeps its state bit for bit."""
+    heads, groups, head_dim, state_size = sizes
+    case = ssm_case(LENGTHS, 5, heads, groups, head_dim, state_size)
+    state = np.ascontiguousarray(case.state.swapaxes(2, 3), np.float32)
+    shapes, by_column = {"values": state.shape, "scales": state.shape[:2] + state.shape[3:]}, {"by_column": 1}
+    int8 = {"values": np.int8}
+    before = run_operator("RoundState", {"wide": state}, shapes, dtypes=int8, instructions=instructions, **by_column)
+    exact = before["values"].astype(np.float64) * before["scales"][:, :, None]
+    plain = updated(replace(case, state=exact.swapaxes(2, 3)), instructions)
+    wide = {"wide": np.ascontiguousarray(plain["new_state"].swapaxes(2, 3))}
+    expected = run_operator("RoundState", wide, shapes, dtypes=int8, instructions=instructions, **by_column)
+    found = updated_8bit(case, before, instructions)
+    np.testing.assert_array_equal(found["y"].reshape(plain["y"].shape), plain["y"])
+    for name, array in expected.items():
+        own = np.where((np.array(LENGTHS) > 0).reshape(-1, *[1] * (array.ndim - 1)), array, before[name])
+        np.testing.assert_array_equal(found[name], own)
+
+
+def updated_8bit(case: SsmCase, before: dict[str, np.ndarray], instructions: int) -> dict[str, np.ndarray]:
+    """y, values and scales, whose memory is that of ``before``."""
+    rows, time, heads = case.x.shape[:3]
+    flat = {name: getattr(case, name).reshape(rows, time, -1).astype(np.float32) for name in ("x", "B", "C", "dt")}
+    per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
+    names = ("x", "A", "B", "C", "D", "dt", "dt_bias")
+    inputs = {**{name: (flat | per_head)[name] for name in names}, "v": before["values"], "s": before["scales"]}
+    return run_operator(
+        "UpdateSsmState8Bit",
+        {**inputs, "lengths": case.context_lengths},
+        {"y": flat["x"].shape, "values": before["values"].shape, "scales": before["scales"].shape},
+        {"values": "v", "scales": "s"},
+        threads=2,
+        dtypes={"values": np.int8},
+        heads=heads,
+        groups=case.B.shape[2],
+        dt_softplus=1,
+        time_step_min=0.0,
+        time_step_max=float("inf"),
+        instructions=instructions,
+    )
