@@ -19,6 +19,7 @@ from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blo
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.onnxruntime.repeated_steps import RepeatedSteps
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
@@ -88,6 +89,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._deferred: DeferredStates | None = None
         self._snapshots: frozenset[str] = frozenset()
         self._packs_weights = False
+        # The last step, if the next one may be a repetition of it.
+        self._repeated: RepeatedSteps | None = None
         # Sessions of ``step_values``, and the names and sizes of the values that they give.
         self._value_sessions: dict[SessionKey, PagedSession] = {}
         self._value_sizes: dict[str, int] = {}
@@ -105,6 +108,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
+        self._repeated = None
         super().allocate_pools(sizes)
         for session in (*self._sessions.values(), *self._value_sessions.values()):
             session.bind(self.pools)
@@ -112,6 +116,11 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._deferred.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
+        repeated, self._repeated = self._repeated, None
+        again = None if repeated is None or self._shown else repeated.step(inputs)
+        if again is not None:
+            self._repeated = repeated
+            return again
         pools, deferred = self.pools, inputs.deferred
         check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens)
         if self._deferred is not None:
@@ -126,10 +135,12 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             requested = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(requested) == len(logits) else np.zeros((len(requested), logits.shape[1]), np.float32)
-            self._run(inputs, run, slots, place[inputs.logits_indices[requested]], part)
+            session = self._run(inputs, run, slots, place[inputs.logits_indices[requested]], part)
             if part is not logits:
                 logits[requested] = part
             place[run.tokens] = -1
+            if RepeatedSteps.can_repeat(inputs, run, session, self._kv_shapes) and not self._more_feeds(inputs, run):
+                self._repeated = RepeatedSteps(inputs, run, session, logits, self._kv_shapes, pools)
         return logits
 
     @property
@@ -174,7 +185,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._use_snapshots(self._operators - replayable)
         chosen = chosen_modes({state.op: state.cost for state in self._session(_DEFERRING).deferred}, mode)
         self._use_snapshots(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
-        self._deferred_tokens, self._pools = tokens, None
+        self._deferred_tokens, self._pools, self._repeated = tokens, None, None
 
     def advance(self, accepted: np.ndarray) -> None:
         if self._deferred is not None:
@@ -186,6 +197,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return found | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
+        self._repeated = None
         self._sessions.clear()
         self._value_sessions.clear()
 
@@ -200,8 +212,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         slots: slice,
         indices: np.ndarray,
         logits: np.ndarray,
-    ) -> None:
-        """Run some rows of a step, whose states are within ``slots``.
+    ) -> PagedSession:
+        """Run some rows of a step, whose states are within ``slots``; returns the session that did.
 
         ``logits`` [m, vocab] receives those of the tokens ``indices`` [m] of the run.
         """
@@ -232,6 +244,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             session.run(feeds(session), indices, logits, slots, shown=shown)
         for name, values in self._shown.items():
             values[run.tokens] = shown[name]
+        return session
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
         """Inputs of the graph of ``run`` in addition to those of every paged graph."""

@@ -43,6 +43,15 @@ class PagedSession:
         """The states that the graph leaves unchanged."""
         return self._deferred
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether ``run_again`` may follow the last run: all that the graph writes was bound in place."""
+        return self._is_repeatable
+
+    def fed(self, name: str) -> np.ndarray:
+        """The array that the session read as input ``name`` in its last run."""
+        return self._fed[name][0]
+
     def bind(self, pools: ArrayPools) -> None:
         """Use the arrays of ``pools``; those that the graph cannot update in place get a second one."""
         self._io = self._session.io_binding()
@@ -55,6 +64,7 @@ class PagedSession:
         self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
         self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
         self._bound_range: tuple[int, int] | None = None
+        self._is_repeatable = False
 
     def run(
         self,
@@ -72,7 +82,7 @@ class PagedSession:
         the graph returns. EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
-        copied = self._copied
+        copied, self._is_repeatable = self._copied, False
         if deferred is None:
             copied = [*copied, *self._bind_range(slots, values)]
         else:
@@ -84,13 +94,25 @@ class PagedSession:
             self._feed(LOGITS_INDICES, logits_indices)
         for name, array in {**shown, LOGITS: logits}.items():
             self._io.bind_ortvalue_output(name, _value(array, values))
+        self._last_values = values
+        self._execute()
+        for array, other in copied:
+            if other is not array:
+                array[...] = other
+        self._is_repeatable = deferred is None and not shown and all(other is array for array, other in copied)
+
+    def run_again(self) -> None:
+        """Run with everything as bound for the last run; the arrays of ``fed`` may have other numbers.
+
+        The logits are overwritten. ``is_repeatable`` must hold. EngineError when ONNX Runtime fails.
+        """
+        self._execute()
+
+    def _execute(self) -> None:
         try:
             self._session.run_with_iobinding(self._io)
         except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
-        for array, other in copied:
-            if other is not array:
-                array[...] = other
 
     def _feed(self, name: str, array: np.ndarray) -> None:
         """Bind a copy of ``array``, or overwrite the bound copy if that has its shape."""

@@ -1,0 +1,102 @@
+"""Repeated steps of the same rows with one token each: the arrays that the session reads are advanced in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridge.artifact import names
+from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
+from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
+from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.paged import PackedInputs
+
+
+class RepeatedSteps:
+    """The steps that pass the object ``inputs`` again, after one that ``session`` ran as ``run`` alone.
+
+    They write ``logits`` again. ``can_repeat`` must hold, and nothing else may use the session between them.
+    """
+
+    def __init__(
+        self,
+        inputs: PackedInputs,
+        run: PagedRun,
+        session: PagedSession,
+        logits: np.ndarray,
+        shapes: Sequence[KvShape],
+        pools: ArrayPools,
+    ) -> None:
+        self._inputs, self._run, self._session, self._logits, self._pools = inputs, run, session, logits, pools
+        rows, self._ids = len(run.tokens), session.fed(names.INPUT_IDS)
+        # A graph without rotary embeddings reads no positions.
+        reads_positions = names.POSITIONS in session.inputs
+        self._positions = session.fed(names.POSITIONS) if reads_positions else np.zeros(rows, np.int64)
+        # Position of the next token of each row of the run.
+        self._next: list[int] = (inputs.positions[run.tokens] + 1).tolist()
+        self._shapes = shapes
+        # By the number of heads: [2, rows, kv_heads, 4], kind, block, head, offset.
+        self._kv = [session.fed(name).reshape(2, rows, -1, 4) for name in dict.fromkeys(s.kv_indices for s in shapes)]
+        biases = [session.fed(name) for name in dict.fromkeys(shape.bias for shape in shapes)]
+        self._biases = [bias.reshape(-1) for bias in biases]
+        self._width = min((bias.shape[-1] for bias in biases), default=0)
+        # Where each row's next token is in a flat bias.
+        self._seen = np.arange(rows) * self._width + self._next
+
+    @staticmethod
+    def can_repeat(inputs: PackedInputs, run: PagedRun, session: PagedSession, shapes: Sequence[KvShape]) -> bool:
+        """Whether the step after ``run`` differs only in numbers that ``step`` advances."""
+        if run.time != 1 or run.is_ragged or not len(run.tokens) == len(inputs.input_ids) == len(inputs.logits_indices):
+            return False
+        if shapes and (inputs.slot_mapping < 0).any():
+            return False
+        return session.is_repeatable and not any(s.window or s.seen in session.inputs for s in shapes)
+
+    def step(self, inputs: PackedInputs) -> np.ndarray | None:
+        """The logits of the step after the last one; None, and nothing is changed, if ``inputs`` are of another one.
+
+        EngineError when ONNX Runtime fails.
+        """
+        if inputs is not self._inputs or inputs.positions[self._run.tokens].tolist() != self._next:
+            return None
+        begun = self._begun_blocks()
+        if begun is None:
+            return None
+        self._ids[...] = inputs.input_ids[self._run.tokens]
+        self._positions += 1
+        for kv in self._kv:
+            kv[..., 3] += 1
+        if begun:
+            self._use_blocks(begun)
+        for bias in self._biases:
+            bias[self._seen] = 0
+        self._seen += 1
+        self._next = [position + 1 for position in self._next]
+        self._session.run_again()
+        return self._logits
+
+    def _begun_blocks(self) -> list[tuple[int, int]] | None:
+        """Row of the run and block, of those that begin one; None if the arrays have no room for them."""
+        if not self._shapes:
+            return []
+        sizes, table = self._pools.sizes, self._inputs.block_table
+        begun = [(row, at) for row, at in enumerate(self._next) if not at % sizes.block_size]
+        if any(at >= self._width for _, at in begun):
+            return None
+        found = [(row, int(table[self._run.rows[row], at // sizes.block_size])) for row, at in begun]
+        return found if all(0 <= block < sizes.num_blocks for _, block in found) else None
+
+    def _use_blocks(self, begun: Sequence[tuple[int, int]]) -> None:
+        sizes = self._pools.sizes
+        self._pools.zero_blocks([block for _, block in begun])
+        for row, block in begun:
+            for kv in self._kv:
+                kv[:, row, :, 1], kv[:, row, :, 3] = block, 0
+            column = self._next[row] // sizes.block_size
+            for shape in self._shapes:
+                keys = block * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
+                self._session.fed(shape.blocks("key"))[row, :, column:] = keys
+                values = keys + (sizes.num_blocks + 1) * shape.kv_heads
+                self._session.fed(shape.blocks("value"))[row, :, column:] = values
