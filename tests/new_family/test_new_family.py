@@ -8,6 +8,7 @@ import pytest
 
 from hybridge.artifact.errors import CheckpointError, OutputError, UnsupportedError
 from hybridge.exporter.families.hf_config import HfConfig
+from hybridge.exporter.families.registry import LAYERS_NOT_SUPPORTED
 from hybridge.new_family import FamilyDraft, draft_family, write_family
 from hybridge.new_family.draft import parsed
 from tests.support.tiny_models import BASE_CONFIGS
@@ -70,11 +71,7 @@ def test_a_head_size_that_transformers_leaves_open_follows_from_the_others(monke
 
 @pytest.mark.parametrize(
     ("model_type", "what"),
-    [
-        ("llama", "one that is"),
-        ("no_such_type", "none of this name"),
-        ("zaya", "attention with convolutions"),
-    ],
+    [("llama", "one that is"), ("no_such_type", "none of this name"), *list(LAYERS_NOT_SUPPORTED.items())[:1]],
 )
 def test_other_types_are_refused(model_type: str, what: str) -> None:
     with pytest.raises(UnsupportedError, match=what):
