@@ -7,7 +7,6 @@ import contextlib
 import gc
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -29,9 +28,6 @@ from hybridge.serve.settings import ModelSettings, ServeSettings
 
 # Connections that wait to be accepted.
 _BACKLOG = 2048
-# Seconds. The engine's thread computes in Python for milliseconds of each step, and a request passes the event loop
-# several times before its first token.
-_SWITCH_SECONDS = 0.0005
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -64,8 +60,7 @@ class HttpServer:
 
         The server is ready when the models to preload can compute a token. HybridgeError when one cannot be loaded.
         owns_process: nothing else runs in this process, so objects that exist when the server is ready are excluded
-        from later garbage collections, each of which would otherwise stop all threads for up to 0.2 seconds, and the
-        event loop waits at most 0.5 milliseconds for a thread that holds the interpreter's lock.
+        from later garbage collections, each of which would otherwise stop all threads for up to 0.2 seconds.
         """
         with self._listener:
             _run(self._serve(owns_process))
@@ -88,7 +83,6 @@ class HttpServer:
                 self._server.should_exit = self._server.force_exit = True
             elif loading.done():
                 if owns_process:
-                    sys.setswitchinterval(_SWITCH_SECONDS)
                     gc.collect()
                     gc.freeze()
                 log.write("ready")
