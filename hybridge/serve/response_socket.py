@@ -40,6 +40,8 @@ class ResponseSocket:
         await self._receive()
         await self._send({"type": "websocket.accept"})
         self._service.on_drain.add(self._draining.set)
+        if self._service.draining:  # since the handshake was checked
+            self._draining.set()
         drain = asyncio.ensure_future(self._draining.wait())
         # The next message is read during an answer, so that a disconnect ends it.
         following = asyncio.ensure_future(self._receive())

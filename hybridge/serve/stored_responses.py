@@ -28,8 +28,9 @@ class StoredResponse:
     messages: Sequence[Data]
 
     def to_json(self) -> bytes:
-        """Its stored form."""
-        return json.dumps([self.response, self.input_items, self.messages], ensure_ascii=False).encode()
+        """Its stored form. Arguments of calls may have unpaired surrogates, which json.loads reads too."""
+        parts = [self.response, self.input_items, self.messages]
+        return json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @classmethod
     def from_json(cls, stored: bytes) -> StoredResponse:

@@ -15,6 +15,7 @@ import pytest
 from hybridge.serve import response_socket
 from hybridge.serve.api_keys import ApiKeys, Client
 from hybridge.serve.middleware import RequestMiddleware
+from hybridge.serve.stored_responses import StoredResponse
 from tests.serve.running import PATIENCE, Running, until
 
 QUESTION = "What is the sea?"
@@ -181,3 +182,27 @@ def test_refused_connections(given: Any, keys: Any, draining: bool, status: int)
 
     asyncio.run(RequestMiddleware(None, service)(given, None, send))
     assert sent[0]["type"] == "websocket.http.response.start" and sent[0]["status"] == status
+
+
+def test_a_server_that_drains_during_the_handshake_closes_the_connection() -> None:
+    service: Any = SimpleNamespace(draining=False, on_drain=set())
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        service.draining = True
+
+    async def run() -> None:
+        given: asyncio.Queue[Any] = asyncio.Queue()
+        given.put_nowait({"type": "websocket.connect"})
+        app: Any = None
+        socket = response_socket.ResponseSocket(app, service, {}, given.get, send)
+        await asyncio.wait_for(socket.run(), PATIENCE)
+
+    asyncio.run(run())
+    assert sent == ["websocket.accept", "websocket.close"]
+
+
+def test_stored_responses_keep_unpaired_surrogates() -> None:
+    stored = StoredResponse({"id": "a"}, [], [{"role": "assistant", "arguments": {"text": "\ud800é"}}])
+    assert StoredResponse.from_json(stored.to_json()) == stored
