@@ -12,7 +12,9 @@ BENCH = "build/bin/llama-bench"
 ARCHITECTURES = {
     "falcon_h1": "FalconH1ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "llama": "LlamaForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
 # Converts without a tokenizer, which random weights lack, and without the expert settings that transformers would add.
 _CONVERT = """
@@ -25,8 +27,13 @@ from conversion.base import ModelBase
 config = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
 ModelBase.load_hparams = staticmethod(lambda *_, **__: dict(config))
 model = get_model_class(config["architectures"][0])
-model.set_vocab = model._set_vocab_none
+def set_vocab(self):
+    self._set_vocab_none()
+    self.gguf_writer.add_vocab_size(config["vocab_size"])  # some classes do not
+model.set_vocab = set_vocab
 sys.argv = ["convert", checkpoint, "--outfile", out, "--outtype", "bf16"]
+if model.supports_mtp_export:
+    sys.argv.append("--no-mtp")  # else it expects a prediction head
 convert_hf_to_gguf.main()
 """
 

@@ -1,21 +1,30 @@
-"""Decoding and prompts with 4-bit and 8-bit weights on the CPU, compared with llama.cpp and with our float32."""
+"""Decoding and prompts with weights of 4, 8 and 16 bits on the CPU, compared with llama.cpp."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.agreement import error_gate, random_prompt
+import numpy as np
+
+from benchmarks.agreement import random_prompt, relative_error
 from benchmarks.artifacts import exported, scratch_folder
 from benchmarks.engine_runs import EngineRuns
 from benchmarks.llama_cpp import LlamaCpp, missing_peer
 from benchmarks.measure import Spread, note, run_measured, spreads, take_turns
-from benchmarks.random_checkpoint import DECODE_MODEL, EXPORT_MODEL, write_random_checkpoint
+from benchmarks.random_checkpoint import (
+    DECODE_MODEL,
+    EXPORT_MODEL,
+    LLAMA_MODEL,
+    QWEN3_5_MODEL,
+    Config,
+    write_random_checkpoint,
+)
 from benchmarks.runner import Gate, Report, Target, require
 from hybridge.artifact.errors import SettingError
 from hybridge.quantization.options import QuantizeOptions
@@ -23,13 +32,25 @@ from hybridge.quantization.quantizer import quantize_checkpoint
 from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 
-MODELS = {"150M": DECODE_MODEL, "850M": EXPORT_MODEL}
-# Our formats and llama.cpp's; goals for the ratio of decoding speeds, by format and model.
-PEERS = {"int4": "Q4_K_M", "int8": "Q8_0"}
-DECODE_GOALS = {("int4", "150M"): 1.15, ("int4", "850M"): 1.0, ("int8", "150M"): 1.1, ("int8", "850M"): 1.1}
-PROMPT_GOAL, MOST_SECONDS, MOST_MEMORY = 1.5, 1.0, 1.15
-# Error of logits with inputs rounded to 8 bits, relative to those with exact products.
-ROUNDING_TOLERANCE = 0.05
+MODELS: dict[str, Config] = {
+    "nemotron-h-150M": DECODE_MODEL,
+    "nemotron-h-850M": EXPORT_MODEL,
+    "llama-135M": LLAMA_MODEL,
+    "qwen3.5-280M": QWEN3_5_MODEL,
+}
+BF16, INT4, INT8, MIX = "bf16", "int4", "int8", "mix"
+# Bits per weight of llama.cpp's Q4_K_M; `mix` is the result of `hybridge quantize --bits` with them.
+MIX_BITS = 4.9
+# Our formats and llama.cpp's.
+PEERS = {BF16: "BF16", INT4: "Q4_K_M", MIX: "Q4_K_M", INT8: "Q8_0"}
+# Goals for decoding, times the peer: of a format, and of 4 bits by model.
+DECODE_GOALS = {BF16: 0.9, INT8: 1.1}
+DECODE_GOALS_4_BITS = {"nemotron-h-150M": 1.15, "nemotron-h-850M": 1.0, "llama-135M": 1.1, "qwen3.5-280M": 1.1}
+PROMPT_GOALS = {BF16: 1.0, INT4: 1.5, MIX: 1.5, INT8: 1.5}
+# Goals for opening the model of 850 M parameters, and for the peak of memory at it.
+MOST_SECONDS, MOST_MEMORY = 1.0, 1.15
+# The most that inputs rounded to 8 bits may change logits, relative to the change by rounding the weights.
+ROUNDING_SHARES = {INT4: 0.25, MIX: 0.5, INT8: 1.5}
 _OPEN = """
 import json, resource, sys, time
 from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine
@@ -46,11 +67,13 @@ print(json.dumps([seconds, 1024 * int(resident[0].split()[1])]))
 class QuantizedSettings:
     """Times a prompt of ``prefill_tokens``, and decoding ``new_tokens`` after ``prompt_tokens``.
 
-    llama_cpp: a built checkout of llama.cpp; without one, the peer is left out. model: 150M or 850M.
+    llama_cpp: a built checkout of llama.cpp; without one, the peer is left out. models and formats: names separated by
+    commas.
     """
 
     llama_cpp: str | None = None
-    model: str = "150M"
+    models: str = ",".join(name for name in MODELS if name != "nemotron-h-850M")
+    formats: str = ",".join(name for name in PEERS if name != MIX)
     prompt_tokens: int = 16
     new_tokens: int = 64
     prefill_tokens: int = 512
@@ -59,46 +82,69 @@ class QuantizedSettings:
 
 
 def run(settings: QuantizedSettings) -> Report:
-    """Quantise a random checkpoint to both formats, check the error of rounded inputs, and time all in turns."""
-    if settings.model not in MODELS:
-        raise SettingError(f"model: expected one of {', '.join(MODELS)}, found {settings.model!r}: choose one of these")
+    """Quantise a random checkpoint of each model, check the error of rounded inputs, and time all in turns."""
+    models = _chosen("models", settings.models, MODELS)
+    formats = _chosen("formats", settings.formats, PEERS)
     reason = missing_peer(settings.llama_cpp)
     if reason is not None:
         note(f"llama.cpp is left out: {reason}")
-    with scratch_folder() as work, ExitStack() as opened:
-        checkpoint = work / "checkpoint"
-        write_random_checkpoint(checkpoint, MODELS[settings.model])
-        folders = {"float32": exported(checkpoint, work / "float32", max_batch_size=1)}
-        for name in PEERS:
-            quantize_checkpoint(checkpoint, work / f"{name}-checkpoint", QuantizeOptions(format=name, method="rtn"))
-            folders[name] = exported(work / f"{name}-checkpoint", work / name, max_batch_size=1)
-        gates = require(*(_gate(name, folders[name], settings) for name in PEERS))
-        opening = {name: _opening(folders[name], settings) for name in PEERS}
-        engines = {
-            name: opened.enter_context(closing(_engine(folder, settings.threads))) for name, folder in folders.items()
-        }
-        peer = None
-        if reason is None:
-            peer = LlamaCpp(Path(str(settings.llama_cpp)), checkpoint, work, tuple(PEERS.values()), settings.threads)
-        results = _speeds(engines, peer, settings)
-    results["opening"] = opening
-    described = {"model": settings.model, "peer": reason or "llama.cpp"}
-    return Report(gates, results, tuple(_targets(results, settings.model)), described)
+    gates: list[Gate] = []
+    results: dict[str, Any] = {}
+    for model in models:
+        with scratch_folder() as work:
+            folders = _artifacts(work, MODELS[model], formats)
+            gates += require(*_gates(model, folders, settings))
+            results[model] = {"opening": {name: _opening(folders[name], settings) for name in formats}}
+            peer = None
+            if reason is None:
+                kinds = tuple(dict.fromkeys(PEERS[name] for name in formats))
+                peer = LlamaCpp(Path(str(settings.llama_cpp)), work / "checkpoint", work, kinds, settings.threads)
+            timed = {name: folders[name] for name in formats}
+            results[model] |= _speeds(timed, peer, settings)
+    targets = (target for model, result in results.items() for target in _targets(result, model))
+    return Report(tuple(gates), results, tuple(targets), {"peer": reason or "llama.cpp"})
+
+
+def _chosen(setting: str, text: str, known: Collection[str]) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise SettingError(f"{setting}: expected some of {', '.join(known)}, found {unknown[0]!r}: choose from these")
+    return names
+
+
+def _artifacts(work: Path, config: Config, formats: Sequence[str]) -> dict[str, Path]:
+    """The artifacts of bf16 and of ``formats``, of a new checkpoint with random weights at ``work``/checkpoint."""
+    write_random_checkpoint(work / "checkpoint", config)
+    folders = {}
+    for name in dict.fromkeys((BF16, *formats)):
+        source = work / "checkpoint"
+        if name != BF16:
+            source = work / f"{name}-checkpoint"
+            options = QuantizeOptions(bits=MIX_BITS) if name == MIX else QuantizeOptions(format=name, method="rtn")
+            quantize_checkpoint(work / "checkpoint", source, options)
+        folders[name] = exported(source, work / name, max_batch_size=1)
+    return folders
 
 
 def _engine(folder: Path, threads: int, exact: bool = False) -> DenseEngine:
     return create_dense_engine(folder, "onnxruntime", EngineOptions(threads, exact_products=exact))
 
 
-def _gate(name: str, folder: Path, settings: QuantizedSettings) -> Gate:
-    """Logits of a prompt and of four more tokens, with rounded inputs against exact products."""
-    found = []
-    for is_exact in (False, True):
-        with closing(_engine(folder, settings.threads, is_exact)) as engine:
-            sequence = random_prompt(engine.config.vocab_size, 36, seed=1)
-            found.append(EngineRuns(engine).logits(sequence, 32, 1))
-    rounded, exact = found
-    return error_gate(f"{name}: logits with rounded inputs against exact products", rounded, exact, ROUNDING_TOLERANCE)
+def _gates(model: str, folders: Mapping[str, Path], settings: QuantizedSettings) -> Iterator[Gate]:
+    """For each quantised format, logits of a prompt and of four more tokens, with rounded inputs and without."""
+    unrounded = _logits(folders[BF16], settings)
+    for name, folder in folders.items():
+        if name != BF16:
+            exact, rounded = (_logits(folder, settings, is_exact) for is_exact in (True, False))
+            share = relative_error(rounded, exact) / relative_error(exact, unrounded)
+            checks = f"{model}, {name}: change of logits by rounded inputs, relative to that by rounded weights"
+            yield Gate(checks, share, ROUNDING_SHARES[name])
+
+
+def _logits(folder: Path, settings: QuantizedSettings, exact: bool = False) -> np.ndarray:
+    with closing(_engine(folder, settings.threads, exact)) as engine:
+        runs = EngineRuns(engine)
+        return np.stack(runs.logits(random_prompt(engine.config.vocab_size, 36, seed=1), 32, 1))
 
 
 def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
@@ -117,38 +163,39 @@ def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
     }
 
 
-def _speeds(engines: dict[str, DenseEngine], peer: LlamaCpp | None, settings: QuantizedSettings) -> dict[str, Any]:
-    """Tokens per second of all, measured in turns, and our ratios to float32 and to the peer's similar format."""
+def _speeds(folders: Mapping[str, Path], peer: LlamaCpp | None, settings: QuantizedSettings) -> dict[str, Any]:
+    """Tokens per second of all, measured in turns, and our ratios to the peer's similar format."""
     new, prefill = settings.new_tokens, settings.prefill_tokens
     decode: dict[str, Callable[[], float]] = {}
     prompts: dict[str, Callable[[], float]] = {}
-    for name, engine in engines.items():
-        vocab = engine.config.vocab_size
-        runs = EngineRuns(engine)
-        short, long = (random_prompt(vocab, count)[None] for count in (settings.prompt_tokens, prefill))
-        decode[name] = partial(lambda runs, prompt: 1 / runs.step_seconds(prompt, new, True), runs, short)
-        prompts[name] = partial(lambda runs, prompt: prefill / runs.prompt_seconds(prompt), runs, long)
-    for name in peer.files if peer is not None else ():
-        assert peer is not None
-        decode[name], prompts[name] = partial(peer.speed, name, 0, new), partial(peer.speed, name, prefill, 0)
     results: dict[str, Any] = {}
-    for kind, contestants in (("decode", decode), ("prompt", prompts)):
-        rates = take_turns(contestants, settings.repeats)
-        results[f"{kind}_tokens_per_s"] = spreads(rates)
-        results[f"{kind}_times_float32"] = {name: Spread.of_ratios(rates[name], rates["float32"]) for name in PEERS}
+    with ExitStack() as opened:
+        for name, folder in folders.items():
+            engine = opened.enter_context(closing(_engine(folder, settings.threads)))
+            runs, vocab = EngineRuns(engine), engine.config.vocab_size
+            short, long = (random_prompt(vocab, count)[None] for count in (settings.prompt_tokens, prefill))
+            decode[name] = partial(lambda runs, prompt: 1 / runs.step_seconds(prompt, new, True), runs, short)
+            prompts[name] = partial(lambda runs, prompt: prefill / runs.prompt_seconds(prompt), runs, long)
         if peer is not None:
-            ratios = {name: Spread.of_ratios(rates[name], rates[other]) for name, other in PEERS.items()}
-            results[f"{kind}_times_llama_cpp"] = ratios
+            for kind in peer.files:
+                decode[kind], prompts[kind] = partial(peer.speed, kind, 0, new), partial(peer.speed, kind, prefill, 0)
+        for kind, contestants in (("decode", decode), ("prompt", prompts)):
+            rates = take_turns(contestants, settings.repeats)
+            results[f"{kind}_tokens_per_s"] = spreads(rates)
+            if peer is not None:
+                ratios = {name: Spread.of_ratios(rates[name], rates[PEERS[name]]) for name in folders}
+                results[f"{kind}_times_llama_cpp"] = ratios
     return results
 
 
-def _targets(results: dict[str, Any], model: str) -> Iterator[Target]:
-    for name, other in PEERS.items():
-        if "decode_times_llama_cpp" in results:
-            decode, prompt = (results[f"{kind}_times_llama_cpp"][name].median for kind in ("decode", "prompt"))
-            yield Target(f"{name}: decode, times {other}", decode, "at least", DECODE_GOALS[name, model], "x")
-            yield Target(f"{name}: prompts, times {other}", prompt, "at least", PROMPT_GOAL, "x")
-        opening = results["opening"][name]
+def _targets(result: Mapping[str, Any], model: str) -> Iterator[Target]:
+    for name, opening in result["opening"].items():
+        if "decode_times_llama_cpp" in result:
+            decode, prompt = (result[f"{kind}_times_llama_cpp"][name].median for kind in ("decode", "prompt"))
+            goal = DECODE_GOALS.get(name, DECODE_GOALS_4_BITS.get(model, 1.0))
+            yield Target(f"{model}, {name}: decode, times {PEERS[name]}", decode, "at least", goal, "x")
+            yield Target(f"{model}, {name}: prompt, times {PEERS[name]}", prompt, "at least", PROMPT_GOALS[name], "x")
+        if model == "nemotron-h-850M" and name != BF16:
+            yield Target(f"{model}, {name}: opening", opening["seconds"].median, "at most", MOST_SECONDS, "s")
         peak = opening["peak_to_weights"].median
-        yield Target(f"{name}: opening", opening["seconds"].median, "at most", MOST_SECONDS, "s")
-        yield Target(f"{name}: peak memory of opening, times the weights", peak, "at most", MOST_MEMORY, "x")
+        yield Target(f"{model}, {name}: peak memory, times the weights", peak, "at most", MOST_MEMORY, "x")

@@ -89,6 +89,34 @@ FALCON_H1_MODEL: Config = {
     "mamba_n_heads": 18,
     "num_hidden_layers": 12,
 }
+# The sizes of SmolLM2-135M.
+LLAMA_MODEL: Config = {
+    **PUBLISHED["Meta-Llama-3.1-8B"],
+    "head_dim": 64,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+# About 280 M parameters.
+QWEN3_5_MODEL: Config = {
+    **PUBLISHED["Qwen3.5-27B"]["text_config"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 3,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "mtp_num_hidden_layers": 0,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 12,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "vocab_size": 65536,
+}
 # Twelve layers of the model of 8 B parameters, 2.65 B parameters.
 GPU_MODEL = nemotron_h("M-M-M*-M-M-M")
 

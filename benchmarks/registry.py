@@ -29,7 +29,7 @@ ENTRIES = {
     "export_sizes": Entry("export:run_sizes", "the same for sparse checkpoints of 0.6 to 550 B parameters"),
     "start_up": Entry("start_up:run", "a process of hybridge run: processor and wall time", page=True),
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
-    "quantized_decode": Entry("quantized_decode:run", "4 and 8 bits on the CPU; --llama-cpp", "llama.cpp"),
+    "quantized_decode": Entry("quantized_decode:run", "4, 8 and 16 bits on the CPU; --llama-cpp", "llama.cpp"),
     "hybrid_decode": Entry(
         "hybrid_decode:run", "three hybrid families on the CPU; --llama-cpp", "transformers, llama.cpp"
     ),

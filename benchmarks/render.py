@@ -183,16 +183,34 @@ def _export_sizes(document: Document) -> str:
 
 
 def _quantized_decode(document: Document) -> str:
-    results, rows = document["results"], []
-    for name in results["opening"]:
-        for kind in ("decode", "prompt"):
-            goal = next((t["limit"] for t in document["targets"] if t["name"].startswith(f"{name}: {kind}")), None)
-            ratios = results.get(f"{kind}_times_llama_cpp")
-            cells = ("", "") if ratios is None else (spread_cell(ratios[name]), f"{goal}")
-            rows.append((f"{name}, {kind}", spread_cell(results[f"{kind}_tokens_per_s"][name]), *cells))
+    goals = {t["name"].partition(", times ")[0]: t["limit"] for t in document["targets"]}
+    rows = []
+    for model, result in document["results"].items():
+        for name in result["opening"]:
+            cells = []
+            for kind in ("decode", "prompt"):
+                ratios = result.get(f"{kind}_times_llama_cpp")
+                speed = number(result[f"{kind}_tokens_per_s"][name]["median"])
+                compared = (
+                    ("", "")
+                    if ratios is None
+                    else (spread_cell(ratios[name]), f"{goals[f'{model}, {name}: {kind}']:g}")
+                )
+                cells += [speed, *compared]
+            rows.append((model, name, *cells))
+    header = (
+        "model",
+        "format",
+        "decode, tokens/s",
+        "times llama.cpp",
+        "target",
+        "prompt, tokens/s",
+        "times llama.cpp",
+        "target",
+    )
     missed = [f"{t['name']} {t['value']:.3g} (target {t['limit']:g})" for t in document["targets"] if not t["met"]]
     found = f"\n\n**Missed**: {'; '.join(missed)}." if missed else ""
-    return f"{_kept_machine(document)}\n\n{table(('', 'tokens/s', 'times llama.cpp', 'target'), rows)}{found}"
+    return f"{_kept_machine(document)}\n\n{table(header, rows)}{found}"
 
 
 def _kept_machine(document: Document) -> str:

@@ -110,14 +110,14 @@ def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
-    results: dict[str, Any] = {"opening": {"int4": {}}}
+    result: dict[str, Any] = {"opening": {"int4": {}}}
     for kind in ("decode", "prompt"):
-        results |= {f"{kind}_tokens_per_s": {"int4": SPREAD}, f"{kind}_times_llama_cpp": {"int4": SPREAD}}
-    names = ("int4: decode, times Q4_K_M", "int4: prompts, times Q4_K_M")
+        result |= {f"{kind}_tokens_per_s": {"int4": SPREAD}, f"{kind}_times_llama_cpp": {"int4": SPREAD}}
+    names = ("tiny, int4: decode, times Q4_K_M", "tiny, int4: prompt, times Q4_K_M")
     targets = [{"name": name, "limit": 13, "value": 12.34, "met": name == names[0]} for name in names]
-    text = page(all_documents(), {"quantized_decode": {**SIZES, "results": results, "targets": targets}})
-    assert "| int4, decode | 12.3 (12 to 13) | 12.3 (12 to 13) | 13 |" in text
-    assert "**Missed**: int4: prompts, times Q4_K_M 12.3 (target 13)." in text
+    text = page(all_documents(), {"quantized_decode": {**SIZES, "results": {"tiny": result}, "targets": targets}})
+    assert "| tiny | int4 | 12.3 | 12.3 (12 to 13) | 13 | 12.3 | 12.3 (12 to 13) | 13 |" in text
+    assert "**Missed**: tiny, int4: prompt, times Q4_K_M 12.3 (target 13)." in text
 
 
 def test_targets_are_listed_where_missed_or_without_a_section() -> None:
