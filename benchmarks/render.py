@@ -213,6 +213,20 @@ def _quantized_decode(document: Document) -> str:
     return f"{_kept_machine(document)}\n\n{table(header, rows)}{found}"
 
 
+def _hybrid_decode(document: Document) -> str:
+    rows = []
+    for model, result in document["results"].items():
+        cells = []
+        for kind in ("decode", "prompt"):
+            cells.append(number(result[f"{kind}_tokens_per_s"]["ours"]["median"]))
+            ratios = result[f"{kind}_ratios"]
+            cells += [spread_cell(ratios[peer]) if peer in ratios else "" for peer in ("transformers", "llama.cpp")]
+        rows.append((model, *cells))
+    peers = ("times transformers", "times llama.cpp")
+    header = ("model", "decode, tokens/s", *peers, "prompt, tokens/s", *peers)
+    return f"{_kept_machine(document)}\n\n{table(header, rows)}"
+
+
 def _kept_machine(document: Document) -> str:
     machine = document["machine"]
     other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
@@ -226,6 +240,7 @@ PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
 """For each benchmark of the page, the placeholders of the template that it fills."""
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
     "export_sizes": _export_sizes,
+    "hybrid_decode": _hybrid_decode,
     "quantized_decode": _quantized_decode,
 }
 

@@ -120,6 +120,16 @@ def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
     assert "**Missed**: tiny, int4: prompt, times Q4_K_M 12.3 (target 13)." in text
 
 
+def test_a_kept_run_of_hybrid_families_is_shown() -> None:
+    result = {
+        f"{kind}_{name}": values
+        for kind in ("decode", "prompt")
+        for name, values in (("tokens_per_s", {"ours": SPREAD}), ("ratios", {"transformers": SPREAD}))
+    }
+    text = page(all_documents(), {"hybrid_decode": {**SIZES, "results": {"mamba": result}}})
+    assert "| mamba | 12.3 | 12.3 (12 to 13) |  | 12.3 | 12.3 (12 to 13) |  |" in text
+
+
 def test_targets_are_listed_where_missed_or_without_a_section() -> None:
     text = page(all_documents(), {})
     assert "targets are met" in text and "| `cpu_decode`: " not in text

@@ -43,7 +43,8 @@ def test_inputs_are_those_of_the_whole_model(tmp_path: Path, family: str) -> Non
         count = 60 if ".qkv_proj." in module else 57
         assert expected is not None and found is not None and found.tokens == expected.tokens == count
         np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-4, atol=1e-4 * float(expected.sums.abs().max()))
-    assert len(walked.groups) < len(linear)
+    # Mamba alone has no input that two matrices share.
+    assert (len(walked.groups) < len(linear)) is ("mamba" not in family)
 
 
 def test_factor_is_that_of_the_inverse() -> None:
