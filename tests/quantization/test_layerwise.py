@@ -39,12 +39,17 @@ def test_inputs_are_those_of_the_whole_model(tmp_path: Path, family: str) -> Non
             walked.next_window()
     for module in linear:
         expected, found = whole.of(module), walked.of(module)
+        if expected is None:
+            # Mamba multiplies by this weight without a call of its module.
+            assert found is None and module.endswith(".dt_proj")
+            continue
         # zaya projects a token of zeros before each sequence.
         count = 60 if ".qkv_proj." in module else 57
         assert expected is not None and found is not None and found.tokens == expected.tokens == count
         np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-4, atol=1e-4 * float(expected.sums.abs().max()))
     # Mamba alone has no input that two matrices share.
-    assert (len(walked.groups) < len(linear)) is ("mamba" not in family)
+    seen = [module for module in linear if walked.of(module) is not None]
+    assert (len(walked.groups) < len(seen)) is ("mamba" not in family)
 
 
 def test_factor_is_that_of_the_inverse() -> None:
