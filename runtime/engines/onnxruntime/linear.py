@@ -17,8 +17,9 @@ def use_stored_weights(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.domain or node.op_type not in ("MatMul", "Gemm"):
             continue
-        weight = _transposed_initializer(node.inputs[1])
-        if weight is None:
+        transposed = node.inputs[1]
+        weight = _transposed_initializer(transposed)
+        if transposed is None or weight is None:
             continue
         if node.op_type == "MatMul":
             product = Inserter(model.graph, node).microsoft("FusedMatMul", node.inputs[0], weight, transB=1)
@@ -26,6 +27,7 @@ def use_stored_weights(model: ir.Model) -> None:
         elif not _int_attribute(node, "transB"):
             node.replace_input_with(1, weight)
             node.attributes["transB"] = ir.AttrInt64("transB", 1)
+        _remove_unused(model.graph, transposed)
 
 
 def _transposed_initializer(value: ir.Value | None) -> ir.Value | None:
@@ -38,6 +40,13 @@ def _transposed_initializer(value: ir.Value | None) -> ir.Value | None:
         return None
     permutation = producer.attributes.get("perm")
     return source if permutation is None or list(permutation.as_ints()) == [1, 0] else None
+
+
+def _remove_unused(graph: ir.Graph, transposed: ir.Value) -> None:
+    """Remove the Transpose that nothing reads any more: later passes see who else reads its weight."""
+    transpose = transposed.producer()
+    if transpose is not None and not transposed.uses() and not transposed.is_graph_output():
+        graph.remove(transpose, safe=True)
 
 
 def _int_attribute(node: ir.Node, name: str) -> int:

@@ -24,7 +24,7 @@ TYPES: Mapping[DType, int] = MappingProxyType(
 NARROW = (DType.FLOAT16, DType.BFLOAT16)
 _SCALES = (*NARROW, DType.FLOAT32)
 # Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.
-FEWEST_FLOATS = 1 << 19
+FEWEST_FLOATS = 1 << 16
 # Fewest inputs of a block, and most by type: their rounding error has to stay small compared with that of the weights.
 _SMALLEST_BLOCK = 16
 _LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32})

@@ -64,3 +64,21 @@ def test_a_tied_head_multiplies_with_the_packed_table(tmp_path: Path) -> None:
     np.testing.assert_allclose(rows, meant[[5, 0, 1, 2]], rtol=1e-6)
     np.testing.assert_allclose(logits, x @ meant.T, rtol=1e-5)
     assert store.mapped_bytes == ROWS * COLUMNS
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
+def test_a_tied_head_of_16_bits_is_never_widened(dtype: DType, tmp_path: Path) -> None:
+    made, random = QuantizedGraph(tmp_path), np.random.default_rng(0)
+    table = random.standard_normal((1100, 64)).astype(dtype.numpy)
+    x = random.standard_normal((3, 64), np.float32)
+    value = made.stored("table", table, dtype)
+    value.type = ir.TensorType(ir.DataType.FLOAT)  # as widen_types leaves it
+    made.rows("rows", made.input("ids", ir.DataType.INT64, "tokens"), value)
+    made.product("logits", made.input("x", ir.DataType.FLOAT, "tokens", 64), value)
+    session, store, types = made.session(linear=True)
+    assert types.count("Linear") == 1
+    ids = np.array([1099, 0, 5])
+    rows, logits = session.run(None, {"ids": ids, "x": x})
+    np.testing.assert_array_equal(rows, table[ids].astype(np.float32))
+    np.testing.assert_allclose(logits, x.astype(np.float64) @ table.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+    assert (store.mapped_bytes, store.copied_bytes) == (table.nbytes, table.nbytes)
