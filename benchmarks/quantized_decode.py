@@ -38,19 +38,17 @@ MODELS: dict[str, Config] = {
     "llama-135M": LLAMA_MODEL,
     "qwen3.5-280M": QWEN3_5_MODEL,
 }
-BF16, INT4, INT8, MIX = "bf16", "int4", "int8", "mix"
-# Bits per weight of llama.cpp's Q4_K_M; `mix` is the result of `hybridge quantize --bits` with them.
-MIX_BITS = 4.9
+BF16, INT4, INT8 = "bf16", "int4", "int8"
 # Our formats and llama.cpp's.
-PEERS = {BF16: "BF16", INT4: "Q4_K_M", MIX: "Q4_K_M", INT8: "Q8_0"}
+PEERS = {BF16: "BF16", INT4: "Q4_K_M", INT8: "Q8_0"}
 # Goals for decoding, times the peer: of a format, and of 4 bits by model.
 DECODE_GOALS = {BF16: 0.9, INT8: 1.1}
 DECODE_GOALS_4_BITS = {"nemotron-h-150M": 1.15, "nemotron-h-850M": 1.0, "llama-135M": 1.1, "qwen3.5-280M": 1.1}
-PROMPT_GOALS = {BF16: 1.0, INT4: 1.5, MIX: 1.5, INT8: 1.5}
+PROMPT_GOALS = {BF16: 1.0, INT4: 1.5, INT8: 1.5}
 # Goals for opening the model of 850 M parameters, and for the peak of memory at it.
 MOST_SECONDS, MOST_MEMORY = 1.0, 1.15
 # The most that inputs rounded to 8 bits may change logits, relative to the change by rounding the weights.
-ROUNDING_SHARES = {INT4: 0.25, MIX: 0.5, INT8: 1.5}
+ROUNDING_SHARES = {INT4: 0.25, INT8: 1.5}
 _OPEN = """
 import json, resource, sys, time
 from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine
@@ -73,7 +71,7 @@ class QuantizedSettings:
 
     llama_cpp: str | None = None
     models: str = ",".join(name for name in MODELS if name != "nemotron-h-850M")
-    formats: str = ",".join(name for name in PEERS if name != MIX)
+    formats: str = ",".join(PEERS)
     prompt_tokens: int = 16
     new_tokens: int = 64
     prefill_tokens: int = 512
@@ -120,8 +118,7 @@ def _artifacts(work: Path, config: Config, formats: Sequence[str]) -> dict[str, 
         source = work / "checkpoint"
         if name != BF16:
             source = work / f"{name}-checkpoint"
-            options = QuantizeOptions(bits=MIX_BITS) if name == MIX else QuantizeOptions(format=name, method="rtn")
-            quantize_checkpoint(work / "checkpoint", source, options)
+            quantize_checkpoint(work / "checkpoint", source, QuantizeOptions(format=name, method="rtn"))
         folders[name] = exported(source, work / name, max_batch_size=1)
     return folders
 
