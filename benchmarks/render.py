@@ -130,8 +130,6 @@ def _cpu_decode(document: Document) -> dict[str, str]:
         ("prefill, ours, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["ours"])),
         ("prefill, transformers, tokens/s", lambda r: spread_cell(r["prefill_tokens_per_s"]["peer"])),
         ("**prefill, times transformers**", lambda r: spread_cell(r["prefill_ratio"])),
-        ("read bandwidth measured, GB/s", lambda r: spread_cell(r["read_bandwidth_gb_per_s"])),
-        ("share of bandwidth, ours", lambda r: spread_cell(r["bandwidth_share"]["ours"], 100, "%")),
         ("Python per step, µs: median (95th percentile)", lambda r: _overhead(r["python_overhead_us"])),
     ):
         rows.append((title, *(cell(result) for result in results.values())))
@@ -183,48 +181,34 @@ def _export_sizes(document: Document) -> str:
 
 
 def _quantized_decode(document: Document) -> str:
-    goals = {t["name"].partition(", times ")[0]: t["limit"] for t in document["targets"]}
+    """Median ratios to llama.cpp, or the speeds where it was left out; ranges are in the stored document."""
+    kinds = [(kind, name) for kind in ("decode", "prompt") for name in ("bf16", "int4", "int8")]
     rows = []
     for model, result in document["results"].items():
-        for name in result["opening"]:
-            cells = []
-            for kind in ("decode", "prompt"):
-                ratios = result.get(f"{kind}_times_llama_cpp")
-                speed = number(result[f"{kind}_tokens_per_s"][name]["median"])
-                compared = (
-                    ("", "")
-                    if ratios is None
-                    else (spread_cell(ratios[name]), f"{goals[f'{model}, {name}: {kind}']:g}")
-                )
-                cells += [speed, *compared]
-            rows.append((model, name, *cells))
-    header = (
-        "model",
-        "format",
-        "decode, tokens/s",
-        "times llama.cpp",
-        "target",
-        "prompt, tokens/s",
-        "times llama.cpp",
-        "target",
-    )
-    missed = [f"{t['name']} {t['value']:.3g} (target {t['limit']:g})" for t in document["targets"] if not t["met"]]
-    found = f"\n\n**Missed**: {'; '.join(missed)}." if missed else ""
-    return f"{_kept_machine(document)}\n\n{table(header, rows)}{found}"
+        measured = [result.get(f"{kind}_times_llama_cpp", result[f"{kind}_tokens_per_s"]) for kind, _ in kinds]
+        cells = (
+            found[name]["median"] if name in found else None for found, (_, name) in zip(measured, kinds, strict=True)
+        )
+        rows.append((model, *("" if cell is None else number(cell) for cell in cells)))
+    missed: dict[str, list[str]] = {}
+    for target in document["targets"]:
+        if not target["met"]:
+            where, _, what = target["name"].partition(": ")
+            missed.setdefault(f"{what} (target {target['limit']:g})", []).append(f"{where} {target['value']:.3g}")
+    lines = "".join(f"\n- **missed**: {what}: {'; '.join(found)}" for what, found in missed.items())
+    header = ("", *(f"{kind}, {name}" for kind, name in kinds))
+    return f"{_kept_machine(document)}\n\n{table(header, rows)}" + (f"\n{lines}" if lines else "")
 
 
 def _hybrid_decode(document: Document) -> str:
-    rows = []
+    lines = []
     for model, result in document["results"].items():
         cells = []
         for kind in ("decode", "prompt"):
-            cells.append(number(result[f"{kind}_tokens_per_s"]["ours"]["median"]))
-            ratios = result[f"{kind}_ratios"]
-            cells += [spread_cell(ratios[peer]) if peer in ratios else "" for peer in ("transformers", "llama.cpp")]
-        rows.append((model, *cells))
-    peers = ("times transformers", "times llama.cpp")
-    header = ("model", "decode, tokens/s", *peers, "prompt, tokens/s", *peers)
-    return f"{_kept_machine(document)}\n\n{table(header, rows)}"
+            ratios = (f"{peer} {number(ratio['median'])}" for peer, ratio in result[f"{kind}_ratios"].items())
+            cells.append(f"{kind} {number(result[f'{kind}_tokens_per_s']['ours']['median'])} ({', '.join(ratios)})")
+        lines.append(f"- {model}: {', '.join(cells)}")
+    return f"{_kept_machine(document)} Median tokens/s (ratios):\n\n" + "\n".join(lines)
 
 
 def _kept_machine(document: Document) -> str:
