@@ -102,4 +102,4 @@ def test_widened_weights_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(linear_form, "cpu_library", lambda: CpuLibrary(None, "no compiler"))
     expected = "weights of 16 bits are widened to float32, which takes twice the memory: no compiler"
-    assert notes(1024, 512) == (expected,) and notes(1023, 512) == notes(1 << 20) == ()
+    assert notes(1024, 64) == (expected,) and notes(1023, 64) == notes(1 << 20) == ()
