@@ -16,8 +16,7 @@ from benchmarks.llama_cpp import ARCHITECTURES, LlamaCpp, missing_peer
 from benchmarks.measure import Spread, note, spreads, take_turns
 from benchmarks.peer import Peer
 from benchmarks.random_checkpoint import FALCON_H1_MODEL, LFM2_MODEL, MAMBA_MODEL, Config, write_random_checkpoint
-from benchmarks.runner import Gate, Report, Target, require
-from hybridge.artifact.errors import SettingError
+from benchmarks.runner import Gate, Report, Target, chosen, require
 from hybridge.runtime.engines import DenseEngine, create_dense_engine
 from hybridge.runtime.engines.factory import EngineOptions
 
@@ -48,9 +47,7 @@ class HybridSettings:
 
 def run(settings: HybridSettings) -> Report:
     """Write a random checkpoint of each model, compare logits with transformers, and time all in turns."""
-    names = settings.models.split(",")
-    if unknown := [name for name in names if name not in MODELS]:
-        raise SettingError(f"models: expected some of {', '.join(MODELS)}, found {unknown[0]!r}: choose from these")
+    names = chosen("models", settings.models, MODELS)
     reason = missing_peer(settings.llama_cpp)
     if reason is not None:
         note(f"llama.cpp is left out: {reason}")

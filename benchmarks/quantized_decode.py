@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,7 @@ from benchmarks.random_checkpoint import (
     Config,
     write_random_checkpoint,
 )
-from benchmarks.runner import Gate, Report, Target, require
-from hybridge.artifact.errors import SettingError
+from benchmarks.runner import Gate, Report, Target, chosen, require
 from hybridge.quantization.options import QuantizeOptions
 from hybridge.quantization.quantizer import quantize_checkpoint
 from hybridge.runtime.engines import DenseEngine, create_dense_engine
@@ -81,8 +80,8 @@ class QuantizedSettings:
 
 def run(settings: QuantizedSettings) -> Report:
     """Quantise a random checkpoint of each model, check the error of rounded inputs, and time all in turns."""
-    models = _chosen("models", settings.models, MODELS)
-    formats = _chosen("formats", settings.formats, PEERS)
+    models = chosen("models", settings.models, MODELS)
+    formats = chosen("formats", settings.formats, PEERS)
     reason = missing_peer(settings.llama_cpp)
     if reason is not None:
         note(f"llama.cpp is left out: {reason}")
@@ -101,13 +100,6 @@ def run(settings: QuantizedSettings) -> Report:
             results[model] |= _speeds(timed, peer, settings)
     targets = (target for model, result in results.items() for target in _targets(result, model))
     return Report(tuple(gates), results, tuple(targets), {"peer": reason or "llama.cpp"})
-
-
-def _chosen(setting: str, text: str, known: Collection[str]) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in known]:
-        raise SettingError(f"{setting}: expected some of {', '.join(known)}, found {unknown[0]!r}: choose from these")
-    return names
 
 
 def _artifacts(work: Path, config: Config, formats: Sequence[str]) -> dict[str, Path]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from benchmarks.machine import OtherWork, machine_json
 from benchmarks.plots import PLOTTED, draw
-from hybridge.artifact.errors import HybridgeError
+from hybridge.artifact.errors import HybridgeError, SettingError
 
 # Above this share of the processor time, other processes disturb the numbers.
 QUIET_SHARE = 0.05
@@ -80,6 +80,14 @@ class WrongResults(Exception):
     def __init__(self, gates: tuple[Gate, ...]) -> None:
         super().__init__("; ".join(f"{gate.checks}: {gate.value:.3g}" for gate in gates if not gate.passed))
         self.gates = gates
+
+
+def chosen(setting: str, text: str, known: Collection[str]) -> list[str]:
+    """The names in ``text``, separated by commas; SettingError where ``known`` lacks one."""
+    names = text.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise SettingError(f"{setting}: expected some of {', '.join(known)}, found {unknown[0]!r}: choose from these")
+    return names
 
 
 def require(*gates: Gate) -> tuple[Gate, ...]:
