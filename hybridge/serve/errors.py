@@ -102,6 +102,8 @@ def validation_error(errors: list[Mapping[str, Any]]) -> ApiError:
         reason = f"expected {_BOOLEANS.get(expected, expected)}, found {shown}"
         if found in _MEDIA:
             reason += ": models read only text"
+    elif first["type"] == "union_tag_not_found":
+        reason = "expected an object with a type of this API, found another value: see /openapi.json"
     elif first["type"] == "extra_forbidden":
         reason = "expected no such field, found it: leave it out"
     return ApiError(400, f"{param or 'body'}: {reason}", INVALID, None, param)

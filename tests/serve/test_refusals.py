@@ -77,6 +77,25 @@ def test_values_that_no_response_can_contain(served: Running, value: bytes) -> N
     assert response.status_code == 400 and response.json()["error"]["param"] == "tools.0.parameters"
 
 
+@pytest.mark.parametrize(
+    ("param", "field"),
+    [
+        ("metadata.a", b'"metadata":{"a":"\\ud800"}'),
+        ("user", b'"user":"\\ud800"'),
+        ("prompt_cache_key", b'"prompt_cache_key":"\\ud800"'),
+        ("reasoning.effort", b'"reasoning":{"effort":"\\ud800"}'),
+        ("input.0.message.phase", b'"input":[{"role":"user","content":"a","phase":"\\ud800"}]'),
+        ("input.0", b'"input":[{"type":null,"role":"user","content":"a"}]'),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_text_that_no_response_can_contain(served: Running, param: str, field: bytes) -> None:
+    body = b'{"model":"demo","input":"a",%s}' % field
+    response = served.client.post("/v1/responses", content=body, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param) and "expected" in error["message"]
+
+
 def test_unknown_paths_and_methods(served: Running) -> None:
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", COMPLETIONS, 405), ("GET", "/v1/models/x", 404)):
         response = served.client.request(method, path)

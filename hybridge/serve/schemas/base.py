@@ -26,10 +26,12 @@ def _json(value: T) -> T:
 
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
 JsonList = Annotated[list[Any], AfterValidator(_json)]
+# Text that a response may repeat.
+Text = Annotated[str, AfterValidator(_json)]
 
 # Marks fields that clients send, and that change no answer here.
 NO_EFFECT = Field(description="No effect.")
-Label = Annotated[str | None, NO_EFFECT]
+Label = Annotated[Text | None, NO_EFFECT]
 
 # For the schema of routes that answer with events if a request sets "stream".
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}

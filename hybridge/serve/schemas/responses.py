@@ -17,6 +17,7 @@ from hybridge.serve.schemas.base import (
     RequestBody,
     ResponseBody,
     ServiceTier,
+    Text,
 )
 from hybridge.serve.schemas.tools import Name
 
@@ -95,7 +96,7 @@ Items = Annotated[list[InputItem], Field(min_length=1)]
 class ResponseTool(RequestBody):
     type: Literal["function"]
     name: Name
-    description: str | None = None
+    description: Text | None = None
     parameters: JsonObject | None = None
     strict: Annotated[bool | None, NO_EFFECT] = None
 
@@ -121,7 +122,7 @@ class TextOptions(RequestBody):
 class ReasoningOptions(RequestBody):
     """effort: for the chat template. summary: reasoning is shown as it is, so that "auto" gives no summary."""
 
-    effort: str | None = None
+    effort: Text | None = None
     summary: Literal["auto"] | None = None
 
 
@@ -134,7 +135,7 @@ class ResponsesRequest(RequestBody):
 
     model: str
     input: str | Items
-    instructions: str | None = None
+    instructions: Text | None = None
     max_output_tokens: PositiveInt | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
@@ -147,16 +148,16 @@ class ResponsesRequest(RequestBody):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: Text | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)] | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Text | None = None
     store: bool | None = None
     include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     service_tier: ServiceTier = None
     max_tool_calls: PositiveInt | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[Text, Text] | None = None
     user: Label = None
     safety_identifier: Label = None
 
@@ -219,9 +220,9 @@ class CompactRequest(RequestBody):
 
     model: str
     input: str | Items | None = None
-    previous_response_id: str | None = None
-    instructions: str | None = None
-    prompt_cache_key: str | None = None
+    previous_response_id: Text | None = None
+    instructions: Text | None = None
+    prompt_cache_key: Text | None = None
 
 
 class CompactedResponse(ResponseBody):
