@@ -95,6 +95,8 @@ class Grammars:
     async def _in_turn(self, grammar: str) -> LLMatcher:
         """Compile after all earlier grammars; the time limit starts only then."""
         async with self._turn:
+            if (found := self._compiled.get(grammar)) is not None:
+                return found  # an earlier request compiled it
             if self._compiling is not None:
                 await asyncio.wait([self._compiling])
             self._compiling = asyncio.wrap_future(self._compiler.submit(self._compile, grammar))
