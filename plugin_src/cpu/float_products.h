@@ -88,11 +88,79 @@ void float_rows(const Weight& w, const float* x, int64_t count, float* y, int64_
     }
 }
 
+// y[input] of one row of e4m3 numbers at p, each group of which has a scale.
+template <class Isa, int inputs>
+void scaled_row(const uint8_t* p, const float* scales, int64_t columns, int64_t group, float unit, const float* x,
+                int64_t stride, float* y, int64_t y_stride) {
+    using F = typename Isa::F;
+    constexpr int64_t two = 2 * Isa::lanes;
+    constexpr int chains = inputs == 1 ? 4 : 2;
+    F totals[inputs];
+    for (auto& total : totals) total = Isa::zero();
+    for (int64_t start = 0; start < columns; start += group, p += group, x += group) {
+        F sums[chains][inputs];
+        for (auto& chain : sums) {
+            for (auto& sum : chain) sum = Isa::zero();
+        }
+        int64_t k = 0;
+        for (; k + chains * Isa::lanes <= group; k += chains * Isa::lanes) {
+            for (int c = 0; c < chains; c += 2) {
+                F numbers[2];
+                const int64_t at = k + c * Isa::lanes;
+                Isa::load_e4m3(p + at, numbers);
+                for (int m = 0; m < inputs; ++m) {
+                    for (int half = 0; half < 2; ++half) {
+                        F& sum = sums[c + half][m];
+                        sum = Isa::fma(numbers[half], Isa::load(x + m * stride + at + half * Isa::lanes), sum);
+                    }
+                }
+            }
+        }
+        for (; k < group; k += two) {
+            F numbers[2];
+            group - k >= two ? Isa::load_e4m3(p + k, numbers) : load_e4m3_part<Isa>(p + k, group - k, numbers);
+            for (int half = 0; half < 2; ++half) {
+                const int64_t at = k + half * Isa::lanes, left = group - at;
+                for (int m = 0; left > 0 && m < inputs; ++m) {
+                    const float* from = x + m * stride + at;
+                    F& sum = sums[half][m];
+                    sum = Isa::fma(numbers[half], left < Isa::lanes ? Isa::load_part(from, left) : Isa::load(from), sum);
+                }
+            }
+        }
+        const F scale = Isa::all(*scales++);
+        for (int m = 0; m < inputs; ++m) {
+            F sum = Isa::fma(sums[1][m], Isa::all(1), sums[0][m]);
+            if (chains == 4) sum = Isa::fma(Isa::fma(sums[3][m], Isa::all(1), sums[2][m]), Isa::all(1), sum);
+            totals[m] = Isa::fma(sum, scale, totals[m]);
+        }
+    }
+    for (int m = 0; m < inputs; ++m) y[m * y_stride] = Isa::sum(totals[m]) * unit;
+}
+
+// As widen_e4m3_row, a NaN in a row makes all products with it NaN.
+template <class Isa>
+void scaled_rows(const Weight& w, const float* x, int64_t count, float* y, int64_t first, int64_t last) {
+    const int64_t stride = pad(w.columns, dot_columns);
+    for (int64_t n = first; n < last; ++n) {
+        const uint8_t* p = w.data + n * w.row_bytes();
+        const float* scales = w.scales + n * w.groups();
+        const float unit = has_e4m3_nan(p, w.columns) ? __builtin_nanf("") : e4m3_unit;
+        auto run = [&](auto row, int64_t m) __attribute__((always_inline)) {
+            row(p, scales, w.columns, w.group, unit, x + m * stride, stride, y + m * w.rows + n, w.rows);
+        };
+        int64_t m = 0;
+        for (; m + 4 <= count; m += 4) run(scaled_row<Isa, 4>, m);
+        for (; m < count; ++m) run(scaled_row<Isa, 1>, m);
+    }
+}
+
 template <class Isa>
 void dots(const Weight& w, const float* x, int64_t count, float* y, int64_t first, int64_t last) {
     switch (w.type) {
         case float16: return float_rows<Isa, float16>(w, x, count, y, first, last);
         case bfloat16: return float_rows<Isa, bfloat16>(w, x, count, y, first, last);
+        case e4m3: return scaled_rows<Isa>(w, x, count, y, first, last);
         default: return float_rows<Isa, float32>(w, x, count, y, first, last);
     }
 }
@@ -140,14 +208,13 @@ void panels(const Weight& w, const float* x, int64_t count, float* y, int64_t fi
     float* panel = rows + Isa::lanes * stride;
     for (int64_t n = first; n < last; n += Isa::lanes) {
         const int64_t left = w.rows - n;
-        for (int64_t r = 0; !w.is_integer() && r < Isa::lanes; ++r) {
+        for (int64_t r = 0; !w.is_tiled() && r < Isa::lanes; ++r) {
             widen_row<Isa>(w, n + (r < left ? r : left - 1), rows + r * stride);
         }
         for (int64_t start = 0; start < columns; start += panel_columns) {
             const int64_t part = columns - start < panel_columns ? columns - start : panel_columns;
-            if (w.is_integer()) {
-                const uint8_t* tile = w.data + n / tile_rows * w.tile_bytes();
-                widen_tile<Isa>(w, tile, n % tile_rows, start, part, panel);
+            if (w.is_tiled()) {
+                widen_tile<Isa>(w, n, start, part, panel);
             } else {
                 transpose_rows<Isa>(rows, stride, start, part, panel);
             }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear.h"
+
 namespace cpu {
 namespace {
 
@@ -60,7 +62,7 @@ struct Avx2 {
     static I high_halves(I a) { return low_halves(_mm256_srli_epi16(a, 4)); }
     static I weights8(I a) { return a; }
     // Sums of two products of absolute weights (0 to 128) and inputs (-127 to 127) with the weights' signs fit into 16
-    // bits, and so do those of 16 products of halves (0 to 15) and inputs.
+    // bits, and so do those of 16 products of halves (0 to 15), or 8 of e2m1_sums (0 to 24), and inputs.
     static I dot8(I sum, I weights, I x) {
         return end4(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights)));
     }
@@ -72,6 +74,16 @@ struct Avx2 {
     static F even_bfloats(I a) { return _mm256_castsi256_ps(_mm256_slli_epi32(a, 16)); }
     static F odd_bfloats(I a) {
         return _mm256_castsi256_ps(_mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+    }
+    static void load_e4m3(const uint8_t* p, F (&out)[2]) {
+        __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        words = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+        out[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(words));
+        out[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1));
+    }
+    static I e2m1_numbers(I halves) {
+        const __m128i sums = _mm_load_si128(reinterpret_cast<const __m128i*>(e2m1_sums));
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(sums), halves);
     }
     static I gather(const uint8_t* p, I starts) {
         return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p), starts, 1);

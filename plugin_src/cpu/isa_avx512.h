@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "linear.h"
+
 namespace cpu {
 namespace {
 
@@ -66,6 +68,18 @@ struct Avx512 {
     static F even_bfloats(I a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
     static F odd_bfloats(I a) {
         return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    }
+    // 32 e4m3 numbers divided by e4m3_unit, by way of float16; NaN is not preserved.
+    static void load_e4m3(const uint8_t* p, F (&out)[2]) {
+        __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+        words = _mm512_and_si512(_mm512_slli_epi16(words, 7), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+        out[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(words));
+        out[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(words, 1));
+    }
+    // e2m1_sums of halves.
+    static I e2m1_numbers(I halves) {
+        const __m128i sums = _mm_load_si128(reinterpret_cast<const __m128i*>(e2m1_sums));
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sums), halves);
     }
     // One dword from each of 16 rows.
     static I gather(const uint8_t* p, I starts) { return _mm512_i32gather_epi32(starts, p, 1); }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear.h"
+
 namespace cpu {
 namespace {
 
@@ -67,6 +69,15 @@ struct Neon {
     static F even_bfloats(I a) { return vreinterpretq_f32_s32(vshlq_n_s32(a, 16)); }
     static F odd_bfloats(I a) {
         return vreinterpretq_f32_s32(vandq_s32(a, vdupq_n_s32(static_cast<int32_t>(0xffff0000))));
+    }
+    static void load_e4m3(const uint8_t* p, F (&out)[2]) {
+        uint16x8_t words = vreinterpretq_u16_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(p))));
+        words = vandq_u16(vshlq_n_u16(words, 7), vdupq_n_u16(0xbf80));
+        out[0] = vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(words)));
+        out[1] = vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(words)));
+    }
+    static I e2m1_numbers(I halves) {
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(e2m1_sums), vreinterpretq_u8_s32(halves)));
     }
     static I gather(const uint8_t* p, I starts) {
         int32_t where[4], found[4];

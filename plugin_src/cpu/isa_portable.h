@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "linear.h"
+
 namespace cpu {
 namespace {
 
@@ -102,6 +104,18 @@ struct Portable {
         uint32_t words[4];
         std::memcpy(words, a.at, sizeof words);
         return each([&](int i) { return float_of_bits(words[i] & 0xffff0000); });
+    }
+    static void load_e4m3(const uint8_t* p, F (&out)[2]) {
+        for (int half = 0; half < 2; ++half) {
+            out[half] = each([&](int i) {
+                const int bits = p[4 * half + i];
+                return float_of_half(static_cast<uint16_t>((bits & 0x80) << 8 | (bits & 0x7f) << 7));
+            });
+        }
+    }
+    static I e2m1_numbers(I halves) {
+        for (auto& byte : halves.at) byte = e2m1_sums[byte];
+        return halves;
     }
     static I gather(const uint8_t* p, I starts) {
         int32_t where[4];

@@ -1,35 +1,44 @@
-// y = x W^T for a weight W [rows, columns] of floats as stored, or of integers in tiles.
+// y = x W^T for a weight W [rows, columns] as stored, row after row, or of few bits in tiles.
 #pragma once
 
 #include <cstdint>
 
 namespace cpu {
 
-enum Type : int64_t { int4 = 0, int8 = 1, float16 = 2, bfloat16 = 3, float32 = 4 };
+enum Type : int64_t { int4 = 0, int8 = 1, float16 = 2, bfloat16 = 3, float32 = 4, e2m1 = 5, e4m3 = 6 };
 
 // Bits of one number of a type.
-constexpr int bits_of(int64_t type) { return type == int4 ? 4 : type == int8 ? 8 : type == float32 ? 32 : 16; }
+constexpr int bits_of(int64_t type) {
+    return type == int4 || type == e2m1 ? 4 : type == int8 || type == e4m3 ? 8 : type == float32 ? 32 : 16;
+}
+
+// What is added to twice an e2m1 number so that it is not negative, and the sum by the number's bits.
+constexpr int e2m1_offset = 12;
+alignas(16) constexpr uint8_t e2m1_sums[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 constexpr int64_t pad(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
-// Rows of a tile of integers, and bytes of the scales of a span.
+// Rows of a tile, and bytes of the scales of a span.
 constexpr int64_t tile_rows = 16, span_scales = 64;
 
-// data: floats row after row without gaps, or tiles of integers.
+// data: float16, bfloat16, float32 or e4m3 numbers, row after row without gaps; others in tiles.
 // A tile is a sequence of spans, so that memory is read in its order. A span has 64 bytes of scales [groups, 16] of type
 // scale_type: of two groups, or of one with float32 scales. The numbers of these groups follow as 32-bit words [n, 16]:
 // one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
 // of 8. The last span may have one group instead of two. The rows after the last one are zeros.
+// scales: of e4m3 numbers [rows, columns / group]; of tiles [rows], by which whole rows are multiplied, or null.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
     const uint8_t* data;
+    const float* scales;
     Type type, scale_type;
     int64_t rows, columns, group, block;
 
-    bool is_integer() const { return type == int4 || type == int8; }
+    bool is_tiled() const { return type == int4 || type == int8 || type == e2m1; }
+    int64_t groups() const { return columns / group; }
     int64_t row_bytes() const { return columns * bits_of(type) / 8; }
     int64_t groups_at_once() const { return 32 / bits_of(scale_type); }
-    int64_t spans() const { return pad(columns / group, groups_at_once()) / groups_at_once(); }
+    int64_t spans() const { return pad(groups(), groups_at_once()) / groups_at_once(); }
     int64_t tile_bytes() const { return spans() * span_scales + tile_rows * row_bytes(); }
     int64_t blocks() const { return columns / block; }
 };

@@ -1,8 +1,9 @@
 // The custom operator `Linear` of the domain hybridge.cpu.
 //
-// Inputs: x float32 [..., columns], weight uint8: [rows, bytes] of floats, [tiles, bytes] of integers (cpu::Weight).
-// Output: float32 [..., rows]. Attributes: rows, type, scale_type (cpu::Type), group, block, exact: inputs are rounded
-// to 8 bits by blocks unless exact or the numbers are floats; instructions (cpu::Choice).
+// Inputs: x float32 [..., columns]; weight uint8, [rows, bytes] or [tiles, bytes]; scales float32, of e4m3 numbers
+// [rows, groups], of tiles [rows, 1] or left out (cpu::Weight). Output: float32 [..., rows].
+// Attributes: rows, type, scale_type (cpu::Type), group, block, exact: inputs of a weight in tiles are rounded to 8 bits
+// by blocks unless exact; instructions (cpu::Choice).
 #include <cstdlib>
 #include <memory>
 
@@ -71,7 +72,7 @@ struct Product {
 class Linear {
   public:
     static constexpr const char* name = "Linear";
-    static constexpr ort::Input inputs[] = {{ort::float32_type}, {ort::uint8_type}};
+    static constexpr ort::Input inputs[] = {{ort::float32_type}, {ort::uint8_type}, {ort::float32_type, true}};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
@@ -91,14 +92,17 @@ class Linear {
     }
 
     ort::Status* compute(ort::Context* context) {
-        ort::Tensor x, stored, y;
+        ort::Tensor x, stored, scales, y;
         if (auto* status = ort::read(*api_, context, 0, x)) return status;
         if (auto* status = ort::read(*api_, context, 1, stored)) return status;
+        if (auto* status = ort::read(*api_, context, 2, scales)) return status;
         Weight weight{};
-        if (x.sizes.empty() || stored.sizes.size() != 2 || !describe(weight, x.sizes.back(), stored.sizes)) {
+        if (x.sizes.empty() || stored.sizes.size() != 2 || !describe(weight, x.sizes.back(), stored.sizes) ||
+            !(scales.data ? scales.is({rows_, weight.is_tiled() ? 1 : weight.groups()}) : weight.type != cpu::e4m3)) {
             return api_->status(ort::invalid_argument, "Linear: expected x and a weight of one matrix");
         }
         weight.data = static_cast<const uint8_t*>(stored.data);
+        weight.scales = scales.floats();
         int64_t count = 1;
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) count *= x.sizes[i];
         y.sizes = x.sizes;
@@ -109,12 +113,16 @@ class Linear {
     }
 
   private:
-    // Fills all but the address; false where the sizes or attributes do not fit each other.
+    // Fills all but the addresses; false where the sizes or attributes do not fit each other.
     bool describe(Weight& w, int64_t columns, const std::vector<int64_t>& sizes) const {
-        if (type_ < cpu::int4 || type_ > cpu::float32 || columns <= 0 || rows_ < 0) return false;
+        if (type_ < cpu::int4 || type_ > cpu::e4m3 || columns <= 0 || rows_ < 0) return false;
         w.type = static_cast<cpu::Type>(type_);
         w.rows = rows_, w.columns = columns, w.group = w.block = columns;
-        if (!w.is_integer()) return sizes[0] == rows_ && sizes[1] == w.row_bytes();
+        if (w.type == cpu::e4m3) {
+            if (group_ <= 0 || columns % group_) return false;
+            w.group = group_;
+        }
+        if (!w.is_tiled()) return sizes[0] == rows_ && sizes[1] == w.row_bytes();
         if (scale_type_ < cpu::float16 || scale_type_ > cpu::float32) return false;
         if (block_ != 16 && block_ != 32 && block_ != 64 && block_ != 128) return false;
         if (group_ <= 0 || columns % group_ || group_ % block_) return false;
@@ -124,8 +132,8 @@ class Linear {
     }
 
     ort::Status* multiply(ort::Context* context, const Weight& w, const float* x, float* y, int64_t count) const {
-        const bool rounds = w.is_integer() && !exact_;
-        const bool uses_panels = !rounds && (w.is_integer() || count >= kernels_->panel_inputs);
+        const bool rounds = w.is_tiled() && !exact_;
+        const bool uses_panels = !rounds && (w.is_tiled() || count >= kernels_->panel_inputs);
         Product product{*kernels_, w, x, y, count, 0, rounds, uses_panels, {}};
         if (auto* status = prepare(context, product)) return status;
         // Whole tiles, in tasks of about equal size.

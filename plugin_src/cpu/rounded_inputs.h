@@ -55,17 +55,19 @@ Group group_of(int64_t m, int64_t count) {
     return {m, 1};
 }
 
-template <class Isa, int bits>
+template <class Isa, Type type>
 void round_blocks(const Weight& w, const float* x, int64_t m, const Rounded& out) {
+    constexpr int bits = bits_of(type);
     constexpr int64_t word = 32 / bits;
-    const int offset = bits == 4 ? 8 : Isa::offset8;
+    constexpr int offset = type == int4 ? 8 : type == e2m1 ? e2m1_offset : Isa::offset8;
+    constexpr float unit = type == e2m1 ? 0.5f : 1.0f;
     const Group group = group_of<Isa>(m, out.count);
     const int64_t blocks = w.blocks(), place = m - group.first;
     int8_t* numbers = out.numbers + group.first * w.columns + place * word;
     for (int64_t b = 0; b < blocks; ++b) {
         int8_t part[128];
         const int64_t at = group.first * blocks + b * group.size + place;
-        out.scales[at] = round_block<Isa>(x + b * w.block, w.block, part);
+        out.scales[at] = unit * round_block<Isa>(x + b * w.block, w.block, part);
         int32_t total = 0;
         for (int64_t i = 0; i < w.block; ++i) total += part[i];
         out.offsets[at] = -offset * total;
@@ -78,7 +80,11 @@ void round_blocks(const Weight& w, const float* x, int64_t m, const Rounded& out
 
 template <class Isa>
 void round_row(const Weight& w, const float* x, int64_t m, const Rounded& out) {
-    w.type == int4 ? round_blocks<Isa, 4>(w, x, m, out) : round_blocks<Isa, 8>(w, x, m, out);
+    switch (w.type) {
+        case int4: return round_blocks<Isa, int4>(w, x, m, out);
+        case e2m1: return round_blocks<Isa, e2m1>(w, x, m, out);
+        default: return round_blocks<Isa, int8>(w, x, m, out);
+    }
 }
 
 }  // namespace

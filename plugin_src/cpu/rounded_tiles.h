@@ -1,4 +1,4 @@
-// Products of a weight of 4 or 8 bits with rounded inputs. Each lane computes one row of a tile, so that no sums over
+// Products of a weight in tiles with rounded inputs. Each lane computes one row of a tile, so that no sums over
 // lanes are needed. The weight is read in the order of its memory, at the speed of a plain read: with the scales in a
 // place of their own it took 2.7 times as long.
 #pragma once
@@ -22,11 +22,13 @@ struct Tiles {
 
 // words: words of a row whose products with 8-bit inputs are added before they are widened.
 // y[input + m][0:parts * lanes] of `inputs` inputs and of the rows of a tile from `lane` on; `left` rows exist.
-template <class Isa, int bits, int words, int inputs, int parts>
+// row_scales: of these rows, or null.
+template <class Isa, Type type, int words, int inputs, int parts>
 void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Rounded& x, int64_t input, float* y,
-                  int64_t left) {
+                  int64_t left, const float* row_scales) {
     using F = typename Isa::F;
     using I = typename Isa::I;
+    constexpr int bits = bits_of(type);
     const int64_t blocks = t.blocks;
     const uint8_t* numbers = tile + 4 * lane;
     const uint8_t* span = tile;
@@ -62,6 +64,7 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
                     I raw = Isa::bytes(numbers + 4 * Isa::lanes * p);
                     low[p] = bits == 4 ? Isa::low_halves(raw) : Isa::weights8(raw);
                     high[p] = bits == 4 ? Isa::high_halves(raw) : low[p];
+                    if (type == e2m1) low[p] = Isa::e2m1_numbers(low[p]), high[p] = Isa::e2m1_numbers(high[p]);
                 }
                 for (int m = 0; m < inputs; ++m, given += 32 / bits) {
                     // Two loads of 4 bytes: one of 8 would be spread to all lanes from a general register.
@@ -88,6 +91,13 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
             }
         }
     }
+    for (int p = 0; row_scales && p < parts; ++p) {
+        const int64_t exist = left - p * Isa::lanes;
+        if (exist <= 0) break;
+        const float* from = row_scales + p * Isa::lanes;
+        const F scale = exist < Isa::lanes ? Isa::load_part(from, exist) : Isa::load(from);
+        for (int m = 0; m < inputs; ++m) sums[m][p] = Isa::mul(sums[m][p], scale);
+    }
     for (int m = 0; m < inputs; ++m) {
         for (int p = 0; p < parts; ++p) {
             store_lanes<Isa>(y + (input + m) * t.rows + p * Isa::lanes, sums[m][p], left - p * Isa::lanes);
@@ -95,18 +105,19 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     }
 }
 
-template <class Isa, int bits, int words, int inputs, int parts>
+template <class Isa, Type type, int words, int inputs, int parts>
 int64_t tile_inputs(const Tiles& t, const uint8_t* tile, const Rounded& x, int64_t m, int64_t last, float* y,
-                    int64_t left) {
+                    int64_t left, const float* row_scales) {
     for (; m + inputs <= last; m += inputs) {
         for (int64_t lane = 0; lane < tile_rows; lane += parts * Isa::lanes) {
-            tile_outputs<Isa, bits, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane);
+            tile_outputs<Isa, type, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane,
+                                                          row_scales ? row_scales + lane : nullptr);
         }
     }
     return m;
 }
 
-template <class Isa, int bits, int words>
+template <class Isa, Type type, int words>
 void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
     // Inputs of one pass: they stay in the L2 cache.
     constexpr int64_t cache_bytes = 1 << 18, most = Isa::rounded_tile;
@@ -117,19 +128,22 @@ void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, in
         for (int64_t row = first; row < last; row += tile_rows) {
             const uint8_t* tile = w.data + row / tile_rows * t.bytes;
             float* out = y + row;
-            int64_t m = tile_inputs<Isa, bits, words, most, 1>(t, tile, x, start, end, out, w.rows - row);
-            m = tile_inputs<Isa, bits, words, 4, 1>(t, tile, x, m, end, out, w.rows - row);
-            m = tile_inputs<Isa, bits, words, 2, 1>(t, tile, x, m, end, out, w.rows - row);
-            tile_inputs<Isa, bits, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, w.rows - row);
+            const int64_t left = w.rows - row;
+            const float* scales = w.scales ? w.scales + row : nullptr;
+            int64_t m = tile_inputs<Isa, type, words, most, 1>(t, tile, x, start, end, out, left, scales);
+            m = tile_inputs<Isa, type, words, 4, 1>(t, tile, x, m, end, out, left, scales);
+            m = tile_inputs<Isa, type, words, 2, 1>(t, tile, x, m, end, out, left, scales);
+            tile_inputs<Isa, type, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, left, scales);
         }
     }
 }
 
 template <class Isa>
 void rounded(const Weight& w, const Rounded& x, float* y, int64_t first, int64_t last) {
-    if (w.type == int8) return rounded_rows<Isa, 8, 4>(w, x, y, first, last);
-    if (w.block == 16) return rounded_rows<Isa, 4, 2>(w, x, y, first, last);
-    rounded_rows<Isa, 4, 4>(w, x, y, first, last);
+    if (w.type == int8) return rounded_rows<Isa, int8, 4>(w, x, y, first, last);
+    if (w.type == e2m1) return rounded_rows<Isa, e2m1, 2>(w, x, y, first, last);
+    if (w.block == 16) return rounded_rows<Isa, int4, 2>(w, x, y, first, last);
+    rounded_rows<Isa, int4, 4>(w, x, y, first, last);
 }
 
 }  // namespace

@@ -23,7 +23,48 @@ typename Isa::F span_scales_at(const uint8_t* span, Type type, int64_t at) {
     return Isa::load16(span + 2 * at, type == bfloat16);
 }
 
-// A row of floats: [w.columns].
+// What e4m3 numbers are multiplied with after `load_e4m3`.
+constexpr float e4m3_unit = 256.0f;
+
+inline bool has_e4m3_nan(const uint8_t* p, int64_t count) {
+    uint8_t largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const uint8_t magnitude = p[i] & 127;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest == 127;
+}
+
+// The next `count` numbers of 2 * lanes, zeros behind them.
+template <class Isa>
+void load_e4m3_part(const uint8_t* p, int64_t count, typename Isa::F (&out)[2]) {
+    uint8_t whole[2 * Isa::lanes] = {};
+    __builtin_memcpy(whole, p, static_cast<size_t>(count));
+    Isa::load_e4m3(whole, out);
+}
+
+// A row of e4m3 numbers, scaled. With a NaN among them, all are NaN: then so is every product with the row.
+template <class Isa>
+void widen_e4m3_row(const Weight& w, int64_t row, float* out) {
+    constexpr int64_t two = 2 * Isa::lanes;
+    const uint8_t* p = w.data + row * w.row_bytes();
+    const float* scales = w.scales + row * w.groups();
+    const auto unit = Isa::all(has_e4m3_nan(p, w.columns) ? __builtin_nanf("") : e4m3_unit);
+    for (int64_t start = 0; start < w.columns; start += w.group) {
+        const auto scale = Isa::all(*scales++);
+        for (int64_t i = 0; i < w.group; i += two) {
+            const int64_t left = w.group - i;
+            typename Isa::F numbers[2];
+            left >= two ? Isa::load_e4m3(p + start + i, numbers) : load_e4m3_part<Isa>(p + start + i, left, numbers);
+            for (int half = 0; half < 2; ++half) {
+                const int64_t at = i + half * Isa::lanes;
+                store_lanes<Isa>(out + start + at, Isa::mul(Isa::mul(numbers[half], unit), scale), w.group - at);
+            }
+        }
+    }
+}
+
+// A row of a weight that is not in tiles: [w.columns].
 template <class Isa>
 void widen_row(const Weight& w, int64_t row, float* out) {
     const uint8_t* p = w.data + row * w.row_bytes();
@@ -31,15 +72,18 @@ void widen_row(const Weight& w, int64_t row, float* out) {
         __builtin_memcpy(out, p, static_cast<size_t>(4 * w.columns));
         return;
     }
+    if (w.type == e4m3) return widen_e4m3_row<Isa>(w, row, out);
     bool is_bfloat = w.type == bfloat16;
     int64_t i = 0;
     for (; i + Isa::lanes <= w.columns; i += Isa::lanes) Isa::store(out + i, Isa::load16(p + 2 * i, is_bfloat));
     if (i < w.columns) Isa::store_part(out + i, Isa::load16_part(p + 2 * i, is_bfloat, w.columns - i), w.columns - i);
 }
 
-// Columns start to start + count of a tile's rows from `lane` on, scaled: [count, Isa::lanes].
+// Columns start to start + count of the rows from `row` on, which are in one tile, scaled: [count, Isa::lanes].
 template <class Isa>
-void widen_tile(const Weight& w, const uint8_t* tile, int64_t lane, int64_t start, int64_t count, float* out) {
+void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, float* out) {
+    const uint8_t* tile = w.data + row / tile_rows * w.tile_bytes();
+    const int64_t lane = row % tile_rows;
     const int64_t per_word = 32 / bits_of(w.type), at_once = w.groups_at_once();
     const int64_t span_bytes = span_scales + at_once * w.group / per_word * 4 * tile_rows;
     float scales[Isa::lanes];
@@ -48,18 +92,19 @@ void widen_tile(const Weight& w, const uint8_t* tile, int64_t lane, int64_t star
         const uint8_t* at = tile + span * span_bytes;
         if (i == 0 || k % w.group == 0) {
             Isa::store(scales, span_scales_at<Isa>(at, w.scale_type, group % at_once * tile_rows + lane));
+            for (int r = 0; w.scales && r < Isa::lanes && row + r < w.rows; ++r) scales[r] *= w.scales[row + r];
         }
         const int64_t word_index = (k - span * at_once * w.group) / per_word;
         const uint8_t* word = at + span_scales + 4 * (word_index * tile_rows + lane);
         for (int r = 0; r < Isa::lanes; ++r) {
-            int number;
-            if (w.type == int4) {
-                int pair = word[4 * r + place / 2];
-                number = (place % 2 ? pair >> 4 : pair & 15) - 8;
-            } else {
+            float number;
+            if (w.type == int8) {
                 number = static_cast<int8_t>(word[4 * r + place]);
+            } else {
+                int pair = word[4 * r + place / 2], half = place % 2 ? pair >> 4 : pair & 15;
+                number = w.type == int4 ? static_cast<float>(half - 8) : 0.5f * (e2m1_sums[half] - e2m1_offset);
             }
-            out[i * Isa::lanes + r] = static_cast<float>(number) * scales[r];
+            out[i * Isa::lanes + r] = number * scales[r];
         }
     }
 }

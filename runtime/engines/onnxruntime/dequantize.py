@@ -93,6 +93,19 @@ def row_scales(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
     return _scales(matrix, read)
 
 
+def scales_of_rows(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [rows, groups]: ``row_scales`` for every row."""
+    scales = _scales(matrix, read)
+    return np.ascontiguousarray(np.broadcast_to(scales, (matrix.shape[0], scales.shape[1])))
+
+
+def factors_of_rows(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [rows, 1]: the global scale of each row; ``block`` is not used."""
+    assert matrix.global_scale is not None
+    whole = _floats(read(matrix.global_scale), matrix.global_scale)
+    return np.ascontiguousarray(np.broadcast_to(whole.reshape(-1, 1), (matrix.shape[0], 1)))
+
+
 def row_zero_points(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
     """float32 [rows, groups], as ``row_scales``."""
     assert matrix.zero_points is not None

@@ -11,7 +11,15 @@ from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeigh
 # By number of axes: (operator, input) pairs that read a weight in place.
 _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
-    2: {("Linear", 1), ("Gather", 0), ("FusedMatMul", 0), ("FusedMatMul", 1), ("Gemm", 1), ("MatMul", 1)},
+    2: {
+        ("Linear", 1),
+        ("Linear", 2),
+        ("Gather", 0),
+        ("FusedMatMul", 0),
+        ("FusedMatMul", 1),
+        ("Gemm", 1),
+        ("MatMul", 1),
+    },
     3: {
         ("MatMulNBits", 1),
         *(("MoE", index) for index in (2, 4)),

@@ -14,12 +14,19 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     GraphWeight,
     QuantizedMatrix,
     SessionGraph,
-    StoredTensor,
 )
 
 # Numbers of the types in plugin_src/cpu/linear.h.
 TYPES: Mapping[DType, int] = MappingProxyType(
-    {DType.INT4: 0, DType.INT8: 1, DType.FLOAT16: 2, DType.BFLOAT16: 3, DType.FLOAT32: 4}
+    {
+        DType.INT4: 0,
+        DType.INT8: 1,
+        DType.FLOAT16: 2,
+        DType.BFLOAT16: 3,
+        DType.FLOAT32: 4,
+        DType.FLOAT4E2M1: 5,
+        DType.FLOAT8E4M3FN: 6,
+    }
 )
 NARROW = (DType.FLOAT16, DType.BFLOAT16)
 _SCALES = (*NARROW, DType.FLOAT32)
@@ -27,21 +34,27 @@ _SCALES = (*NARROW, DType.FLOAT32)
 FEWEST_FLOATS = 1 << 16
 # Fewest inputs of a block, and most by type: their rounding error has to stay small compared with that of the weights.
 _SMALLEST_BLOCK = 16
-_LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32})
+_LARGEST_BLOCK: Mapping[DType, int] = MappingProxyType({DType.INT4: 128, DType.INT8: 32, DType.FLOAT4E2M1: 128})
 # Block size where all numbers of a row share a scale.
 _BLOCK_OF_ROWS = 32
 
 
 def input_block(matrix: QuantizedMatrix) -> int | None:
-    """How many neighbouring inputs are rounded with one scale; None for a matrix that Linear does not read."""
+    """How many neighbouring inputs are rounded with one scale; None for a matrix that Linear does not read in tiles."""
     largest = _LARGEST_BLOCK.get(matrix.values.dtype)
-    if largest is None or matrix.zero_points is not None or matrix.global_scale is not None:
+    if largest is None or matrix.zero_points is not None or not prod(matrix.shape):
         return None
-    if matrix.scales.dtype not in _SCALES or not prod(matrix.shape):
+    if matrix.scales.dtype not in (*_SCALES, DType.FLOAT8E4M3FN):
         return None
     columns, shape = matrix.shape[1], matrix.scales.shape
     block = gcd(columns // shape[1], largest) if len(shape) == 2 else gcd(columns, _BLOCK_OF_ROWS)
     return block if block >= _SMALLEST_BLOCK else None
+
+
+def is_stored_e4m3(matrix: QuantizedMatrix) -> bool:
+    """Whether Linear reads the stored e4m3 numbers of ``matrix``; their inputs are never rounded."""
+    is_e4m3 = matrix.values.dtype is DType.FLOAT8E4M3FN and matrix.zero_points is None
+    return is_e4m3 and matrix.scales.dtype in _SCALES and prod(matrix.shape) > 0
 
 
 def library_notes(graph: SessionGraph) -> tuple[str, ...]:
@@ -51,14 +64,16 @@ def library_notes(graph: SessionGraph) -> tuple[str, ...]:
     if any(isinstance(part, QuantizedMatrix) and input_block(part) for part in quantised):
         losses.append("quantised weights use ONNX Runtime's kernels, which are slower than Hybridge's")
     if any(_is_widened(weight) for weight in graph.weights):
-        losses.append("weights of 16 bits are widened to float32, which takes twice the memory")
+        losses.append("large weights of 8 or 16 bits are widened to float32, which takes more memory")
     library = cpu_library() if losses else None
     return () if library is None or library.path is not None else (f"{'; '.join(losses)}: {library.reason}",)
 
 
 def _is_widened(weight: GraphWeight) -> bool:
-    """Whether ``weight`` is a large 16-bit matrix in memory as float32."""
+    """Whether ``weight`` is a large 16-bit or e4m3 matrix in memory as float32."""
     part = weight.parts[0]
-    if not weight.shared or weight.form != WHOLE or not isinstance(part, StoredTensor):
+    if not weight.shared or weight.form != WHOLE or weight.joined is not None or prod(part.shape) < FEWEST_FLOATS:
         return False
-    return part.dtype in NARROW and len(part.shape) == 2 and prod(part.shape) >= FEWEST_FLOATS
+    if isinstance(part, QuantizedMatrix):
+        return is_stored_e4m3(part)
+    return part.dtype in NARROW and len(part.shape) == 2

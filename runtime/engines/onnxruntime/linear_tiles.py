@@ -1,4 +1,4 @@
-"""Matrices of 4 and 8 bits in the tiles that the operator Linear reads (plugin_src/cpu/linear.h)."""
+"""Matrices of int4, int8 and e2m1 numbers in the tiles that the operator Linear reads (plugin_src/cpu/linear.h)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,19 @@ def columns_per_scale(matrix: QuantizedMatrix) -> int:
     return matrix.shape[1] // (scales[1] if len(scales) == 2 else 1)
 
 
+def scale_dtype(matrix: QuantizedMatrix) -> DType:
+    """The type of the scales in tiles: e4m3 scales are stored as float16."""
+    stored = matrix.scales.dtype
+    return DType.FLOAT16 if stored is DType.FLOAT8E4M3FN else stored
+
+
 def write_tiles(matrix: QuantizedMatrix, read: Read, out: np.ndarray) -> None:
     """Lay ``matrix`` out in ``out`` uint8 [tiles, bytes] of ``tiles_shape``."""
     rows, columns = matrix.shape
     groups, at_once = columns // columns_per_scale(matrix), _groups_at_once(matrix)
-    scale_type = np.dtype(f"u{matrix.scales.dtype.numpy.itemsize}")
-    scales = read(matrix.scales).view(scale_type)
+    scale_type = np.dtype(f"u{scale_dtype(matrix).itemsize}")
+    scales = read(matrix.scales).view(matrix.scales.dtype.numpy)
+    scales = scales.astype(scale_dtype(matrix).numpy, copy=False).view(scale_type)
     scales = np.broadcast_to(scales if scales.size == 1 else scales.reshape(rows, groups), (rows, groups))
     words = read(matrix.values).view(np.uint32).reshape(rows, -1)
     group_words = words.shape[1] // groups
@@ -70,4 +77,4 @@ def _interleave(rows: np.ndarray, out: np.ndarray) -> None:
 
 def _groups_at_once(matrix: QuantizedMatrix) -> int:
     """Groups of a span."""
-    return 4 // matrix.scales.dtype.numpy.itemsize
+    return 4 // scale_dtype(matrix).itemsize

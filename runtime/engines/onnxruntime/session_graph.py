@@ -69,8 +69,9 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # What an initializer holds of its parts: the numbers as float32, the bytes of a StoredTensor as they are, an input of
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
-# For the operator Linear: a QuantizedMatrix in tiles, and the bytes [rows, n] of a matrix of floats as they are.
-LINEAR, LINEAR_FLOATS = "linear", "linear_floats"
+# For the operator Linear: a QuantizedMatrix in tiles, the bytes [rows, n] of a matrix as they are, the scales of a
+# QuantizedMatrix for each row, and its global scale for each row.
+LINEAR, LINEAR_BYTES, LINEAR_SCALES, LINEAR_FACTORS = "linear", "linear_bytes", "linear_scales", "linear_factors"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
 

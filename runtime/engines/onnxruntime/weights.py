@@ -23,8 +23,10 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
     blocks_of,
     dequantized,
     dequantized_parts,
+    factors_of_rows,
     row_scales,
     row_zero_points,
+    scales_of_rows,
 )
 from hybridge.runtime.engines.onnxruntime.huge_pages import HugePages
 from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
@@ -33,7 +35,9 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_ZEROS,
     BLOCKS,
     LINEAR,
-    LINEAR_FLOATS,
+    LINEAR_BYTES,
+    LINEAR_FACTORS,
+    LINEAR_SCALES,
     ROW_SCALES,
     ROW_ZEROS,
     STORED,
@@ -49,11 +53,13 @@ _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = Mappi
         BLOCKS: blocks_of,
         BLOCK_SCALES: block_scales,
         BLOCK_ZEROS: block_zero_points,
+        LINEAR_FACTORS: factors_of_rows,
+        LINEAR_SCALES: scales_of_rows,
         ROW_SCALES: row_scales,
         ROW_ZEROS: row_zero_points,
     }
 )
-_LINEAR = (LINEAR, LINEAR_FLOATS)
+_LINEAR = (LINEAR, LINEAR_BYTES)
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 

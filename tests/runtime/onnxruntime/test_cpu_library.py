@@ -101,5 +101,5 @@ def test_widened_weights_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         return linear_form.library_notes(SessionGraph(b"", (weight,), frozenset(), frozenset()))
 
     monkeypatch.setattr(linear_form, "cpu_library", lambda: CpuLibrary(None, "no compiler"))
-    expected = "weights of 16 bits are widened to float32, which takes twice the memory: no compiler"
+    expected = "large weights of 8 or 16 bits are widened to float32, which takes more memory: no compiler"
     assert notes(1024, 64) == (expected,) and notes(1023, 64) == notes(1 << 20) == ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.linear_form import TYPES
+from hybridge.runtime.engines.onnxruntime.linear_tiles import scale_dtype as tile_scale_dtype
 from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
-from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph
+from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph, numbers, stored_bytes
 
 pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
 PORTABLE, AVX2, AVX512 = 1, 2, 3
@@ -34,22 +35,24 @@ class Matrix:
     group: int
     scale_dtype: DType
     meant: np.ndarray
+    scales: np.ndarray | None = None
 
 
 def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype: DType = DType.BFLOAT16) -> Matrix:
-    """Random; group None: one scale for each row, 0: one for all."""
+    """Random; group None: one scale for each row, 0: one for all. e4m3 scales have a global scale."""
     random = np.random.default_rng(rows + columns)
-    if dtype not in (DType.INT4, DType.INT8):
+    if dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32):
         values = random.standard_normal((rows, columns)).astype(dtype.numpy)
         return Matrix(dtype, values.view(np.uint8).reshape(rows, -1), 0, DType.FLOAT32, values.astype(np.float64))
-    half = 8 if dtype is DType.INT4 else 128
-    values = random.integers(-half, half, (rows, columns)).astype(np.int8)
-    values[0, :2] = -half, half - 1
+    values = numbers(dtype, rows * columns, random).reshape(rows, columns)
     groups = 1 if not group else columns // group
-    scales = random.uniform(1e-3, 1e-2, (1 if group == 0 else rows, groups)).astype(scale_dtype.numpy)
-    pairs = values.view(np.uint8) & 15
-    stored = pairs[:, ::2] | pairs[:, 1::2] << 4 if dtype is DType.INT4 else values.view(np.uint8)
-    meant = values.astype(np.float64) * np.repeat(scales.astype(np.float64), columns // groups, axis=1)
+    scales = random.uniform(2e-2, 9e-2, (1 if group == 0 else rows, groups)).astype(scale_dtype.numpy)
+    factor = np.float32(0.375 if scale_dtype is DType.FLOAT8E4M3FN else 1)
+    wide = np.broadcast_to(scales.astype(np.float64), (rows, groups))
+    meant = values * np.repeat(wide, columns // groups, axis=1) * float(factor)
+    stored = np.frombuffer(stored_bytes(values, dtype), np.uint8).reshape(rows, -1)
+    if dtype is DType.FLOAT8E4M3FN:
+        return Matrix(dtype, stored, columns // groups, DType.FLOAT32, meant, wide.astype(np.float32))
     shape = () if group == 0 else (rows, groups) if group else (rows,)
     given = {"numbers": stored, "scales": scales}
     stored_matrix = QuantizedMatrix(
@@ -57,7 +60,8 @@ def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype
     )
     tiles = np.full(tiles_shape(stored_matrix), 0xFF, np.uint8)
     write_tiles(stored_matrix, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8), tiles)
-    return Matrix(dtype, tiles, columns // groups, scale_dtype, meant)
+    factors = None if factor == 1 else np.full((rows, 1), factor)
+    return Matrix(dtype, tiles, columns // groups, tile_scale_dtype(stored_matrix), meant, factors)
 
 
 def product(
@@ -68,12 +72,14 @@ def product(
     types = {"type": TYPES[weight.dtype], "scale_type": TYPES[weight.scale_dtype]}
     sizes = {"rows": rows, "group": weight.group, "block": block}
     options = {"exact": int(exact), "instructions": instructions}
-    node = helper.make_node("Linear", ["x", "w"], ["y"], domain="hybridge.cpu", **types, **sizes, **options)
+    initializers = [numpy_helper.from_array(weight.data, "w")]
+    if weight.scales is not None:
+        initializers.append(numpy_helper.from_array(weight.scales, "scales"))
+    names = ["x", *(each.name for each in initializers)]
+    node = helper.make_node("Linear", names, ["y"], domain="hybridge.cpu", **types, **sizes, **options)
     shapes = {"x": [None] * (x.ndim - 1) + [x.shape[-1]], "y": [None] * (x.ndim - 1) + [rows]}
     values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
-    graph = helper.make_graph(
-        [node], "linear", [values["x"]], [values["y"]], [numpy_helper.from_array(weight.data, "w")]
-    )
+    graph = helper.make_graph([node], "linear", [values["x"]], [values["y"]], initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("hybridge.cpu", 1)]
     session_options = ort.SessionOptions()
     session_options.intra_op_num_threads, session_options.log_severity_level = threads, 4
@@ -121,6 +127,16 @@ QUANTIZED = {
     "int8 by 32": (DType.INT8, 608, 32, 32, DType.BFLOAT16),
     "int8 by 128": (DType.INT8, 384, 128, 32, DType.BFLOAT16),
     "int8 by row": (DType.INT8, 96, None, 32, DType.FLOAT32),
+    "e2m1 by 16": (DType.FLOAT4E2M1, 208, 16, 16, DType.FLOAT8E4M3FN),
+    "e2m1 by 32": (DType.FLOAT4E2M1, 672, 32, 32, DType.BFLOAT16),
+    "e2m1 by 128": (DType.FLOAT4E2M1, 384, 128, 128, DType.FLOAT32),
+}
+# e4m3: type, columns, numbers that share a scale, no block, type of scales.
+SCALED = {
+    "e4m3 by 128": (DType.FLOAT8E4M3FN, 640, 128, 0, DType.FLOAT32),
+    "e4m3 by 24": (DType.FLOAT8E4M3FN, 72, 24, 0, DType.BFLOAT16),
+    "e4m3 by row": (DType.FLOAT8E4M3FN, 603, None, 0, DType.FLOAT16),
+    "e4m3, one scale": (DType.FLOAT8E4M3FN, 97, 0, 0, DType.FLOAT32),
 }
 
 
@@ -139,9 +155,10 @@ def test_rounds_inputs_by_blocks_and_nothing_else(name: str, instructions: int) 
 
 
 @pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
-@pytest.mark.parametrize("name", [*QUANTIZED, "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", [*QUANTIZED, *SCALED, "float16", "bfloat16", "float32"])
 def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -> None:
-    dtype, columns, group, block, scales = QUANTIZED.get(name) or (DType(name), 603, None, 0, DType.FLOAT32)
+    floats = None if name in QUANTIZED or name in SCALED else (DType(name), 603, None, 0, DType.FLOAT32)
+    dtype, columns, group, block, scales = floats or (QUANTIZED | SCALED)[name]
     for rows in (1, 37):
         weight = matrix(dtype, rows, columns, group, scales)
         for count in (1, 7, 33):
@@ -160,6 +177,20 @@ def test_a_float16_weight_keeps_its_smallest_and_largest_numbers() -> None:
         np.testing.assert_array_equal(found[:, 0], values[0].astype(np.float32))
 
 
+@pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
+def test_every_e4m3_number_keeps_its_value(instructions: int) -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    # One number in each row: NaN stays in its row.
+    weight = Matrix(
+        DType.FLOAT8E4M3FN, codes[:, None], 1, DType.FLOAT32, values[:, None], np.full((256, 1), 0.5, np.float32)
+    )
+    for count in (1, 4, 40):
+        found = product(weight, np.full((count, 1), 2.0, np.float32), instructions=instructions)
+        np.testing.assert_array_equal(found, np.broadcast_to(values, (count, 256)))
+    assert np.isnan(values).sum() == 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_input_that_is_not_finite_gives_nan(value: float) -> None:
     weight, x = matrix(DType.INT4, 5, 96, 32), inputs(17, 96)
@@ -174,16 +205,31 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for wrong, block in ((x[:, :64], 32), (x, 64), (x, 24), (x, 0)):
         with pytest.raises(Exception, match="expected x and a weight of one matrix"):
             product(weight, np.ascontiguousarray(wrong), block)
+    scaled = matrix(DType.FLOAT8E4M3FN, 5, 96, 32)
+    for scales in (None, np.ones((5, 2), np.float32), np.ones((1, 3), np.float32)):
+        with pytest.raises(Exception, match="expected x and a weight of one matrix"):
+            product(replace(scaled, scales=scales), x)
 
 
-@pytest.mark.parametrize("dtype", [DType.INT4, DType.INT8])
-def test_weights_are_laid_out_once(dtype: DType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("form", "scale_bytes"),
+    [
+        (Form(DType.INT4, 32), 4 * 4),
+        (Form(DType.INT8, 32), 4 * 4),
+        (Form(DType.FLOAT4E2M1, 16, scales=DType.FLOAT8E4M3FN, is_scaled_twice=True), 8 * 2 + 4),
+        (Form(DType.FLOAT8E4M3FN, 32, scales=DType.BFLOAT16), 4 * 4),
+        (Form(DType.FLOAT8E4M3FN, 0), 4),
+    ],
+    ids=["int4", "int8", "nvfp4", "e4m3 by 32", "e4m3, one scale"],
+)
+def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
-    weight, meant = made.matrix("w", Form(dtype, 32), 64, 128)
+    weight, meant = made.matrix("w", form, 64, 128)
     made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)
     session, store, types = made.session(exact=True, linear=True)
-    # Numbers and float32 scales, and no other copy.
-    assert types == ["Linear"] and store.copied_bytes == 64 * (dtype.nbytes(128) + 4 * 4) and store.mapped_bytes == 0
+    # Numbers and scales, and no other copy.
+    assert types == ["Linear"] and store.mapped_bytes == 0
+    assert store.copied_bytes == 64 * (form.dtype.nbytes(128) + scale_bytes)
     x = inputs(7, 128)
     size = np.abs(x.astype(np.float64)) @ np.abs(meant.T)
     assert (np.abs(session.run(None, {"x": x})[0] - x.astype(np.float64) @ meant.T) <= 1e-6 * size).all()
