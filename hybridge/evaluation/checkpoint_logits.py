@@ -30,7 +30,10 @@ class CheckpointLogits:
         text = self._model.model.config.get_text_config()
         self.vocab_size = int(text.vocab_size)
         kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ["attention"]
-        self._attends = any("attention" in kind and not kind.startswith("linear") for kind in kinds)
+        # zamba and zaya name a layer with attention and another mixer "hybrid".
+        self._attends = any(
+            kind.startswith("hybrid") or kind.endswith("attention") for kind in kinds if "linear" not in kind
+        )
 
     def logits(self, tokens: np.ndarray, first: int, rows: int) -> Iterator[np.ndarray]:
         torch, last = self._model.torch, len(tokens) - 1

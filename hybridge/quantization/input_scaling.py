@@ -24,15 +24,23 @@ from hybridge.exporter.families.recurrent_config import (
     ShortConvConfig,
 )
 
-_NOT_INPUTS = (
-    ".A",
-    *(
-        f"{name}.weight"
-        for name in (
-            *("o_proj", "out_proj", "down_proj", "output_linear", "latent_out"),
-            *("q_b_proj", "kv_b_proj", "f_b_proj", "g_b_proj", "x_proj", "dt_proj"),
-        )
-    ),
+# Matrices that read their block's norm, and those that read something else: the parts of a body, then names.
+_PARTS = ("", "attention.", "mamba.", "shared.", "experts.", "qkv_proj.")
+_READ_NORM = frozenset(
+    (
+        *("q_proj", "k_proj", "v_proj", "qkv_proj", "v_proj_current", "v_proj_delayed", "g_proj", "output_gate"),
+        *("q_a_proj", "kv_a_proj_with_mqa", "linear_x", "linear_y"),
+        *("in_proj", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj_qkv", "in_proj_qkvz", "in_proj_z"),
+        *("a_proj", "b_proj", "f_proj", "f_a_proj", "g_a_proj"),
+        *("gate_proj", "up_proj", "input_linear", "up", "router", "shared_gate"),
+    )
+)
+_READ_OTHERS = frozenset(
+    (
+        *("o_proj", "out_proj", "linear_out", "down_proj", "output_linear", "down", "latent_out"),
+        *("q_b_proj", "kv_b_proj", "f_b_proj", "g_b_proj", "x_proj", "dt_proj"),
+        *("A", "D", "conv1d", "q_conv1d", "k_conv1d", "v_conv1d"),
+    )
 )
 # Activations of plain MLPs that carry a scale through: f(s x) = s^n f(x) for s > 0.
 _POWERS = {"relu": 1, "relu2": 2}
@@ -83,21 +91,19 @@ def _of_block(
 
 
 def _readers(body: BodyConfig, own: Mapping[str, Parameter], hidden: int) -> tuple[str, ...]:
-    """The matrices that read the block's norm; none where one of them has three axes."""
-    names = [name for name in own if name.startswith("body.") and not name.endswith(_NOT_INPUTS)]
-    if isinstance(body, MoeConfig):
-        experts = ("body.experts.up",) if body.latent_size is None else ()
-        names = [name for name in names if ".experts." not in name or name in experts]
+    """The matrices that read the block's norm; none where one of them has three axes, or may read it and may not."""
     found: list[str] = []
-    for name in names:
-        parameter = own[name]
-        if parameter.parts:
-            found += parameter.parts
-        elif len(parameter.shape) > 1 and parameter.shape[-1] == hidden and "conv1d" not in name:
-            if len(parameter.shape) != 2:
-                return ()
-            assert parameter.source is not None
-            found.append(parameter.source)
+    for name, parameter in own.items():
+        if not name.startswith("body.") or len(parameter.shape) < 2 or parameter.shape[-1] != hidden:
+            continue
+        part, _, last = name.removeprefix("body.").removesuffix(".weight").rpartition(".")
+        known = f"{part}." * bool(part) in _PARTS
+        experts_of_latents = part == "experts" and isinstance(body, MoeConfig) and body.latent_size is not None
+        if known and (last in _READ_OTHERS or experts_of_latents):
+            continue
+        if not known or last not in _READ_NORM or (not parameter.parts and len(parameter.shape) != 2):
+            return ()
+        found += parameter.sources
     return tuple(found)
 
 

@@ -11,6 +11,9 @@ import numpy as np
 from hybridge.artifact.mapped_file import release_pages
 from hybridge.verification.transformers_model import TransformersModel
 
+# Positional and named arguments of a layer, beside the hidden states.
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 class LayerWalk:
     """The hidden states of all windows, moved through one decoder layer at a time.
@@ -22,7 +25,8 @@ class LayerWalk:
     def __init__(self, model: TransformersModel, windows: Sequence[np.ndarray]) -> None:
         self._model, self._windows = model, windows
         self._hidden: list[Any] = []
-        self._calls: list[tuple[Any, dict[str, Any]]] = []
+        # By window and layer; what equals the first window's is stored once.
+        self._calls: list[list[_Call]] = []
         # Length of the tuples that layers return; 0 if they return a tensor.
         self._length = 0
         # What the last layer returned beside the hidden states, by window, where the next one takes some of it.
@@ -33,10 +37,10 @@ class LayerWalk:
     def run(self, index: int, after_window: Callable[[], None] | None = None) -> None:
         """Replace the hidden states by the outputs of layer ``index``, the next one; calls ``after_window``."""
         layer = self._model.base.layers[index]
-        arguments, named = self._calls[index]
         with self._model.failures("run"), self._model.torch.no_grad():
             for window, hidden in enumerate(self._hidden):
                 beside = self._beside[window]
+                arguments, named = self._calls[window][index]
                 own = [beside[a.index] if isinstance(a, _Returned) else a for a in arguments]
                 output = layer(hidden.to(self._model.device), *own, **named)
                 self._hidden[window] = (output[0] if isinstance(output, tuple) else output).cpu()
@@ -54,7 +58,7 @@ class LayerWalk:
 
     def _passes_more(self) -> bool:
         """Whether layers take more from the one before than hidden states (zaya)."""
-        return any(isinstance(a, _Returned) for arguments, _ in self._calls for a in arguments)
+        return any(isinstance(a, _Returned) for arguments, _ in self._calls[0] for a in arguments)
 
     def _record(self) -> None:
         """Find the first hidden states, and the other arguments of each layer."""
@@ -66,7 +70,20 @@ class LayerWalk:
         for window in self._windows:
             _, recorders = self._without_layers(window, [])
             self._hidden.append(recorders[0].hidden.cpu())
-            self._calls = self._calls or [each.call for each in recorders]
+            calls: list[_Call] = [each.call for each in recorders]
+            if self._calls:
+                pairs = zip(self._calls[0], calls, strict=True)
+                calls = [self._shared(first, call) for first, call in pairs]
+            self._calls.append(calls)
+
+    def _shared(self, first: Any, other: Any) -> Any:
+        """``other``, with the tensors of ``first`` that are equal to its own in their place."""
+        if isinstance(other, tuple):
+            return tuple(self._shared(*pair) for pair in zip(first, other, strict=True))
+        if isinstance(other, dict):
+            return {name: self._shared(first[name], value) for name, value in other.items()}
+        is_tensor = isinstance(first, self._model.torch.Tensor) and isinstance(other, self._model.torch.Tensor)
+        return first if is_tensor and self._model.torch.equal(first, other) else other
 
     def _without_layers(self, window: np.ndarray, outputs: list[Any]) -> tuple[Any, list[Any]]:
         """The final hidden states where layers return their inputs, the first one ``outputs``; and the recorders."""

@@ -19,7 +19,7 @@ from tests.support.effort import sample
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
 
 WITH_EXPERTS = ("nemotron_h experts", "qwen3_next experts", "granitemoehybrid experts")
-ON_PUSH = ("nemotron_h experts", "qwen3_next")
+ON_PUSH = ("nemotron_h experts", "qwen3_next", "recurrent_gemma")
 
 
 def logits(folder: Path) -> torch.Tensor:
