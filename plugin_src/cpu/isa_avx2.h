@@ -15,7 +15,7 @@ struct Avx2 {
     using F = __m256;
     using I = __m256i;
     static constexpr int lanes = 8;
-    static constexpr int rounded_tile = 4, tile = 8;
+    static constexpr int rounded_tile = 4, tile = 6, panel_vectors = 2, dot_rows = 2;
     static constexpr int offset8 = 0;
 
     static F zero() { return _mm256_setzero_ps(); }
@@ -56,7 +56,6 @@ struct Avx2 {
         std::memcpy(&four, p, sizeof four);
         return _mm256_set1_epi32(four);
     }
-    static I load_integers(const int32_t* p) { return bytes(p); }
     static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
     static I low_halves(I a) { return _mm256_and_si256(a, _mm256_set1_epi8(15)); }
     static I high_halves(I a) { return low_halves(_mm256_srli_epi16(a, 4)); }
@@ -85,8 +84,19 @@ struct Avx2 {
         const __m128i sums = _mm_load_si128(reinterpret_cast<const __m128i*>(e2m1_sums));
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(sums), halves);
     }
-    static I gather(const uint8_t* p, I starts) {
-        return _mm256_i32gather_epi32(reinterpret_cast<const int*>(p), starts, 1);
+    static void transpose(F (&rows)[lanes]) {
+        F pairs[8], fours[8];
+        for (int i = 0; i < 8; i += 2) {
+            pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]), pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+        }
+        for (int i = 0; i < 8; ++i) {
+            const F a = pairs[i / 4 * 4 + i % 4 / 2], b = pairs[i / 4 * 4 + 2 + i % 4 / 2];
+            fours[i] = i % 2 ? _mm256_shuffle_ps(a, b, 0xee) : _mm256_shuffle_ps(a, b, 0x44);
+        }
+        for (int i = 0; i < 4; ++i) {
+            rows[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+            rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+        }
     }
 
     static void store_rounded(int8_t* p, F a) {

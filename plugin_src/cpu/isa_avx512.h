@@ -14,8 +14,9 @@ struct Avx512 {
     using F = __m512;
     using I = __m512i;
     static constexpr int lanes = 16;
-    // Inputs per tile of the kernels for many inputs, with and without rounding.
-    static constexpr int rounded_tile = 12, tile = 12;
+    // Inputs per tile of the kernels for many inputs, with and without rounding; vectors of rows of a panel; rows that are
+    // multiplied with a few inputs at once.
+    static constexpr int rounded_tile = 12, tile = 8, panel_vectors = 2, dot_rows = 4;
     // Offset that makes 8-bit weights unsigned for `dot8`.
     static constexpr int offset8 = 128;
 
@@ -51,7 +52,6 @@ struct Avx512 {
         __builtin_memcpy(&four, p, sizeof four);
         return _mm512_set1_epi32(four);
     }
-    static I load_integers(const int32_t* p) { return _mm512_loadu_si512(p); }
     static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
     // The low or the high half of each byte, as a number from 0 to 15.
     static I low_halves(I a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
@@ -81,8 +81,26 @@ struct Avx512 {
         const __m128i sums = _mm_load_si128(reinterpret_cast<const __m128i*>(e2m1_sums));
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(sums), halves);
     }
-    // One dword from each of 16 rows.
-    static I gather(const uint8_t* p, I starts) { return _mm512_i32gather_epi32(starts, p, 1); }
+    // Row i of the transposed matrix has lane i of each of `rows`.
+    static void transpose(F (&rows)[lanes]) {
+        F pairs[16], fours[16];
+        for (int i = 0; i < 16; i += 2) {
+            pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]), pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+        }
+        for (int i = 0; i < 16; ++i) {
+            const F a = pairs[i / 4 * 4 + i % 4 / 2], b = pairs[i / 4 * 4 + 2 + i % 4 / 2];
+            fours[i] = i % 2 ? _mm512_shuffle_ps(a, b, 0xee) : _mm512_shuffle_ps(a, b, 0x44);
+        }
+        // Quarter q of fours[4 * j + i] has lane 4 * q + i of rows 4 * j to 4 * j + 3.
+        for (int i = 0; i < 4; ++i) {
+            const F low = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0x44);
+            const F high = _mm512_shuffle_f32x4(fours[i], fours[4 + i], 0xee);
+            const F low2 = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x44);
+            const F high2 = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xee);
+            rows[i] = _mm512_shuffle_f32x4(low, low2, 0x88), rows[4 + i] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+            rows[8 + i] = _mm512_shuffle_f32x4(high, high2, 0x88), rows[12 + i] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+        }
+    }
 
     // The nearest integers of a as 8-bit numbers.
     static void store_rounded(int8_t* p, F a) {

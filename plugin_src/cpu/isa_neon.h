@@ -15,7 +15,7 @@ struct Neon {
     using F = float32x4_t;
     using I = int32x4_t;
     static constexpr int lanes = 4;
-    static constexpr int rounded_tile = 8, tile = 12;
+    static constexpr int rounded_tile = 8, tile = 12, panel_vectors = 2, dot_rows = 4;
     static constexpr int offset8 = 0;
 
     static F zero() { return vdupq_n_f32(0); }
@@ -55,7 +55,6 @@ struct Neon {
         std::memcpy(&four, p, sizeof four);
         return vdupq_n_s32(four);
     }
-    static I load_integers(const int32_t* p) { return vld1q_s32(p); }
     static F to_float(I a) { return vcvtq_f32_s32(a); }
     static I low_halves(I a) { return vreinterpretq_s32_u8(vandq_u8(vreinterpretq_u8_s32(a), vdupq_n_u8(15))); }
     static I high_halves(I a) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(a), 4)); }
@@ -79,11 +78,12 @@ struct Neon {
     static I e2m1_numbers(I halves) {
         return vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(e2m1_sums), vreinterpretq_u8_s32(halves)));
     }
-    static I gather(const uint8_t* p, I starts) {
-        int32_t where[4], found[4];
-        vst1q_s32(where, starts);
-        for (int i = 0; i < 4; ++i) std::memcpy(found + i, p + where[i], 4);
-        return vld1q_s32(found);
+    static void transpose(F (&rows)[lanes]) {
+        const float32x4x2_t a = vtrnq_f32(rows[0], rows[1]), b = vtrnq_f32(rows[2], rows[3]);
+        for (int i = 0; i < 2; ++i) {
+            rows[i] = vcombine_f32(vget_low_f32(a.val[i]), vget_low_f32(b.val[i]));
+            rows[i + 2] = vcombine_f32(vget_high_f32(a.val[i]), vget_high_f32(b.val[i]));
+        }
     }
 
     static void store_rounded(int8_t* p, F a) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "linear.h"
 
@@ -29,7 +30,7 @@ struct Portable {
     struct F { float at[4]; };
     struct I { uint8_t at[16]; };
     static constexpr int lanes = 4;
-    static constexpr int rounded_tile = 4, tile = 4;
+    static constexpr int rounded_tile = 4, tile = 4, panel_vectors = 1, dot_rows = 2;
     static constexpr int offset8 = 0;
 
     template <class Number>
@@ -71,7 +72,6 @@ struct Portable {
         std::memcpy(&four, p, sizeof four);
         return integers(four);
     }
-    static I load_integers(const int32_t* p) { return bytes(p); }
     static F to_float(I a) {
         int32_t words[4];
         std::memcpy(words, a.at, sizeof words);
@@ -117,12 +117,10 @@ struct Portable {
         for (auto& byte : halves.at) byte = e2m1_sums[byte];
         return halves;
     }
-    static I gather(const uint8_t* p, I starts) {
-        int32_t where[4];
-        std::memcpy(where, starts.at, sizeof where);
-        I a;
-        for (int i = 0; i < 4; ++i) std::memcpy(a.at + 4 * i, p + where[i], 4);
-        return a;
+    static void transpose(F (&rows)[lanes]) {
+        for (int r = 0; r < lanes; ++r) {
+            for (int c = 0; c < r; ++c) std::swap(rows[r].at[c], rows[c].at[r]);
+        }
     }
 
     static void store_rounded(int8_t* p, F a) {

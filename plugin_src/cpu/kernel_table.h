@@ -14,8 +14,8 @@ namespace cpu {
 struct Kernels {
     // Number of inputs from which `panels` are faster than `dots`.
     int64_t panel_inputs;
-    // Bytes of scratch memory for `panels`, 64-byte aligned.
-    int64_t (*scratch_bytes)(const Weight&);
+    // Rows of the weight that `panels` computes at once.
+    int64_t panel_rows;
     // Round x [columns], which is input m of `out`.
     void (*round)(const Weight&, const float* x, int64_t m, const Rounded& out);
     // y[:, first:last] of a weight of integers with rounded inputs; first is the beginning of a tile.
@@ -24,9 +24,10 @@ struct Kernels {
     void (*arrange)(const Weight&, const float* x, float* out);
     // y[:, first:last] of a weight of floats with a few arranged inputs.
     void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
-    // The same of any weight with any number of inputs as they are.
-    void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last,
-                   uint8_t* scratch);
+    // Input m of `count`, x [columns], in the order in which `panels` reads them: [count * columns].
+    void (*pack)(const float* x, int64_t columns, int64_t m, int64_t count, float* out);
+    // y[:, first:last] of any weight with any number of packed inputs; first is a multiple of tile_rows.
+    void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
     // Heads first to last of an update, counted over all its rows.
     void (*update_ssm)(const SsmUpdate&, int64_t first, int64_t last);
     void (*update_ssm_8bit)(const SsmUpdate&, const SsmState8&, int64_t first, int64_t last);

@@ -3,7 +3,8 @@
 
 #include "conv_channels.h"
 #include "delta_rule_heads.h"
-#include "float_products.h"
+#include "float_panels.h"
+#include "float_rows.h"
 #include "gated_norm_groups.h"
 #include "kernel_table.h"
 #include "rounded_tiles.h"
@@ -15,9 +16,9 @@ namespace {
 
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
-    return {panel_inputs, scratch_bytes<Isa>, round_row<Isa>,      rounded<Isa>,     arrange<Isa>,  dots<Isa>,
-            panels<Isa>,  ssm_heads<Isa>,     ssm_heads_8bit<Isa>, delta_heads<Isa>, convolve<Isa>, gated_norm<Isa>,
-            widen_states<Isa>, round_states<Isa>};
+    return {panel_inputs,      panel_rows<Isa>,   round_row<Isa>, rounded<Isa>,   arrange<Isa>,
+            dots<Isa>,         pack<Isa>,         panels<Isa>,    ssm_heads<Isa>, ssm_heads_8bit<Isa>,
+            delta_heads<Isa>,  convolve<Isa>,     gated_norm<Isa>, widen_states<Isa>, round_states<Isa>};
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ class Memory {
     int64_t size_ = 0;
 };
 
-thread_local Memory scratch_memory, input_memory;
+thread_local Memory input_memory;
 
 struct Product {
     const cpu::Kernels& kernels;
@@ -48,24 +48,27 @@ struct Product {
     int64_t count, task_rows;
     bool rounds, uses_panels;
     cpu::Rounded rounded;
-    bool failed = false;
+    float* arranged = nullptr;
 
-    void round_inputs(size_t task) {
+    void prepare_inputs(size_t task) {
         int64_t first = static_cast<int64_t>(task) * 16, last = first + 16 < count ? first + 16 : count;
-        for (int64_t m = first; m < last; ++m) kernels.round(weight, x + m * weight.columns, m, rounded);
+        for (int64_t m = first; m < last; ++m) {
+            const float* input = x + m * weight.columns;
+            if (rounds) {
+                kernels.round(weight, input, m, rounded);
+            } else if (uses_panels) {
+                kernels.pack(input, weight.columns, m, count, arranged);
+            } else {
+                kernels.arrange(weight, input, arranged + m * cpu::pad(weight.columns, cpu::dot_columns));
+            }
+        }
     }
 
     void run(size_t task) {
         int64_t first = static_cast<int64_t>(task) * task_rows;
         int64_t last = first + task_rows < weight.rows ? first + task_rows : weight.rows;
         if (rounds) return kernels.rounded(weight, rounded, y, first, last);
-        if (!uses_panels) return kernels.dots(weight, x, count, y, first, last);
-        uint8_t* scratch = scratch_memory.bytes(kernels.scratch_bytes(weight));
-        if (!scratch) {
-            __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
-        } else {
-            kernels.panels(weight, x, count, y, first, last, scratch);
-        }
+        (uses_panels ? kernels.panels : kernels.dots)(weight, arranged, count, y, first, last);
     }
 };
 
@@ -136,22 +139,22 @@ class Linear {
         const bool uses_panels = !rounds && (w.is_tiled() || count >= kernels_->panel_inputs);
         Product product{*kernels_, w, x, y, count, 0, rounds, uses_panels, {}};
         if (auto* status = prepare(context, product)) return status;
-        // Whole tiles, in tasks of about equal size.
-        int64_t units = cpu::pad(w.rows, cpu::tile_rows) / cpu::tile_rows;
+        // Whole tiles and panels, in tasks of about equal size.
+        int64_t unit = cpu::tile_rows;
+        if (uses_panels && kernels_->panel_rows > unit) unit = kernels_->panel_rows;
+        int64_t units = cpu::pad(w.rows, unit) / unit;
         int64_t wanted = uses_panels || count > 1 ? most_tasks : w.rows * w.row_bytes() / task_bytes + 1;
         int64_t tasks = wanted < most_tasks ? wanted : most_tasks;
-        product.task_rows = (units + tasks - 1) / tasks * cpu::tile_rows;
+        product.task_rows = (units + tasks - 1) / tasks * unit;
         auto run = [](void* data, size_t task) { static_cast<Product*>(data)->run(task); };
         int64_t used = (w.rows + product.task_rows - 1) / product.task_rows;
-        if (auto* status = ort::spread(*api_, context, run, used, &product)) return status;
-        return product.failed ? api_->status(ort::fail, "Linear: expected scratch memory, found none") : nullptr;
+        return ort::spread(*api_, context, run, used, &product);
     }
 
-    // Rounds or arranges the inputs of `product`.
+    // Rounds, packs or arranges the inputs of `product`.
     ort::Status* prepare(ort::Context* context, Product& product) const {
         const Weight& w = product.weight;
         const int64_t count = product.count, stride = cpu::pad(w.columns, cpu::dot_columns);
-        if (product.uses_panels) return nullptr;
         uint8_t* memory = input_memory.bytes(count * (product.rounds ? stride + 8 * w.blocks() : 4 * stride));
         if (!memory) return api_->status(ort::fail, "Linear: expected memory for inputs, found none");
         if (product.rounds) {
@@ -159,13 +162,11 @@ class Linear {
             product.rounded.scales = reinterpret_cast<float*>(memory + count * stride);
             product.rounded.offsets = reinterpret_cast<int32_t*>(product.rounded.scales + count * w.blocks());
             product.rounded.count = count;
-            auto round = [](void* data, size_t task) { static_cast<Product*>(data)->round_inputs(task); };
-            return ort::spread(*api_, context, round, (count + 15) / 16, &product);
+        } else {
+            product.arranged = reinterpret_cast<float*>(memory);
         }
-        float* arranged = reinterpret_cast<float*>(memory);
-        for (int64_t m = 0; m < count; ++m) kernels_->arrange(w, product.x + m * w.columns, arranged + m * stride);
-        product.x = arranged;
-        return nullptr;
+        auto prepare = [](void* data, size_t task) { static_cast<Product*>(data)->prepare_inputs(task); };
+        return ort::spread(*api_, context, prepare, (count + 15) / 16, &product);
     }
 
     const ort::Api* api_ = nullptr;

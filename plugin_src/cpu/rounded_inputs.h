@@ -1,6 +1,7 @@
 // Inputs rounded to 8 bits, block by block.
 #pragma once
 
+#include "input_groups.h"
 #include "linear.h"
 
 namespace cpu {
@@ -35,33 +36,13 @@ inline void split_eight(int8_t* p) {
     __builtin_memcpy(p, &a, 8);
 }
 
-// Sizes of groups of inputs.
-template <class Isa>
-constexpr int group_sizes[] = {Isa::rounded_tile, 4, 2, 1};
-
-// First input and size of the group of input m.
-struct Group {
-    int64_t first, size;
-};
-
-template <class Isa>
-Group group_of(int64_t m, int64_t count) {
-    int64_t first = 0;
-    for (int64_t size : group_sizes<Isa>) {
-        int64_t end = first + (count - first) / size * size;
-        if (m < end) return {first + (m - first) / size * size, size};
-        first = end;
-    }
-    return {m, 1};
-}
-
 template <class Isa, Type type>
 void round_blocks(const Weight& w, const float* x, int64_t m, const Rounded& out) {
     constexpr int bits = bits_of(type);
     constexpr int64_t word = 32 / bits;
     constexpr int offset = type == int4 ? 8 : type == e2m1 ? e2m1_offset : Isa::offset8;
     constexpr float unit = type == e2m1 ? 0.5f : 1.0f;
-    const Group group = group_of<Isa>(m, out.count);
+    const Group group = group_of<Isa::rounded_tile>(m, out.count);
     const int64_t blocks = w.blocks(), place = m - group.first;
     int8_t* numbers = out.numbers + group.first * w.columns + place * word;
     for (int64_t b = 0; b < blocks; ++b) {

@@ -43,45 +43,48 @@ void load_e4m3_part(const uint8_t* p, int64_t count, typename Isa::F (&out)[2]) 
     Isa::load_e4m3(whole, out);
 }
 
-// A row of e4m3 numbers, scaled. With a NaN among them, all are NaN: then so is every product with the row.
+// Columns start to start + count of a row of e4m3 numbers, scaled. With a NaN among them, all are NaN: then so is every
+// product with the row.
 template <class Isa>
-void widen_e4m3_row(const Weight& w, int64_t row, float* out) {
+void widen_e4m3_row(const Weight& w, int64_t row, int64_t start, int64_t count, float* out) {
     constexpr int64_t two = 2 * Isa::lanes;
-    const uint8_t* p = w.data + row * w.row_bytes();
-    const float* scales = w.scales + row * w.groups();
-    const auto unit = Isa::all(has_e4m3_nan(p, w.columns) ? __builtin_nanf("") : e4m3_unit);
-    for (int64_t start = 0; start < w.columns; start += w.group) {
-        const auto scale = Isa::all(*scales++);
-        for (int64_t i = 0; i < w.group; i += two) {
-            const int64_t left = w.group - i;
+    const uint8_t* p = w.data + row * w.row_bytes() + start;
+    const auto unit = Isa::all(has_e4m3_nan(p, count) ? __builtin_nanf("") : e4m3_unit);
+    for (int64_t k = 0; k < count;) {
+        const int64_t group = (start + k) / w.group, after = (group + 1) * w.group - start;
+        const int64_t end = after < count ? after : count;
+        const auto scale = Isa::all(w.scales[row * w.groups() + group]);
+        for (; k < end; k += two) {
             typename Isa::F numbers[2];
-            left >= two ? Isa::load_e4m3(p + start + i, numbers) : load_e4m3_part<Isa>(p + start + i, left, numbers);
+            end - k >= two ? Isa::load_e4m3(p + k, numbers) : load_e4m3_part<Isa>(p + k, end - k, numbers);
             for (int half = 0; half < 2; ++half) {
-                const int64_t at = i + half * Isa::lanes;
-                store_lanes<Isa>(out + start + at, Isa::mul(Isa::mul(numbers[half], unit), scale), w.group - at);
+                const int64_t at = k + half * Isa::lanes;
+                store_lanes<Isa>(out + at, Isa::mul(Isa::mul(numbers[half], unit), scale), end - at);
             }
         }
+        k = end;
     }
 }
 
-// A row of a weight that is not in tiles: [w.columns].
+// Columns start to start + count of a row of a weight that is not in tiles.
 template <class Isa>
-void widen_row(const Weight& w, int64_t row, float* out) {
-    const uint8_t* p = w.data + row * w.row_bytes();
+void widen_row(const Weight& w, int64_t row, int64_t start, int64_t count, float* out) {
+    if (w.type == e4m3) return widen_e4m3_row<Isa>(w, row, start, count, out);
+    const uint8_t* p = w.data + row * w.row_bytes() + start * bits_of(w.type) / 8;
     if (w.type == float32) {
-        __builtin_memcpy(out, p, static_cast<size_t>(4 * w.columns));
+        __builtin_memcpy(out, p, static_cast<size_t>(4 * count));
         return;
     }
-    if (w.type == e4m3) return widen_e4m3_row<Isa>(w, row, out);
     bool is_bfloat = w.type == bfloat16;
     int64_t i = 0;
-    for (; i + Isa::lanes <= w.columns; i += Isa::lanes) Isa::store(out + i, Isa::load16(p + 2 * i, is_bfloat));
-    if (i < w.columns) Isa::store_part(out + i, Isa::load16_part(p + 2 * i, is_bfloat, w.columns - i), w.columns - i);
+    for (; i + Isa::lanes <= count; i += Isa::lanes) Isa::store(out + i, Isa::load16(p + 2 * i, is_bfloat));
+    if (i < count) Isa::store_part(out + i, Isa::load16_part(p + 2 * i, is_bfloat, count - i), count - i);
 }
 
-// Columns start to start + count of the rows from `row` on, which are in one tile, scaled: [count, Isa::lanes].
+// Columns start to start + count of the rows from `row` on, which are in one tile, scaled: [count, Isa::lanes],
+// `stride` apart.
 template <class Isa>
-void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, float* out) {
+void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, float* out, int64_t stride) {
     const uint8_t* tile = w.data + row / tile_rows * w.tile_bytes();
     const int64_t lane = row % tile_rows;
     const int64_t per_word = 32 / bits_of(w.type), at_once = w.groups_at_once();
@@ -104,7 +107,7 @@ void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, floa
                 int pair = word[4 * r + place / 2], half = place % 2 ? pair >> 4 : pair & 15;
                 number = w.type == int4 ? static_cast<float>(half - 8) : 0.5f * (e2m1_sums[half] - e2m1_offset);
             }
-            out[i * Isa::lanes + r] = number * scales[r];
+            out[i * stride + r] = number * scales[r];
         }
     }
 }
