@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from hybridge.verification.reference import ReferenceRun
 from hybridge.verification.report import EMBEDDINGS, INPUT, Comparison
 from hybridge.verification.scenarios import state_items
 
-# The most that swapping some ties of a layer may change, relative to swapping all of them.
-_TIE_FACTOR = 2.0
+# The most that one rounding may change, relative to the change between two others: those with all ties swapped, or
+# of a run without rounding and one with it.
+_ROUNDING_FACTOR = 2.0
 _Pair = tuple[str, int | None, np.ndarray, np.ndarray]
 
 
@@ -25,39 +27,64 @@ def compared(
 ) -> Iterator[Comparison]:
     """All comparisons of ``observed``.
 
-    Where one is beyond ``tolerance``, all are made with a run whose routers choose by their inputs in the artifact,
-    and these inputs are compared too. Those beyond ``tolerance`` also pass where ties of rounded inputs explain the
-    difference.
+    Those beyond ``tolerance`` also pass where ties of rounded inputs explain the difference.
     """
-    pairs = list(_pairs(observed, expected.run(observed), config))
-    errors, routed = _errors(pairs), None
-    if not _within(errors, tolerance):
-        routed = expected.with_router_inputs(observed)
-        if routed is not None:
-            pairs = list(_pairs(observed, routed, config))
-            errors = _errors(pairs)
-    explained = [0.0] * len(pairs)
-    if not _within(errors, tolerance):
-        swapped = expected.with_ties_swapped(observed)
-        if swapped is not None:
-            others = (pair[3] for pair in _pairs(observed, swapped, config))
-            explained = [
-                _TIE_FACTOR * _measure(item)(other, reference)
-                for (item, _, _, reference), other in zip(pairs, others, strict=True)
-            ]
-    for (item, layer, _, _), error, ties in zip(pairs, errors, explained, strict=True):
-        within = error <= tolerance
-        passed = within or error <= tolerance + ties
-        by_ties = passed and not within
-        yield Comparison(engine, observed.scenario, item, layer, error, passed, by_ties, routed=routed is not None)
+    found = _Compared(observed, expected.run(observed), config)
+    if not found.within(tolerance):
+        found = found.explained_by(expected.with_ties_swapped(observed))
+    yield from found.comparisons(engine, tolerance)
 
 
-def _errors(pairs: Sequence[_Pair]) -> list[float]:
-    return [_measure(item)(found, reference) for item, _, found, reference in pairs]
+def compared_on_own_inputs(
+    engine: str, observed: Observation, expected: Expected, config: RuntimeConfig, tolerance: float
+) -> Iterator[Comparison]:
+    """All comparisons of ``observed`` with a run whose layers, head and routers get their inputs in the artifact.
+
+    The inputs of routers are compared too. Comparisons beyond ``tolerance`` also pass where rounding the outputs of the
+    reference's products to the engine's type explains the difference. None without such a run.
+    """
+    run = expected.with_own_inputs(observed)
+    if run is None:
+        return
+    found = _Compared(observed, run, config)
+    if not found.within(tolerance):
+        found = found.explained_by(expected.with_own_inputs(observed, rounded=True))
+    for comparison in found.comparisons(engine, tolerance):
+        yield replace(comparison, own_inputs=True)
 
 
-def _within(errors: Sequence[float], tolerance: float) -> bool:
-    return all(error <= tolerance for error in errors)
+@dataclass(frozen=True)
+class _Compared:
+    """An observation beside a run. other: the same run with other rounding, None for none."""
+
+    observed: Observation
+    expected: ReferenceRun
+    config: RuntimeConfig
+    other: ReferenceRun | None = None
+
+    def explained_by(self, other: ReferenceRun | None) -> _Compared:
+        return replace(self, other=other)
+
+    def within(self, tolerance: float) -> bool:
+        return all(_error(pair) <= tolerance for pair in self._pairs(self.expected))
+
+    def comparisons(self, engine: str, tolerance: float) -> Iterator[Comparison]:
+        pairs = list(self._pairs(self.expected))
+        others = pairs if self.other is None else list(self._pairs(self.other))
+        for pair, (_, _, _, other) in zip(pairs, others, strict=True):
+            item, layer, _, reference = pair
+            error, explained = _error(pair), _ROUNDING_FACTOR * _error((item, layer, other, reference))
+            within = error <= tolerance
+            passed = within or error <= tolerance + explained
+            yield Comparison(engine, self.observed.scenario, item, layer, error, passed, passed and not within)
+
+    def _pairs(self, run: ReferenceRun) -> Iterator[_Pair]:
+        return _pairs(self.observed, run, self.config)
+
+
+def _error(pair: _Pair) -> float:
+    item, _, found, reference = pair
+    return _measure(item)(found, reference)
 
 
 def _pairs(observed: Observation, expected: ReferenceRun, config: RuntimeConfig) -> Iterator[_Pair]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hybridge.artifact.dtypes import DType
 from hybridge.verification.long_windows import LongWindowRow
 from hybridge.verification.observation import FAR_SCENARIOS, Observation
 from hybridge.verification.reference import Reference, ReferenceRun
@@ -39,10 +41,11 @@ class Expected(ABC):
         """
         return None
 
-    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
-        """The same run, but routers choose experts by their inputs in the artifact.
+    def with_own_inputs(self, observation: Observation, rounded: bool = False) -> ReferenceRun | None:
+        """The same run, but layers, the head and routers get their inputs in the artifact.
 
-        None where the run has these already, or the artifact has no router.
+        None where ``run`` gives them these already, or the observation does not show them. rounded: products round
+        their outputs to the engine's type of 16 bits; None where it has another type.
         """
         return None
 
@@ -51,15 +54,17 @@ class Expected(ABC):
 class StoredRuns(Expected):
     """Runs on the tokens, computed once: of each prompt, of each sequence and of each row with filled caches.
 
-    The logits are those of each prompt's last token and of the decode tokens only. reference: of an artifact whose
-    rounding may change a choice of experts: it knows the artifact's routers.
+    The logits are those of each prompt's last token and of the decode tokens only. reopened: loads the
+    reference again, of an artifact or engine that rounds; it knows the artifact's routers. computed: the engine's type
+    of 16 bits, None for float32.
     """
 
     inputs: Inputs
     at_prompt: list[ReferenceRun]
     at_end: list[ReferenceRun]
     at_long_window: list[ReferenceRun]
-    reference: Reference | None = None
+    reopened: Callable[[], Reference] | None = None
+    computed: DType | None = None
 
     def run(self, observation: Observation) -> ReferenceRun:
         if observation.scenario in FAR_SCENARIOS:
@@ -71,10 +76,12 @@ class StoredRuns(Expected):
         run = self.at_prompt[observation.prompt] if decoded == 0 else end
         return replace(run, logits=end.logits[decoded : decoded + 1])
 
-    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
-        if self.reference is None or not observation.inputs:
+    def with_own_inputs(self, observation: Observation, rounded: bool = False) -> ReferenceRun | None:
+        if self.reopened is None or observation.embeddings is None or (rounded and self.computed is None):
             return None
-        return _with_inputs(self.reference, self.inputs, observation, None)
+        reference = self.reopened()
+        with reference.rounded_outputs(self.computed if rounded else None):
+            return _with_inputs(reference, self.inputs, observation)
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,7 @@ class ForcedRuns(Expected):
     reference: Reference
 
     def run(self, observation: Observation) -> ReferenceRun:
-        assert observation.embeddings is not None
-        given = (observation.embeddings, *observation.hidden)
-        return _with_inputs(self.reference, self.inputs, observation, given)
+        return _with_inputs(self.reference, self.inputs, observation)
 
     def with_ties_swapped(self, observation: Observation) -> ReferenceRun:
         with self.reference.ties_swapped():
@@ -99,19 +104,19 @@ class SteppedRuns(Expected):
     """A run for each observation in the steps of its row, after each of which the reference rounds its states.
 
     forced: as in ``ForcedRuns``. Other runs continue earlier ones, of which the last of each prompt are stored.
+    computed: as in ``StoredRuns``.
     """
 
     inputs: Inputs
     reference: Reference
     forced: bool
+    computed: DType | None = None
     stored: dict[tuple[int, tuple[int, ...]], SteppedRun] = field(default_factory=dict)
 
     def run(self, observation: Observation) -> ReferenceRun:
-        tokens = self.inputs.sequences[observation.prompt][: observation.length]
+        tokens = self._tokens(observation)
         if self.forced:
-            assert observation.embeddings is not None
-            given = (observation.embeddings, *observation.hidden)
-            return SteppedRun(self.reference).fed(tokens, observation.parts, given, observation.inputs).run
+            return self._with_inputs(observation)
         parts = observation.parts
         count = next((n for n in range(len(parts), 0, -1) if (observation.prompt, parts[:n]) in self.stored), 0)
         before = self.stored[observation.prompt, parts[:count]] if count else SteppedRun(self.reference)
@@ -128,20 +133,25 @@ class SteppedRuns(Expected):
         with self.reference.ties_swapped():
             return self.run(observation)
 
-    def with_router_inputs(self, observation: Observation) -> ReferenceRun | None:
-        if self.forced or not observation.inputs:
+    def with_own_inputs(self, observation: Observation, rounded: bool = False) -> ReferenceRun | None:
+        if self.forced or observation.embeddings is None or (rounded and self.computed is None):
             return None
-        tokens = self.inputs.sequences[observation.prompt][: observation.length]
-        return SteppedRun(self.reference).fed(tokens, observation.parts, None, observation.inputs).run
+        with self.reference.rounded_outputs(self.computed if rounded else None):
+            return self._with_inputs(observation)
+
+    def _tokens(self, observation: Observation) -> np.ndarray:
+        return self.inputs.sequences[observation.prompt][: observation.length]
+
+    def _with_inputs(self, observation: Observation) -> ReferenceRun:
+        fed = SteppedRun(self.reference).fed(
+            self._tokens(observation), observation.parts, observation.layer_inputs, observation.inputs
+        )
+        return fed.run
 
 
-def _with_inputs(
-    reference: Reference, inputs: Inputs, observation: Observation, layers: tuple[np.ndarray, ...] | None
-) -> ReferenceRun:
-    """The run of an observation with the inputs of products and routers that it shows.
-
-    layers: the inputs of each layer and of the head, [T, hidden]; None for the reference's own.
-    """
+def _with_inputs(reference: Reference, inputs: Inputs, observation: Observation) -> ReferenceRun:
+    """The run of an observation with the inputs of layers, the head, products and routers that it shows."""
+    layers = observation.layer_inputs
     if observation.scenario in FAR_SCENARIOS:
         row = inputs.long_rows[observation.prompt]
         tokens = row.tokens[: observation.length - row.caches.length]

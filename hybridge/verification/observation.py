@@ -34,6 +34,12 @@ class Observation:
     inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
     parts: tuple[int, ...] = ()
 
+    @property
+    def layer_inputs(self) -> tuple[np.ndarray, ...]:
+        """The inputs [T, hidden] of each layer and of the head, of an observation with hidden states."""
+        assert self.embeddings is not None
+        return (self.embeddings, *self.hidden)
+
 
 @dataclass(frozen=True)
 class InnerValues:

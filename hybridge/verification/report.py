@@ -30,10 +30,11 @@ class Comparison:
 
     ``item``: "embeddings", "input" (of a router, or of a product that rounds it), "hidden", "key", "value",
     "conv_state", "recurrent_state", "logits" or "unchanged".
-    ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_ties``: passed beyond the tolerance, as
-    values halfway between two numbers of rounded inputs explain the difference. ``in_head``: of the prediction
-    head, and ``layer`` one of its layers. ``routed``: the reference's routers chose experts from their inputs in the
-    artifact, because with their own inputs a result was beyond the tolerance.
+    ``layer`` is absolute, None for embeddings, logits and whole pools. ``by_rounding``: passed beyond the tolerance,
+    as other rounding changes the reference by about as much: of inputs halfway between two numbers, or of the outputs
+    of products. ``in_head``: of the prediction head, and ``layer`` one of its layers. ``own_inputs``: the reference's
+    layers, head and routers got their inputs in the artifact, because a result of the whole model was beyond the
+    tolerance.
     """
 
     engine: str
@@ -42,9 +43,9 @@ class Comparison:
     layer: int | None
     error: float
     passed: bool
-    by_ties: bool = False
+    by_rounding: bool = False
     in_head: bool = False
-    routed: bool = False
+    own_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class VerifyReport:
             long = f"a row across {_listed(self.long_windows)}, " if self.long_windows else ""
             missed = f"; no row crossed {_listed(self.not_crossed)}" if self.not_crossed else ""
             return (
-                f"verified: {count} comparisons within {self.tolerance:g}{self._ties()}{self._routed()}, "
+                f"verified: {count} comparisons within {self.tolerance:g}{self._rounding()}{self._own_inputs()}, "
                 f"prompts of {lengths} tokens, "
                 f"{long}{self._computed()}{missed}{self._forced()}{self._with_head()}"
             )
@@ -120,13 +121,13 @@ class VerifyReport:
             return f"FAILED: the model agrees, its prediction head differs{self._place_in_head()}"
         return f"FAILED: {place}: changed by a step of other rows"
 
-    def _ties(self) -> str:
-        count = sum(c.by_ties for c in self.comparisons)
-        return f" ({count} of them apart from ties of rounded inputs)" if count else ""
+    def _rounding(self) -> str:
+        count = sum(c.by_rounding for c in self.comparisons)
+        return f" ({count} of them apart from what rounding changes in the reference)" if count else ""
 
-    def _routed(self) -> str:
-        count = sum(c.routed for c in self.comparisons)
-        return f" ({count} of them with experts chosen by the artifact's router inputs)" if count else ""
+    def _own_inputs(self) -> str:
+        count = sum(c.own_inputs for c in self.comparisons)
+        return f" ({count} of them layer by layer, for the artifact's own inputs)" if count else ""
 
     def _with_head(self) -> str:
         return "; prediction head included" if self.head_layer_types else ""

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.json_fields import float_from_json
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.requirements import require
+from hybridge.verification.reference_rounding import rounded_outputs
 from hybridge.verification.reference_routers import find_routers, given_router_inputs
 from hybridge.verification.reference_weights import generating_model, stored_types, widen_in_turn
 from hybridge.verification.rounded_inputs import Rounding
@@ -157,6 +159,15 @@ class TransformersModel:
             yield
         finally:
             self._ties_swapped = False
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether ``find_routers`` found them."""
+        return bool(self._routers)
+
+    def rounded_outputs(self, dtype: DType | None) -> contextlib.AbstractContextManager[None]:
+        """Within the block, products other than routers round their outputs to ``dtype``, if it is not None."""
+        return rounded_outputs(self.model, tuple(self._routers.values()), dtype)
 
     def find_routers(self, names: Sequence[str], run: Callable[[], Any]) -> bool:
         """Call the routers of experts that ``run`` uses, in this order, ``names``; False if they are not as many."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.runtime.engines.factory import AUTO, check_engine
 from hybridge.verification.cache_scales import stored_cache_scales
-from hybridge.verification.compare import compared
+from hybridge.verification.engine_runs import EngineRuns
 from hybridge.verification.expected import Expected, ForcedRuns, Inputs, SteppedRuns
 from hybridge.verification.head_cases import head_cases
 from hybridge.verification.layouts import LayoutSteps, layout_steps
@@ -106,7 +107,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         tuple(comparisons),
         config.layer_types,
         (*notes, *plan.notes, *cases.notes),
-        cases.forced,
+        cases.products is not None,
         () if head is None else head.config.layer_types,
     )
 
@@ -121,18 +122,30 @@ def _cases(
     progress: Progress,
 ) -> Cases:
     progress.start("load the reference")
+    shown = shows_layers(options.engine)
+    forced, inner = _rounds_inputs(config) and shown, None
+    if shown and _rounds_values(config, options):
+        inner = router_inputs(artifact)
+    opened = partial(_opened, source, checkpoint, config, options, tuple(inner or ()))
+    reference = opened()
+    if inner and not reference.has_routers:
+        inner = {}
+    products = {**product_inputs(artifact), **(inner or {})} if forced else None
+    return Cases.of(reference, cache(opened), config, options, plan, progress, products, inner)
+
+
+def _opened(
+    source: Path, checkpoint: Path, config: RuntimeConfig, options: VerifyOptions, routers: tuple[str, ...]
+) -> Reference:
+    """The reference, whose ``routers`` have these names if it has as many."""
     reference = Reference(checkpoint, config)
     computed = computed_type(options.engine, config.dtype, options.float32)
     reference.notes = (*reference.notes, *round_inputs(reference, source, config, INNER_TIES.get(computed, 0.0)))
     if config.has_kv_scales:
         reference.scale_caches(stored_cache_scales(source))
-    shown = shows_layers(options.engine)
-    forced = _rounds_inputs(config) and shown
-    routers = router_inputs(artifact) if shown and _rounds_values(config, options) else {}
-    if routers and not reference.use_routers(tuple(routers)):
-        routers = {}
-    products = {**(product_inputs(artifact) if forced else {}), **routers} if forced or routers else None
-    return Cases.of(reference, config, options, plan, progress, forced, products)
+    if routers:
+        reference.use_routers(routers)
+    return reference
 
 
 def _rounds_inputs(config: RuntimeConfig) -> bool:
@@ -182,9 +195,17 @@ def _run(
     with closing(opened.engine) as engine:
         inputs = cases.inputs
         tokens = inputs.prompts, inputs.sequences, options.decode_steps, inputs.long_rows
-        for observation in opened.observations(*tokens, cases.products):
-            yield from compared(engine.name, observation, cases.expected, cases.config, tolerance)
-            progress.advance()
+        runs = EngineRuns(
+            engine.name,
+            partial(opened.observations, *tokens),
+            cases.expected,
+            cases.config,
+            tolerance,
+            cases.products,
+            cases.inner,
+            progress,
+        )
+        yield from runs.comparisons()
         for scenario, layer, same in opened.untouched(inputs.prompts[0]):
             yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
 
@@ -205,8 +226,8 @@ class Cases:
     """The tokens and the reference's results for them.
 
     windows: the sliding window of each layer, or None. reference, notes: its name, and remarks for the user.
-    forced: whether the reference gets the inputs of layers and rounded products from the artifact. products: the
-    values of the artifact's graph that rounded products and routers may get; None: no value is shown.
+    products: the values of the artifact's graph that rounded products and routers get, if products round their inputs;
+    None: the reference gets no inputs from the artifact. inner: those of routers, as ``EngineRuns`` has them.
     """
 
     config: RuntimeConfig
@@ -215,30 +236,34 @@ class Cases:
     windows: tuple[int | None, ...]
     reference: str
     notes: tuple[str, ...]
-    forced: bool
     products: Mapping[str, str] | None
+    inner: Mapping[str, str] | None
 
     @classmethod
     def of(
         cls,
         reference: Reference,
+        reopened: Callable[[], Reference],
         config: RuntimeConfig,
         options: VerifyOptions,
         plan: Plan,
         progress: Progress,
-        forced: bool,
         products: Mapping[str, str] | None,
+        inner: Mapping[str, str] | None,
     ) -> Cases:
         prompts, sequences = random_prompts(options.seed, config.vocab_size, plan.lengths, options.decode_steps)
         inputs = Inputs(prompts, sequences, plan.long_rows)
+        computed: DType | None = computed_type(options.engine, config.dtype, options.float32)
+        computed = None if computed is DType.FLOAT32 else computed
+        forced = products is not None
         if config.state_scales:
-            expected: Expected = SteppedRuns(inputs, reference, forced)
+            expected: Expected = SteppedRuns(inputs, reference, forced, computed)
         elif forced:
             expected = ForcedRuns(inputs, reference)
         else:
             stored = stored_runs(reference, config, inputs, progress)
-            expected = stored if products is None else replace(stored, reference=reference)
-        return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, forced, products)
+            expected = replace(stored, reopened=reopened, computed=computed)
+        return cls(config, inputs, expected, reference.windows, reference.name, reference.notes, products, inner)
 
 
 def random_prompts(
