@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,13 @@ from benchmarks.traffic import poisson_arrivals
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.request_log import RequestLog
-from hybridge.serve.server import HttpServer
+from hybridge.serve.server import HttpServer, run_event_loop
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
 LEAST_RATIO, MOST_HOST_MICROSECONDS, MOST_FIRST_TOKEN_RATIO = 0.9, 150.0, 1.2
 _NAME = "demo"
-# A text, and when its first token came (time.perf_counter).
-_Answer = tuple[str, float]
+# An answer as it was received, and when its first token came (time.perf_counter).
+_Answer = tuple[Any, float]
 
 
 @dataclass(frozen=True)
@@ -158,19 +159,25 @@ class Chats:
     new_tokens: int
     arrivals: tuple[float, ...] = ()
 
-    async def answered(self, answer: Callable[[str, int], Awaitable[_Answer]]) -> Answered:
-        """Let each chat arrive at its time, and wait for all. ``answer``: takes a prompt and a number of tokens."""
+    async def answered(
+        self, answer: Callable[[str, int], Awaitable[_Answer]], text: Callable[[Any], str] = "".join
+    ) -> Answered:
+        """Let each chat arrive at its time, and wait for all. ``answer``: takes a prompt and a number of tokens.
+
+        text: of an answer as it was received; called when all have ended.
+        """
         began = time.perf_counter()
 
         async def at(prompt: str, arrival: float) -> _Answer:
             if (left := began + arrival - time.perf_counter()) > 0:
                 await asyncio.sleep(left)
-            text, first = await answer(prompt, self.new_tokens)
-            return text, first - began - arrival
+            received, first = await answer(prompt, self.new_tokens)
+            return received, first - began - arrival
 
         arrivals = self.arrivals or (0.0,) * len(self.prompts)
         found = await asyncio.gather(*map(at, self.prompts, arrivals))
-        return Answered([text for text, _ in found], [first for _, first in found], time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Answered([text(received) for received, _ in found], [first for _, first in found], seconds)
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,7 @@ class _Own:
         async for piece in self._llm.chat(prompt, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)):
             first = first or time.perf_counter()
             texts.append(piece.text)
-        return "".join(texts), first
+        return texts, first
 
 
 @contextmanager
@@ -249,11 +256,35 @@ def _clients(url: str) -> Iterator[Callable[[Chats], Answered]]:
 
 def _client_process(url: str, pipe: Connection) -> None:
     while (chats := pipe.recv()) is not None:
-        pipe.send(asyncio.run(chats.answered(partial(_stream, url))))
+        pipe.send(run_event_loop(chats.answered(partial(_stream, url), _text)))
+
+
+class _Reader(asyncio.Protocol):
+    """Collects what the server sends until it closes the connection. ``first``: when the first event came."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self.received = bytearray()
+        self.first = 0.0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if not self.first and b"data: " in self.received:
+            self.first = time.perf_counter()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
 
 
 async def _stream(url: str, prompt: str, new_tokens: int) -> _Answer:
-    """A streamed answer, parsed after its end."""
+    """A streamed answer with its headers."""
     host, _, port = url.removeprefix("http://").partition(":")
     messages = [{"role": "user", "content": prompt}]
     fields = {"messages": messages, "max_tokens": new_tokens, "ignore_eos": True, "stream": True}
@@ -261,11 +292,12 @@ async def _stream(url: str, prompt: str, new_tokens: int) -> _Answer:
     head = (
         f"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(head.encode() + body)
-    begin = await reader.readuntil(b"data: ")
-    first = time.perf_counter()
-    data = begin + await reader.read()
-    writer.close()
-    events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events), first
+    event_loop = asyncio.get_running_loop()
+    _, reader = await event_loop.create_connection(lambda: _Reader(head.encode() + body), host, int(port))
+    await reader.ended
+    return bytes(reader.received), reader.first
+
+
+def _text(received: bytes) -> str:
+    events = [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events)

@@ -154,8 +154,10 @@ class Call:
         try:
             async for index, batch in merged(self._streams):
                 began = event_loop.time()
-                self._tokens += sum(len(piece.token_ids) for piece in batch)
-                answers.setdefault(index, []).extend(each.generation for each in batch if each.generation is not None)
+                for piece in batch:
+                    self._tokens += len(piece.token_ids)
+                    if piece.generation is not None:
+                        answers.setdefault(index, []).append(piece.generation)
                 yield batch if not index else [piece._replace(index=index) for piece in batch]
                 if self._streaming and (left := began + _interval(self.service.streams) - event_loop.time()) > 0:
                     await self._streams[index].pause(left)

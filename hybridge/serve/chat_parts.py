@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +58,13 @@ class PartsReader:
         self.reasoning_tokens = 0
         self.generation: Generation | None = None
 
-    def read(self, pieces: Iterable[Piece]) -> list[Event]:
+    def read(self, pieces: Sequence[Piece]) -> list[Event]:
         """The events of ``pieces``; those of a last piece end the answer. Texts that follow each other are joined."""
+        if self._parser is None:
+            text = "".join([piece.text for piece in pieces])
+            self.content += text
+            self.generation = pieces[-1].generation
+            return [Content(text)] if text else []
         return _joined([event for piece in pieces for event in self.push(piece)])
 
     def push(self, piece: Piece) -> list[Event]:
@@ -114,8 +119,10 @@ def _joined(events: Sequence[Event]) -> list[Event]:
     return joined
 
 
-def by_choice(batch: Iterable[Piece]) -> dict[int, list[Piece]]:
+def by_choice(batch: Sequence[Piece]) -> Mapping[int, Sequence[Piece]]:
     """The pieces of each answer."""
+    if len(batch) == 1:
+        return {batch[0].choice: batch}
     found: dict[int, list[Piece]] = {}
     for piece in batch:
         found.setdefault(piece.choice, []).append(piece)

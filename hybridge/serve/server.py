@@ -8,7 +8,7 @@ import gc
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -26,6 +26,7 @@ from hybridge.serve.request_log import RequestLog
 from hybridge.serve.service import Service, new_service
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
+T = TypeVar("T")
 # Connections that wait to be accepted.
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -63,7 +64,7 @@ class HttpServer:
         from later garbage collections, each of which would otherwise stop all threads for up to 0.2 seconds.
         """
         with self._listener:
-            _run(self._serve(owns_process))
+            run_event_loop(self._serve(owns_process))
 
     def stop(self) -> None:
         """End ``run`` as SIGTERM does; from any thread."""
@@ -97,12 +98,9 @@ class HttpServer:
             log.write("stopped")
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def run_event_loop(work: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run``, on uvloop where there is one."""
-    if uvloop is None:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
+    return asyncio.run(work) if uvloop is None else uvloop.run(work)
 
 
 def _config(service: Service) -> uvicorn.Config:
@@ -113,6 +111,7 @@ def _config(service: Service) -> uvicorn.Config:
         ws_max_size=service.settings.max_body_bytes,
         ws_per_message_deflate=False,
         lifespan="off",
+        proxy_headers=False,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -47,8 +47,8 @@ class RequestStream:
         return found
 
     async def pause(self, seconds: float) -> None:
-        """Let pieces gather for ``seconds``, or until the end of an answer, an error or ``cancel``."""
-        if self._cancelled or any(map(_is_last, self._outputs)):
+        """Let pieces gather for ``seconds``, or until an answer ends, an error or ``cancel``; not after the end."""
+        if self._cancelled or not self._left or any(map(_is_last, self._outputs)):
             return
         event_loop = asyncio.get_running_loop()
         self._pause = event_loop.create_future()

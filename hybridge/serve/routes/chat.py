@@ -100,7 +100,8 @@ class _Answer:
                 chunk = self._chunk(_chunk_choice(index, {"content": ""}))
                 self._texts_of[index] = EventTemplate(chunk, "choices", 0, "delta", "content")
             events = reader.read(pieces)
-            self._new_tokens += sum(len(piece.token_ids) for piece in pieces)
+            if self._shows_counts:
+                self._new_tokens += sum(len(piece.token_ids) for piece in pieces)
             if self._plain and reader.generation is None and len(events) == 1 and isinstance(events[0], Content):
                 found.append(self._texts_of[index].event(events[0].text))
             else:

@@ -58,3 +58,13 @@ def test_there_is_no_pause_after_the_end(event: Callable[[RequestStream], object
         await asyncio.wait_for(stream.pause(LONG), LONG / 2)
 
     asyncio.run(work())
+
+
+def test_there_is_no_pause_after_the_last_piece_was_read() -> None:
+    async def work() -> None:
+        stream = RequestStream(1, lambda _: None)
+        arrival([MIDDLE, LAST])(stream)
+        assert len(await stream.batch()) == 2
+        await asyncio.wait_for(stream.pause(LONG), LONG / 2)
+
+    asyncio.run(work())
