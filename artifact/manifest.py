@@ -94,6 +94,18 @@ def check_files(folder: Path, manifest: Manifest) -> None:
                 raise ArtifactError(f"{folder / record.path}: cannot be read: {error.strerror or error}") from error
 
 
+def check_digest(folder: Path, name: str, sha256: str) -> None:
+    """ArtifactError unless the file ``name``, whose bytes have the hash ``sha256``, is as it was exported.
+
+    Where ``folder`` has no manifest, or one without a hash of the whole file, there is nothing to compare with.
+    """
+    if not has_file(folder, MANIFEST_FILE):
+        return
+    for record in read_manifest(folder).files:
+        if record.path == name and record.scope == "full" and record.sha256 != sha256:
+            raise ArtifactError(f"{folder / name}: its content changed since the export: {_REMEDY}")
+
+
 def check_artifact(folder: Path) -> None:
     """``check_files`` with the folder's own manifest: it detects damage, not forgery."""
     check_files(folder, read_manifest(folder))

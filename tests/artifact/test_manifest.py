@@ -16,6 +16,7 @@ from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.manifest import (
     FileRecord,
     Manifest,
+    check_digest,
     check_files,
     damaged_files,
     read_manifest,
@@ -70,6 +71,17 @@ def test_changed_bytes_are_noticed(artifact: Path, name: str, position: int) -> 
     damage(artifact / name, position)
     with pytest.raises(ArtifactError, match=f"{Path(name).name}: its content changed"):
         check_files(artifact, read_manifest(artifact))
+
+
+def test_a_digest_is_compared_with_the_exported_file(artifact: Path) -> None:
+    header = read_manifest(artifact).files[1].path
+    for name in (header, "not recorded"):
+        check_digest(artifact, name, "0" * 64)
+    check_digest(artifact, "model.onnx", hashlib.sha256(b"graph" * 1000).hexdigest())
+    with pytest.raises(ArtifactError, match=r"model\.onnx: its content changed since the export: export again"):
+        check_digest(artifact, "model.onnx", hashlib.sha256(b"braph" * 1000).hexdigest())
+    (artifact / "manifest.json").unlink()
+    check_digest(artifact, "model.onnx", "0" * 64)
 
 
 def test_missing_and_resized_files_are_noticed(artifact: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,10 +22,11 @@ from hybridge.artifact.errors import (
     SettingError,
     UnsupportedError,
 )
+from hybridge.artifact.manifest import Manifest, record_file, write_manifest
 from hybridge.artifact.progress import NoProgress
 from hybridge.trt_plugins.build import build_plan, builder
 from hybridge.trt_plugins.build.build_progress import TOTAL
-from hybridge.trt_plugins.build.builder import build_engine, engine_folder
+from hybridge.trt_plugins.build.builder import EnginePlan, build_engine, engine_folder
 from hybridge.trt_plugins.build.job import BuildJob, BuildResult, TensorSummary
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.trt_plugins.build.network import check_float32, value_dtypes
@@ -244,6 +246,23 @@ def test_full_tensorrt_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(build_plan, "this_machine", lambda: Machine(("tensorrt",), None))
     with pytest.raises(EngineError, match="NVIDIA GPU, found none"):
         build_engine(write_tiny_artifact(tmp_path / "artifact"), BuildOptions())
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "mtp.onnx"])
+def test_a_graph_other_than_the_exported_one_is_refused(tmp_path: Path, name: str) -> None:
+    """It has the same size and the same interface."""
+    artifact = write_tiny_artifact(tmp_path / "artifact", edit=lambda model: setattr(model, "doc_string", "a"))
+    shutil.copy(artifact / "model.onnx", artifact / "mtp.onnx")
+    files = tuple(record_file(artifact, graph) for graph in ("model.onnx", "mtp.onnx"))
+    write_manifest(artifact, Manifest({}, "tiny", {}, files))
+    plan = replace(build_plan.plan_build(artifact, AMPERE), model_file=name)
+    EnginePlan.of(plan, "")
+    model = onnx.load(artifact / name, load_external_data=False)
+    model.doc_string = "b"
+    (artifact / name).write_bytes(model.SerializeToString())
+    assert (artifact / name).stat().st_size == files[0].nbytes
+    with pytest.raises(ArtifactError, match=f"{name}: its content changed since the export: export again"):
+        EnginePlan.of(plan, "")
 
 
 def test_no_artifact(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from hybridge.artifact.engine_record import (
     write_engine_record,
 )
 from hybridge.artifact.folder import ENGINE, atomic_folder, check_output
+from hybridge.artifact.manifest import check_digest
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.trt_plugins.build.advance_engine import (
     ADVANCE_LOG_FILE,
@@ -94,8 +95,10 @@ class EnginePlan:
 
     @classmethod
     def of(cls, plan: BuildPlan, place: str) -> EnginePlan:
-        """The build of ``plan``; errors as in ``BuildPlan.parser_model``."""
+        """The build of ``plan``; errors as in ``BuildPlan.parser_model``, and ArtifactError for a graph that is not
+        the exported one."""
         model = plan.parser_model()
+        check_digest(plan.artifact, plan.model_file, model.sha256)
         return cls(plan.fitted(model), model, place)
 
     def build(self, temporary: Path, out: Path, progress: Progress) -> EngineRecord:
