@@ -133,8 +133,10 @@ class Call:
     def check_time(self) -> None:
         """ApiError when the time of the request is over."""
         if self._expired:
+            # The request's own limit is not a failure of the server.
+            status = 408 if self._timeout < self.service.settings.request_timeout else 504
             raise ApiError(
-                504, f"expected an answer within {self._timeout:g} s, found none: ask for fewer tokens", TIMEOUT
+                status, f"expected an answer within {self._timeout:g} s, found none: ask for fewer tokens", TIMEOUT
             )
 
     async def in_time(self, work: Coroutine[Any, Any, T]) -> T:

@@ -31,12 +31,17 @@ class ResponseSocket:
     """
 
     def __init__(self, app: ASGIApp, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        self._app, self._service, self._scope, self._receive, self._send = app, service, scope, receive, send
+        self._app, self._service, self._scope, self._receive = app, service, scope, receive
+        self._send, self._unlimited_send = _in_time(send, service.settings.send_timeout), send
         self._turns = ConnectionTurns()
         self._draining = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer messages until the connection ends."""
+        """Answer messages until the connection ends, or the client reads nothing for ``send_timeout`` seconds."""
+        with suppress(OSError):
+            await self._run()
+
+    async def _run(self) -> None:
         await self._receive()
         await self._send({"type": "websocket.accept"})
         self._service.on_drain.add(self._draining.set)
@@ -79,15 +84,15 @@ class ResponseSocket:
         except ApiError as error:
             await self._send(_error_message(error.status_code, error.openai()["error"]))
             return True
-        exchange = _Exchange(self._send, following, json.dumps(body).encode())
+        # The event stream of the answer has the same limit of time.
+        exchange = _Exchange(self._unlimited_send, self._send, following, json.dumps(body).encode())
         await self._app(self._http_scope(), exchange.receive, exchange.send)
         if exchange.failed:
             self._turns.forget(body.get("previous_response_id"))
-        return exchange.complete
+        return exchange.complete and not exchange.stalled
 
     async def _close(self, code: int) -> None:
-        with suppress(OSError):  # the client has disconnected
-            await self._send({"type": "websocket.close", "code": code})
+        await self._send({"type": "websocket.close", "code": code})
 
     def _http_scope(self) -> Scope:
         given = self._scope
@@ -104,13 +109,16 @@ class ResponseSocket:
 
 
 class _Exchange:
-    """The HTTP request of one message, and its response as messages. failed: it ended in an error."""
+    """The HTTP request of one message, and its response as messages: events by ``send``, a refusal by ``refuse``.
 
-    def __init__(self, send: Send, following: asyncio.Task[Message], body: bytes) -> None:
-        self._send, self._following, self._body = send, following, [body]
+    failed: it ended in an error. stalled: the client did not read the refusal.
+    """
+
+    def __init__(self, send: Send, refuse: Send, following: asyncio.Task[Message], body: bytes) -> None:
+        self._send, self._refuse, self._following, self._body = send, refuse, following, [body]
         self._status, self._text = 0, b""
         self._disconnected = asyncio.Event()
-        self.failed = self.complete = False
+        self.failed = self.complete = self.stalled = False
 
     async def receive(self) -> Message:
         if self._body:
@@ -132,7 +140,8 @@ class _Exchange:
             for event in events:
                 await self._send_event(event.decode())
         elif self.complete:
-            await self._send_error(self._status, json.loads(self._text)["error"])
+            self.failed = True
+            await self._pass(_error_message(self._status, json.loads(self._text)["error"]), self._refuse)
 
     async def _send_event(self, event: str) -> None:
         """Pings and [DONE] are HTTP's own; the event after an error repeats it."""
@@ -141,19 +150,29 @@ class _Exchange:
             return
         if event.startswith("event: error\n"):
             error = json.loads("{" + data)
-            await self._send_error(error["status"], error["error"])
+            self.failed = True
+            await self._pass(_error_message(error["status"], error["error"]), self._send)
         else:
-            await self._pass({"type": "websocket.send", "text": "{" + data})
+            await self._pass({"type": "websocket.send", "text": "{" + data}, self._send)
 
-    async def _send_error(self, status: int, error: dict[str, Any]) -> None:
-        self.failed = True
-        await self._pass(_error_message(status, error))
-
-    async def _pass(self, message: Message) -> None:
+    async def _pass(self, message: Message, send: Send) -> None:
         try:
-            await self._send(message)
-        except OSError:
+            await send(message)
+        except OSError as error:
+            self.stalled = isinstance(error, TimeoutError)
             self._disconnected.set()
+
+
+def _in_time(send: Send, seconds: float) -> Send:
+    """``send`` that fails with OSError after ``seconds``, as it does when the client has disconnected."""
+
+    async def limited(message: Message) -> None:
+        try:
+            await asyncio.wait_for(send(message), seconds)
+        except asyncio.TimeoutError:
+            raise TimeoutError("the client reads nothing") from None
+
+    return limited
 
 
 def _request(message: Message) -> dict[str, Any]:

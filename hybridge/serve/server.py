@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import signal
 import socket
+import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -47,7 +49,7 @@ class HttpServer:
         # A web page of another origin must not reach the server by a name that resolves to this machine.
         self.service.local_only = keys is None and is_loopback(settings.host)
         self._server = _Server(_config(self.service), self.service)
-        self._listener = _listener(settings.host, settings.port)
+        self._listener = _listener(settings.host, settings.port, settings.send_timeout)
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -150,8 +152,9 @@ class _Server(uvicorn.Server):
             drain()
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens; SettingError for an unknown host, OutputError for a port that is taken."""
+def _listener(host: str, port: int, send_timeout: float) -> socket.socket:
+    """A socket that listens. Linux ends a connection of it whose client takes no data for ``send_timeout`` seconds,
+    also while it waits to be closed. SettingError for an unknown host, OutputError for a port that is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -159,6 +162,8 @@ def _listener(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "linux":
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1000 * send_timeout))
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -185,7 +185,7 @@ def test_refused_connections(given: Any, keys: Any, draining: bool, status: int)
 
 
 def test_a_server_that_drains_during_the_handshake_closes_the_connection() -> None:
-    service: Any = SimpleNamespace(draining=False, on_drain=set())
+    service: Any = SimpleNamespace(draining=False, on_drain=set(), settings=SimpleNamespace(send_timeout=60))
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -206,3 +206,25 @@ def test_a_server_that_drains_during_the_handshake_closes_the_connection() -> No
 def test_stored_responses_keep_unpaired_surrogates() -> None:
     stored = StoredResponse({"id": "a"}, [], [{"role": "assistant", "arguments": {"text": "\ud800é"}}])
     assert StoredResponse.from_json(stored.to_json()) == stored
+
+
+@pytest.mark.parametrize("refused", [b"{}", b"["])
+def test_a_client_that_reads_no_refusal(refused: bytes) -> None:
+    service: Any = SimpleNamespace(draining=False, on_drain=set(), settings=SimpleNamespace(send_timeout=0.01))
+    given = [{"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": refused}]
+    given[1:1] = [{"type": "websocket.receive", "text": json.dumps(CREATE)}] if refused == b"{}" else []
+
+    async def receive() -> Any:
+        return given.pop(0) if given else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] != "websocket.accept":
+            await asyncio.Event().wait()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 400})
+        await send({"type": "http.response.body", "body": b'{"error": {"code": null, "type": "a"}}'})
+
+    socket = response_socket.ResponseSocket(app, service, {"headers": []}, receive, send)
+    asyncio.run(asyncio.wait_for(socket.run(), PATIENCE))
+    assert not service.on_drain

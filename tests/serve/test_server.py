@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -214,11 +215,11 @@ def test_limits_of_bodies_and_of_time(demo: ModelSettings) -> None:
                 connection.sendall(start)
                 assert connection.recv(1 << 16)[9:12] == status
         with pytest.MonkeyPatch.context() as patch, Gate(served, patch):
-            error = served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=0.2)
+            error = served.refusal(PATH, 408, prompt="The sea", max_tokens=400, timeout=0.2)
             assert error["type"] == "timeout_error"
         # A limit that is over before the prompt has been read: nothing is computed.
         steps = served.model().llm.loop.steps
-        served.refusal(PATH, 504, prompt="The sea", max_tokens=400, timeout=1e-6)
+        served.refusal(PATH, 408, prompt="The sea", max_tokens=400, timeout=5e-324)
         assert served.model().llm.loop.steps <= steps + 2
 
 
@@ -285,3 +286,19 @@ def test_what_cannot_be_served(tmp_path: Path, demo: ModelSettings) -> None:
         taken.listen()
         with pytest.raises(OutputError, match="free"):
             HttpServer(ServeSettings(port=taken.getsockname()[1]), [demo])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs TCP_USER_TIMEOUT of Linux")
+def test_a_client_that_takes_no_data_is_disconnected(demo: ModelSettings) -> None:
+    """Also where the response has ended, and the connection only waits to be closed."""
+    with running([demo], send_timeout=1) as served, socket.socket() as client:
+        connections = served.server._server.server_state.connections
+        before = len(connections)
+        host, port = served.server.url.removeprefix("http://").split(":")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        for _ in range(100):
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        until(lambda: len(connections) > before)
+        until(lambda: len(connections) <= before)
