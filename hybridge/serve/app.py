@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from hybridge.artifact.errors import HybridgeError
 from hybridge.artifact.version import __version__
 from hybridge.serve.call import ClientDisconnectedError
-from hybridge.serve.errors import api_error, error_response, validation_error
+from hybridge.serve.errors import api_error, error_response
 from hybridge.serve.middleware import RequestMiddleware
 from hybridge.serve.routes import (
     chat,
@@ -29,6 +29,7 @@ from hybridge.serve.routes import (
 )
 from hybridge.serve.schemas.base import AnthropicErrorBody, ErrorBody
 from hybridge.serve.service import Service
+from hybridge.serve.validation import validation_error
 
 _ROUTES = (
     completions,

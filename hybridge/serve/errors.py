@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,11 +21,6 @@ RATE_LIMIT, SERVER, OVERLOADED, TIMEOUT = "rate_limit_error", "server_error", "o
 # Anthropic's names for the same.
 _ANTHROPIC = {SERVER: "api_error"}
 ANTHROPIC_PATH = "/v1/messages"
-# A part of the location of pydantic's errors that names one of the forms of a value, and no field.
-_FORM = re.compile(r"^(str|int|float|bool)$|^[A-Z]|\[")
-_BOOLEANS = {"True": "true", "False": "false"}
-# Types of content that is no text, in the APIs of OpenAI and Anthropic.
-_MEDIA = frozenset(("image_url", "input_image", "image", "input_audio", "input_file", "file", "document", "video_url"))
 # Our parameters under the names of the API.
 _PARAMETERS = {"max_new_tokens": "max_tokens", "namespace": "cache_salt"}
 
@@ -84,29 +78,6 @@ def error_response(path: str, error: ApiError) -> JSONResponse:
     """The response to a request for ``path``."""
     body = error.anthropic() if path.startswith(ANTHROPIC_PATH) else error.openai()
     return JSONResponse(body, error.status_code, error.response_headers)
-
-
-def validation_error(errors: list[Mapping[str, Any]]) -> ApiError:
-    """The refusal of a body that does not match the schema, for one of pydantic's ``errors``: the first of those that
-    are deepest, because there is one for each form that a value may have."""
-    first = max(errors, key=lambda error: len(error["loc"]))
-    location = [str(part) for part in first["loc"][1:] if not (isinstance(part, str) and _FORM.search(part))]
-    param = ".".join(location) or None
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"body: expected JSON, found an error at byte {first['loc'][-1]}: correct it")
-    reason = str(first["msg"]).removeprefix("Value error, ")
-    found = first["ctx"]["tag"] if first["type"] == "union_tag_invalid" else first["input"]
-    if first["type"] in ("literal_error", "union_tag_invalid") and isinstance(found, (str, bool)):
-        expected = first["ctx"].get("expected") or first["ctx"]["expected_tags"]
-        shown = str(found).lower() if isinstance(found, bool) else repr(found[:80])
-        reason = f"expected {_BOOLEANS.get(expected, expected)}, found {shown}"
-        if found in _MEDIA:
-            reason += ": models read only text"
-    elif first["type"] == "union_tag_not_found":
-        reason = "expected an object with a type of this API, found another value: see /openapi.json"
-    elif first["type"] == "extra_forbidden":
-        reason = "expected no such field, found it: leave it out"
-    return ApiError(400, f"{param or 'body'}: {reason}", INVALID, None, param)
 
 
 def _of_framework(error: HTTPException) -> ApiError:
