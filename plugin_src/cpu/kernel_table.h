@@ -3,6 +3,7 @@
 
 #include "conv.h"
 #include "delta_rule.h"
+#include "experts.h"
 #include "gated_norm.h"
 #include "linear.h"
 #include "ssm.h"
@@ -33,6 +34,8 @@ struct Kernels {
     void (*update_ssm_8bit)(const SsmUpdate&, const SsmState8&, int64_t first, int64_t last);
     // Value heads first to last of a gated delta rule, counted over all its rows.
     void (*delta_rule)(const DeltaRule&, int64_t first, int64_t last);
+    // u of one token of an expert to its second product's input.
+    void (*activate)(const Activate&, const float* u, float* out);
     // At most conv_channels channels of one row, from `first` on.
     void (*convolve)(const Convolution&, int64_t row, int64_t first);
     // Groups first to last, counted over all tokens.

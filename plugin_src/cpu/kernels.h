@@ -3,6 +3,7 @@
 
 #include "conv_channels.h"
 #include "delta_rule_heads.h"
+#include "expert_activation.h"
 #include "float_panels.h"
 #include "float_rows.h"
 #include "gated_norm_groups.h"
@@ -18,7 +19,8 @@ template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
     return {panel_inputs,      panel_rows<Isa>,   round_row<Isa>, rounded<Isa>,   arrange<Isa>,
             dots<Isa>,         pack<Isa>,         panels<Isa>,    ssm_heads<Isa>, ssm_heads_8bit<Isa>,
-            delta_heads<Isa>,  convolve<Isa>,     gated_norm<Isa>, widen_states<Isa>, round_states<Isa>};
+            delta_heads<Isa>,  activate<Isa>,     convolve<Isa>,  gated_norm<Isa>, widen_states<Isa>,
+            round_states<Isa>};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 namespace cpu {
 
 const ort::CustomOp& linear_op();
+const ort::CustomOp& experts_op();
 const ort::CustomOp& ssm_op();
 const ort::CustomOp& ssm_8bit_op();
 const ort::CustomOp& delta_rule_op();

@@ -41,6 +41,14 @@ struct Weight {
     int64_t spans() const { return pad(groups(), groups_at_once()) / groups_at_once(); }
     int64_t tile_bytes() const { return spans() * span_scales + tile_rows * row_bytes(); }
     int64_t blocks() const { return columns / block; }
+    // `count` rows from row `first` on, both multiples of tile_rows where it is in tiles.
+    Weight part(int64_t first, int64_t count) const {
+        Weight w = *this;
+        w.data += is_tiled() ? first / tile_rows * tile_bytes() : first * row_bytes();
+        if (scales) w.scales += first * (is_tiled() ? 1 : groups());
+        w.rows = count;
+        return w;
+    }
 };
 
 // `count` inputs rounded to 8 bits, in groups that a kernel reads together: first as many of the largest size as there

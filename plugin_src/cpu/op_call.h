@@ -40,13 +40,15 @@ inline Status* make(const Api& api, Context* context, size_t index, Tensor& out)
     return api.data(value, &out.data);
 }
 
-// Calls run(data, task) for every task, on the session's threads if there are several.
-inline Status* spread(const Api& api, const Context* context, void (*run)(void*, size_t), int64_t tasks, void* data) {
+// Calls run(task) for every task, on the session's threads if there are several.
+template <class Run>
+Status* spread_tasks(const Api& api, const Context* context, int64_t tasks, const Run& run) {
     if (tasks == 1) {
-        run(data, 0);
+        run(0);
         return nullptr;
     }
-    return api.parallel_for(context, run, static_cast<size_t>(tasks), data);
+    auto one = [](void* data, size_t task) { (*static_cast<const Run*>(data))(static_cast<int64_t>(task)); };
+    return api.parallel_for(context, one, static_cast<size_t>(tasks), const_cast<Run*>(&run));
 }
 
 // Most tasks of one call: enough that threads finish together.
@@ -60,16 +62,11 @@ Status* spread_ranges(const Api& api, const Context* context, int64_t count, int
     int64_t tasks = work / least + 1;
     if (tasks > most_tasks) tasks = most_tasks;
     if (tasks > count) tasks = count;
-    struct Ranges {
-        const Run& run;
-        int64_t count, size;
-    } ranges{run, count, (count + tasks - 1) / tasks};
-    auto task = [](void* data, size_t index) {
-        const auto& r = *static_cast<const Ranges*>(data);
-        const int64_t first = static_cast<int64_t>(index) * r.size;
-        r.run(first, first + r.size < r.count ? first + r.size : r.count);
-    };
-    return spread(api, context, task, (count + ranges.size - 1) / ranges.size, &ranges);
+    const int64_t size = (count + tasks - 1) / tasks;
+    return spread_tasks(api, context, (count + size - 1) / size, [&](int64_t task) {
+        const int64_t first = task * size;
+        run(first, first + size < count ? first + size : count);
+    });
 }
 
 // The type of an output of class Op: as its `output_types` say, float32 without them.

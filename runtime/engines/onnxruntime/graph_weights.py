@@ -12,8 +12,8 @@ from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeigh
 _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {
-        ("Linear", 1),
-        ("Linear", 2),
+        *(("Linear", index) for index in (1, 2)),
+        *(("RoutedExperts", index) for index in range(3, 7)),
         ("Gather", 0),
         ("FusedMatMul", 0),
         ("FusedMatMul", 1),
@@ -45,7 +45,7 @@ def _placeholder(name: str, value: ir.Value) -> GraphWeight:
     assert isinstance(tensor, ir.ExternalTensor)
     if form is not None:
         shared = _is_shared(value)
-        weight = GraphWeight(name, (form.part,), None, False, shared, form.form, form.block, form.packed)
+        weight = GraphWeight(name, form.parts, None, False, shared, form.form, form.block, form.packed)
     else:
         weight = GraphWeight(
             name,

@@ -70,10 +70,10 @@ def library_notes(graph: SessionGraph) -> tuple[str, ...]:
 
 
 def _is_widened(weight: GraphWeight) -> bool:
-    """Whether ``weight`` is a large 16-bit or e4m3 matrix in memory as float32."""
-    part = weight.parts[0]
-    if not weight.shared or weight.form != WHOLE or weight.joined is not None or prod(part.shape) < FEWEST_FLOATS:
+    """Whether ``weight`` is a large 16-bit or e4m3 weight in memory as float32."""
+    if not weight.shared or weight.form != WHOLE or sum(prod(part.shape) for part in weight.parts) < FEWEST_FLOATS:
         return False
+    part = weight.parts[0]
     if isinstance(part, QuantizedMatrix):
         return is_stored_e4m3(part)
-    return part.dtype in NARROW and len(part.shape) == 2
+    return part.dtype in NARROW and len(part.shape) > 1

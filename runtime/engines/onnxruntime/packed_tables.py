@@ -76,7 +76,7 @@ def _quantized_rows(insert: Inserter, node: ir.Node, table: ir.Value, matrix: Qu
     def parameters(form: str) -> ir.Value:
         """Scales or zero points [..., groups, 1] of the rows; [1, 1] for a matrix with one scale."""
         shape, name = (count, groups) if scales else (1, 1), f"{table.name}.{form}"
-        stored = formed_initializer(graph, name, WeightForm(matrix, form), shape, ir.DataType.FLOAT)
+        stored = formed_initializer(graph, name, WeightForm((matrix,), form), shape, ir.DataType.FLOAT)
         return insert.op("Unsqueeze", insert.op("Gather", stored, indices), insert.ints(-1)) if scales else stored
 
     numbers = _stored_rows(insert, node, table, matrix.values)
@@ -91,7 +91,7 @@ def _stored_rows(insert: Inserter, node: ir.Node, table: ir.Value, tensor: Store
     rows, columns = tensor.shape
     direct = tensor.dtype in _CAST
     stored = tensor if direct else replace(tensor, dtype=DType.UINT8, shape=(rows, tensor.dtype.nbytes(columns)))
-    form, dtype = WeightForm(stored, STORED), ir.DataType(stored.dtype.onnx)
+    form, dtype = WeightForm((stored,), STORED), ir.DataType(stored.dtype.onnx)
     value = formed_initializer(insert.graph, f"{table.name}.{STORED}", form, stored.shape, dtype)
     found = insert.op("Gather", value, node.inputs[1])
     if direct:

@@ -31,6 +31,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
+from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
@@ -98,6 +99,7 @@ def rewrite_paged(
     use_stored_products(model, exact)
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
+    use_stored_experts(model, exact)
     use_quantized_experts(model, kernels, exact)
     # Draft tokens are few, and their states need a run of their own.
     is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers

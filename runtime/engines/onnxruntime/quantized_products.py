@@ -90,5 +90,5 @@ def _input(
     width = row_widths(columns, kernel_bits(matrix), block)[form]
     shape = (rows, -(-columns // block), width // -(-columns // block)) if form == BLOCKS else (rows * width,)
     dtype = ir.DataType.FLOAT if form == BLOCK_SCALES else ir.DataType.UINT8
-    made = WeightForm(matrix, form, block, form == BLOCKS and kernels.packs_blocks)
+    made = WeightForm((matrix,), form, block, form == BLOCKS and kernels.packs_blocks)
     return formed_initializer(graph, f"{weight.name}.{form}", made, shape, dtype)

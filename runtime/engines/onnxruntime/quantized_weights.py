@@ -58,9 +58,9 @@ def quantized_matrix(value: ir.Value | None) -> QuantizedMatrix | None:
 
 @dataclass(frozen=True)
 class WeightForm:
-    """The form of ``part`` that an initializer holds; the fields are those of GraphWeight."""
+    """The form of ``parts`` that an initializer holds; the fields are those of GraphWeight."""
 
-    part: Part
+    parts: tuple[Part, ...]
     form: str
     block: int = 0
     packed: bool = False
@@ -72,7 +72,7 @@ def formed_initializer(
     """An initializer ``name`` that the weight store computes; an existing one of that name is returned as it is."""
     if name in graph.initializers:
         return graph.initializers[name]
-    value = placeholder(graph, name, form.part.location, shape, dtype)
+    value = placeholder(graph, name, form.parts[0].location, shape, dtype)
     value.meta[_FORM] = form
     return value
 

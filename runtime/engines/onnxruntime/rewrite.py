@@ -29,6 +29,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes, reshape_gathers_of_one
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
+from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
@@ -83,6 +84,7 @@ def rewrite(
     use_stored_products(model, exact)
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
+    use_stored_experts(model, exact)
     use_quantized_experts(model, kernels, exact)
     padded = form is GraphForm.PADDED
     use_group_query_attention(model, kernels, padded)

@@ -73,7 +73,7 @@ def _inputs_and_attributes(
         return [_bytes(graph, name, matrix.values), scales], attributes
     assert block is not None
     attributes |= {"scale_type": TYPES[scale_dtype(matrix)], "block": block, "exact": int(exact)}
-    form, shape = WeightForm(matrix, LINEAR), tiles_shape(matrix)
+    form, shape = WeightForm((matrix,), LINEAR), tiles_shape(matrix)
     inputs = [formed_initializer(graph, f"{name}.{LINEAR}", form, shape, ir.DataType.UINT8)]
     if matrix.global_scale is not None:
         inputs.append(_parameters(graph, name, matrix, LINEAR_FACTORS, (rows, 1)))
@@ -82,7 +82,7 @@ def _inputs_and_attributes(
 
 def _parameters(graph: ir.Graph, name: str, matrix: QuantizedMatrix, form: str, shape: tuple[int, int]) -> ir.Value:
     """Scales of ``matrix`` in a float32 initializer of ``shape``."""
-    return formed_initializer(graph, f"{name}.{form}", WeightForm(matrix, form), shape, ir.DataType.FLOAT)
+    return formed_initializer(graph, f"{name}.{form}", WeightForm((matrix,), form), shape, ir.DataType.FLOAT)
 
 
 def _stored_floats(weight: ir.Value) -> StoredTensor | None:
@@ -98,5 +98,5 @@ def _stored_floats(weight: ir.Value) -> StoredTensor | None:
 def _bytes(graph: ir.Graph, name: str, tensor: StoredTensor) -> ir.Value:
     """The bytes of a matrix: [rows, n]."""
     shape = (tensor.shape[0], tensor.dtype.nbytes(tensor.shape[1]))
-    stored = WeightForm(replace(tensor, dtype=DType.UINT8, shape=shape), LINEAR_BYTES)
+    stored = WeightForm((replace(tensor, dtype=DType.UINT8, shape=shape),), LINEAR_BYTES)
     return formed_initializer(graph, f"{name}.{LINEAR_BYTES}", stored, shape, ir.DataType.UINT8)

@@ -132,15 +132,17 @@ class WeightStore:
         return self._loaded[key]
 
     def _linear(self, weight: GraphWeight, read: Read) -> np.ndarray:
-        """The matrix of a product by the operator Linear."""
-        (part,) = weight.parts
-        if isinstance(part, QuantizedMatrix):
-            shape = tiles_shape(part)
-            found = self._pages.array(math.prod(shape)).reshape(shape)
-            write_tiles(part, read, found)
-            return found
-        found = self._pages.array(math.prod(part.shape)).reshape(part.shape)
-        found[...] = read(part).reshape(part.shape)
+        """The matrix of a product by the operator Linear, or those of all experts, one after another."""
+        shapes = [tiles_shape(part) if isinstance(part, QuantizedMatrix) else part.shape for part in weight.parts]
+        lines, width = sum(shape[0] for shape in shapes), shapes[0][1]
+        found, start = self._pages.array(lines * width).reshape(lines, width), 0
+        for part, (count, _) in zip(weight.parts, shapes, strict=True):
+            target = found[start : start + count]
+            if isinstance(part, QuantizedMatrix):
+                write_tiles(part, read, target)
+            else:
+                target[...] = read(part).reshape(target.shape)
+            start += count
         return found
 
     def _unique(self) -> list[np.ndarray]:
@@ -175,6 +177,8 @@ def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
     if weight.form == STORED:
         return _aligned(_numbers(weight.parts[0], read))
+    if weight.joined is None and len(weight.parts) > 1:
+        return np.concatenate([_formed(weight, part, read) for part in weight.parts])
     if weight.joined is None:
         return _aligned(widened(_formed(weight, weight.parts[0], read)))
     _, rows, columns = weight.joined

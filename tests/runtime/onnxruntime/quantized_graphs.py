@@ -23,6 +23,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import SessionGraph
+from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 
@@ -162,6 +163,8 @@ class QuantizedGraph:
             use_stored_products(model, exact)
         use_quantized_products(model, installed_kernels(), exact)
         use_packed_tables(model)
+        if linear:
+            use_stored_experts(model, exact)
         use_quantized_experts(model, installed_kernels(), exact)
         use_op_bodies(model, installed_kernels(), padded=False)
         remove_dead_code(model)
