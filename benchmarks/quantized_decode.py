@@ -49,14 +49,16 @@ MOST_SECONDS, MOST_MEMORY = 1.0, 1.15
 # The most that inputs rounded to 8 bits may change logits, relative to the change by rounding the weights.
 ROUNDING_SHARES = {INT4: 0.25, INT8: 1.5}
 _OPEN = """
-import json, resource, sys, time
+import json, sys, time
 from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
-started = time.perf_counter()
+def resident():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return 1024 * int(line.split()[1])
+imports, started = resident(), time.perf_counter()
 engine = create_dense_engine(sys.argv[1], "onnxruntime", EngineOptions(int(sys.argv[2])))
 seconds = time.perf_counter() - started
-resident = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
-print(json.dumps([seconds, 1024 * int(resident[0].split()[1])]))
+print(json.dumps([seconds, resident(), imports]))
 """
 
 
@@ -139,15 +141,18 @@ def _logits(folder: Path, settings: QuantizedSettings, exact: bool = False) -> n
 def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
     """Seconds to open the engine, and memory of its process divided by the weights' bytes.
 
-    The peak includes memory that is freed again while sessions are created.
+    The peak includes memory that is freed again while sessions are created; "added" is the peak without what the
+    process had after its imports.
     """
     weights = sum(file.stat().st_size for file in (folder / "weights").iterdir())
     uses = [run_measured(("-c", _OPEN, str(folder), str(settings.threads))) for _ in range(1 + settings.repeats)][1:]
     found = [json.loads(use.output) for use in uses]
     return {
         "seconds": Spread.of(seconds for seconds, _ in found),
-        "resident_to_weights": Spread.of(resident / weights for _, resident in found),
+        "import_bytes": Spread.of(imports for *_, imports in found),
+        "resident_to_weights": Spread.of(resident / weights for _, resident, _ in found),
         "peak_to_weights": Spread.of(use.peak_rss / weights for use in uses),
+        "added_to_weights": Spread.of((use.peak_rss - run[2]) / weights for use, run in zip(uses, found, strict=True)),
         "weight_bytes": weights,
     }
 

@@ -197,7 +197,23 @@ def _quantized_decode(document: Document) -> str:
             missed.setdefault(f"{what} (target {target['limit']:g})", []).append(f"{where} {target['value']:.3g}")
     lines = "".join(f"\n- **missed**: {what}: {'; '.join(found)}" for what, found in missed.items())
     header = ("", *(f"{kind}, {name}" for kind, name in kinds))
+    lines += _added_memory(document)
     return f"{_kept_machine(document)}\n\n{table(header, rows)}" + (f"\n{lines}" if lines else "")
+
+
+def _added_memory(document: Document) -> str:
+    """The peak of memory at opening without what imports take, where it was measured."""
+    found = [
+        (f"{model}, {name}", opening)
+        for model, result in document["results"].items()
+        for name, opening in result["opening"].items()
+        if "added_to_weights" in opening
+    ]
+    if not found:
+        return ""
+    imports = number(max(opening["import_bytes"]["median"] for _, opening in found) / 1e6)
+    shares = "; ".join(f"{name} {opening['added_to_weights']['median']:.3g}" for name, opening in found)
+    return f"\n- the same without imports ({imports} MB): {shares}"
 
 
 def _hybrid_decode(document: Document) -> str:

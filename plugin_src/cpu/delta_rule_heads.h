@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "delta_rule.h"
+#include "vector_columns.h"
 
 namespace cpu {
 namespace {
@@ -68,22 +69,13 @@ void delta_columns(const DeltaRule& d, const DeltaTokens& tokens, int64_t count,
                    const float* v, const float* beta, float* o, int64_t last) {
     using F = typename Isa::F;
     const int64_t stride = d.value_size, size = d.key_size;
-    auto load = [&](const float* p, int i) __attribute__((always_inline)) {
-        return whole || i + 1 < vectors ? Isa::load(p + i * Isa::lanes) : Isa::load_part(p + i * Isa::lanes, last);
-    };
-    auto store = [&](float* p, int i, F value) __attribute__((always_inline)) {
-        if (whole || i + 1 < vectors) {
-            Isa::store(p + i * Isa::lanes, value);
-        } else {
-            Isa::store_part(p + i * Isa::lanes, value, last);
-        }
-    };
+    const VectorColumns<Isa, vectors, whole> columns{last};
     // What the token's decayed key reads of the state before it.
     F read[vectors];
     for (int i = 0; i < vectors; ++i) read[i] = Isa::zero();
     for (int64_t n = 0; n < size; ++n) {
         const F key = Isa::all(tokens.decayed_k[n]);
-        for (int i = 0; i < vectors; ++i) read[i] = Isa::fma(key, load(past + n * stride, i), read[i]);
+        for (int i = 0; i < vectors; ++i) read[i] = Isa::fma(key, columns.load(past + n * stride, i), read[i]);
     }
     for (int64_t t = 0; t < count; ++t, past = state) {
         const float *q = tokens.q + t * size, *k = tokens.k + t * size, *decay = tokens.decay + t * size;
@@ -91,7 +83,7 @@ void delta_columns(const DeltaRule& d, const DeltaTokens& tokens, int64_t count,
         const float* next = t + 1 < count ? tokens.decayed_k + (t + 1) * size : k;
         F written[vectors], sums[vectors];
         for (int i = 0; i < vectors; ++i) {
-            const F difference = Isa::fma(Isa::all(-1.0f), read[i], load(v + t * d.value_heads * stride, i));
+            const F difference = Isa::fma(Isa::all(-1.0f), read[i], columns.load(v + t * d.value_heads * stride, i));
             written[i] = Isa::mul(Isa::all(beta[t * d.value_heads]), difference);
             read[i] = sums[i] = Isa::zero();
         }
@@ -99,13 +91,13 @@ void delta_columns(const DeltaRule& d, const DeltaTokens& tokens, int64_t count,
             const F decays = Isa::all(decay[n]), key = Isa::all(k[n]), query = Isa::all(q[n]);
             const F next_key = Isa::all(next[n]);
             for (int i = 0; i < vectors; ++i) {
-                const F value = Isa::fma(key, written[i], Isa::mul(decays, load(past + n * stride, i)));
-                store(state + n * stride, i, value);
+                const F value = Isa::fma(key, written[i], Isa::mul(decays, columns.load(past + n * stride, i)));
+                columns.store(state + n * stride, i, value);
                 sums[i] = Isa::fma(query, value, sums[i]);
                 read[i] = Isa::fma(next_key, value, read[i]);
             }
         }
-        for (int i = 0; i < vectors; ++i) store(o + t * d.value_heads * stride, i, sums[i]);
+        for (int i = 0; i < vectors; ++i) columns.store(o + t * d.value_heads * stride, i, sums[i]);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "ssm.h"
 #include "state_8bit_matrices.h"
+#include "vector_columns.h"
 
 namespace cpu {
 namespace {
@@ -27,32 +28,23 @@ void ssm_columns(const SsmUpdate& u, const float* past, float* state, const floa
                  float* y, float decay, float step, float D, int64_t last) {
     using F = typename Isa::F;
     const int64_t stride = u.head_dim;
-    auto load = [&](const float* p, int i) __attribute__((always_inline)) {
-        return whole || i + 1 < vectors ? Isa::load(p + i * Isa::lanes) : Isa::load_part(p + i * Isa::lanes, last);
-    };
-    auto store = [&](float* p, int i, F value) __attribute__((always_inline)) {
-        if (whole || i + 1 < vectors) {
-            Isa::store(p + i * Isa::lanes, value);
-        } else {
-            Isa::store_part(p + i * Isa::lanes, value, last);
-        }
-    };
+    const VectorColumns<Isa, vectors, whole> columns{last};
     F written[vectors], sums[vectors];
     const F decays = Isa::all(decay);
     for (int i = 0; i < vectors; ++i) {
-        F value = load(x, i);
+        F value = columns.load(x, i);
         written[i] = Isa::mul(value, Isa::all(step));
         sums[i] = Isa::mul(value, Isa::all(D));
     }
     for (int64_t n = 0; n < u.state_size; ++n, past += stride, state += stride) {
         const F b = Isa::all(B[n]), c = Isa::all(C[n]);
         for (int i = 0; i < vectors; ++i) {
-            F value = Isa::fma(b, written[i], Isa::mul(decays, load(past, i)));
-            store(state, i, value);
+            F value = Isa::fma(b, written[i], Isa::mul(decays, columns.load(past, i)));
+            columns.store(state, i, value);
             sums[i] = Isa::fma(c, value, sums[i]);
         }
     }
-    for (int i = 0; i < vectors; ++i) store(y, i, sums[i]);
+    for (int i = 0; i < vectors; ++i) columns.store(y, i, sums[i]);
 }
 
 template <class Isa>

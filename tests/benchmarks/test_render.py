@@ -110,7 +110,7 @@ def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
-    result: dict[str, Any] = {"opening": {"int4": {}}}
+    result: dict[str, Any] = {"opening": {"int4": {"added_to_weights": SPREAD, "import_bytes": {"median": 52e6}}}}
     for kind in ("decode", "prompt"):
         result |= {f"{kind}_tokens_per_s": {"int4": SPREAD}, f"{kind}_times_llama_cpp": {"int4": SPREAD}}
     names = ("tiny, int4: decode, times Q4_K_M", "tiny, int4: prompt, times Q4_K_M")
@@ -118,6 +118,7 @@ def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
     text = page(all_documents(), {"quantized_decode": {**SIZES, "results": {"tiny": result}, "targets": targets}})
     assert "| tiny |  | 12.3 |  |  | 12.3 |  |" in text
     assert "- **missed**: prompt, times Q4_K_M (target 13): tiny, int4 12.3" in text
+    assert "- the same without imports (52 MB): tiny, int4 12.3" in text
 
 
 def test_a_kept_run_of_hybrid_families_is_shown() -> None:

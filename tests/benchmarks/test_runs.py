@@ -70,7 +70,7 @@ def test_cpu_decode() -> None:
 @pytest.mark.slow
 def test_quantized_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_decode, "MODELS", {"tiny": TINY})
-    monkeypatch.setattr(quantized_decode, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000]"))
+    monkeypatch.setattr(quantized_decode, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000, 10]"))
     settings = quantized_decode.QuantizedSettings(
         models="tiny", prompt_tokens=3, new_tokens=4, prefill_tokens=33, threads=1, repeats=1
     )

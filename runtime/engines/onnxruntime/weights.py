@@ -6,16 +6,18 @@ import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
+from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.mapped_file import map_open
-from hybridge.artifact.untrusted_file import open_inside
+from hybridge.artifact.untrusted_file import open_inside, size_of
 from hybridge.runtime.engines.onnxruntime.dequantize import (
     Read,
     block_scales,
@@ -100,7 +102,7 @@ class WeightStore:
                     given[weight.name] = _value(weight, _filled(weight, files.bytes_of))
                     continue
                 if weight.name not in self._values:
-                    self._values[weight.name] = _value(weight, self._array(weight, files.bytes_of))
+                    self._values[weight.name] = _value(weight, self._array(weight, files))
                 if weight.shared:
                     options.add_initializer(weight.name, self._values[weight.name])
                 else:
@@ -124,14 +126,15 @@ class WeightStore:
         """Bytes of all weights that sessions use so far."""
         return self.mapped_bytes + self.copied_bytes
 
-    def _array(self, weight: GraphWeight, read: Read) -> np.ndarray:
+    def _array(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
         key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
-            self._loaded[key] = self._linear(weight, read) if weight.form in _LINEAR else _filled(weight, read)
+            is_linear = weight.form in _LINEAR
+            self._loaded[key] = self._linear(weight, files) if is_linear else _filled(weight, files.bytes_of)
         self._arrays[weight.name] = self._loaded[key]
         return self._loaded[key]
 
-    def _linear(self, weight: GraphWeight, read: Read) -> np.ndarray:
+    def _linear(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
         """The matrix of a product by the operator Linear, or those of all experts, one after another."""
         shapes = [tiles_shape(part) if isinstance(part, QuantizedMatrix) else part.shape for part in weight.parts]
         lines, width = sum(shape[0] for shape in shapes), shapes[0][1]
@@ -139,9 +142,9 @@ class WeightStore:
         for part, (count, _) in zip(weight.parts, shapes, strict=True):
             target = found[start : start + count]
             if isinstance(part, QuantizedMatrix):
-                write_tiles(part, read, target)
+                write_tiles(part, files.bytes_of, target)
             else:
-                target[...] = read(part).reshape(target.shape)
+                files.read(part, target)
             start += count
         return found
 
@@ -159,11 +162,28 @@ class _OpenFiles(ExitStack):
 
     def bytes_of(self, tensor: StoredTensor) -> np.ndarray:
         """The tensor's bytes in its file. Each has a map of its own, so that pages of widened ones are released."""
+        nbytes = tensor.dtype.nbytes(math.prod(tensor.shape))
+        return map_open(self._file(tensor), self._folder / tensor.location, tensor.offset, nbytes)
+
+    def read(self, tensor: StoredTensor, out: np.ndarray) -> None:
+        """Copy the tensor's bytes to ``out``. Mapped pages would count as memory of the process until then."""
+        file, target = cast(BufferedReader, self._file(tensor)), out.reshape(-1).data
+        file.seek(tensor.offset)
+        while target:
+            count = file.readinto(target)
+            if not count:
+                expected = tensor.offset + out.nbytes
+                raise ArtifactError(
+                    f"{self._folder / tensor.location}: expected {expected} bytes, found {size_of(file)}: the file is "
+                    "truncated: export the checkpoint again"
+                )
+            target = target[count:]
+
+    def _file(self, tensor: StoredTensor) -> BinaryIO:
         name = tensor.location
         if name not in self._files:
             self._files[name] = self.enter_context(open_inside(self._folder, name, None))
-        nbytes = tensor.dtype.nbytes(math.prod(tensor.shape))
-        return map_open(self._files[name], self._folder / name, tensor.offset, nbytes)
+        return self._files[name]
 
 
 def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
