@@ -1,7 +1,7 @@
 // A causal convolution of each channel with its own taps.
 #pragma once
 
-#include <cstdint>
+#include "checkpoints.h"
 
 namespace cpu {
 
@@ -9,13 +9,14 @@ namespace cpu {
 // `silu`. The columns before token 0 are the last taps - 1 of state, and new_state has the last taps columns.
 // x and y [rows, time, channels]; weight [channels, taps]; bias [channels] or null; state and new_state
 // [rows, channels, taps], which may be the same memory. lengths [rows]: valid tokens of each row, after which y is zero;
-// null: all.
+// null: all. checkpoints: states [n, channels, taps] of a single row.
 struct Convolution {
     const float *x, *weight, *bias, *state;
     const int32_t* lengths;
     float *y, *new_state;
     int64_t rows, time, channels, taps;
     bool silu;
+    Checkpoints checkpoints = {};
 };
 
 // The most taps, and the channels that a kernel buffers at once.

@@ -40,10 +40,17 @@ void convolve(const Convolution& c, int64_t row, int64_t first) {
         std::copy(sums, sums + count, out);
     }
     for (int64_t t = length; t < c.time; ++t) std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
-    for (int64_t j = 0; j < taps; ++j) {
-        const float* values = column(length - taps + j);
-        for (int64_t i = 0; i < count; ++i) new_state[i * taps + j] = values[i];
+    // The columns before token `end`.
+    auto write_state = [&](int64_t end, float* out) {
+        for (int64_t j = 0; j < taps; ++j) {
+            const float* values = column(end - taps + j);
+            for (int64_t i = 0; i < count; ++i) out[i * taps + j] = values[i];
+        }
+    };
+    for (int64_t n = 0; n < c.checkpoints.count; ++n) {
+        write_state(c.checkpoints.lengths[n], c.checkpoints.states + (n * c.channels + first) * taps);
     }
+    write_state(length, new_state);
 }
 
 }  // namespace

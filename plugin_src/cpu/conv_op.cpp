@@ -1,7 +1,8 @@
 // The custom operator `CausalConv1d` of the domain hybridge.cpu.
 //
 // Inputs: x, weight [channels, 1, taps] and state of cpu::Convolution in float32; then bias float32 and lengths int32,
-// which may be left out. Outputs: y and new_state. Attributes: silu; instructions (cpu::Choice).
+// which may be left out. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
+// cpu::Checkpoints. Attributes: silu; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
 #include "op_call.h"
@@ -15,8 +16,10 @@ class CausalConv1d {
   public:
     static constexpr const char* name = "CausalConv1d";
     static constexpr ort::Input inputs[] = {
-        {ort::float32_type}, {ort::float32_type}, {ort::float32_type}, {ort::float32_type, true}, {ort::int32_type, true}};
-    static constexpr size_t outputs = 2;
+        {ort::float32_type}, {ort::float32_type}, {ort::float32_type}, {ort::float32_type, true}, {ort::int32_type, true},
+        {ort::int32_type, true}};
+    static constexpr size_t outputs = 3;
+    static constexpr bool takes_checkpoints = true;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;
@@ -42,9 +45,12 @@ class CausalConv1d {
         y.sizes = x.sizes, state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
-        const cpu::Convolution convolution{x.floats(), weight.floats(), bias.floats(), past.floats(),
+        cpu::Convolution convolution{x.floats(), weight.floats(), bias.floats(), past.floats(),
                                            static_cast<const int32_t*>(lengths.data), static_cast<float*>(y.data),
                                            static_cast<float*>(state.data), rows, time, channels, taps, silu_ != 0};
+        bool fits = true;
+        auto* status = ort::make_checkpoints(*api_, context, 5, 2, past, time, fits, convolution.checkpoints);
+        if (status || !fits) return status ? status : refusal();
         if (rows == 0 || channels == 0) return nullptr;
         // Blocks of channels of a row, counted over all rows.
         const int64_t blocks = (channels + cpu::conv_channels - 1) / cpu::conv_channels;

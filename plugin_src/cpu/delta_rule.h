@@ -1,7 +1,7 @@
 // The gated delta rule, head by head.
 #pragma once
 
-#include <cstdint>
+#include "checkpoints.h"
 
 namespace cpu {
 
@@ -14,7 +14,7 @@ constexpr int64_t most_key_size = 1024;
 // q and k [rows, time, key_heads, key_size]; v and o [rows, time, value_heads, value_size]; g [rows, time, value_heads,
 // decay_size], where decay_size is 1 or key_size; beta [rows, time, value_heads]; state and new_state [rows, value_heads,
 // key_size, value_size], which may be the same memory. lengths [rows]: valid tokens of each row, after which o is zero;
-// null: all.
+// null: all. checkpoints: states [n, value_heads, key_size, value_size] of a single row.
 struct DeltaRule {
     const float *q, *k, *v, *g, *beta, *state;
     const int32_t* lengths;
@@ -22,6 +22,7 @@ struct DeltaRule {
     int64_t rows, time, key_heads, key_size, value_heads, value_size, decay_size;
     float scale;
     bool normed;
+    Checkpoints checkpoints = {};
 };
 
 }  // namespace cpu

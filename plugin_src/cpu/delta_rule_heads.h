@@ -112,10 +112,12 @@ void delta_heads(const DeltaRule& d, int64_t first, int64_t last) {
         const int64_t length = d.lengths ? std::clamp<int64_t>(d.lengths[row], 0, d.time) : d.time;
         float* state = d.new_state + number * size;
         const float* past = d.state + number * size;
-        for (int64_t t = 0; t < length; t += delta_tokens, past = state) {
-            const int64_t count = std::min(delta_tokens, length - t), token = row * d.time + t;
+        int64_t next = 0;
+        for (int64_t t = 0, count = 0; t < length; t += count, past = state) {
+            count = std::min({delta_tokens, length - t, d.checkpoints.tokens_until(next, t)});
+            const int64_t token = row * d.time + t;
             for (int64_t i = 0; i < count; ++i) read_token<Isa>(d, token + i, head, i, tokens);
-            const int64_t soon = std::min(length - t, 2 * delta_tokens);
+            const int64_t soon = std::min(length - t, count + delta_tokens);
             for (int64_t i = count; i < soon; ++i) fetch_token(d, token + i, head);
             const int64_t at = token * d.value_heads + head;
             const float *v = d.v + at * d.value_size, *beta = d.beta + at;
@@ -128,6 +130,9 @@ void delta_heads(const DeltaRule& d, int64_t first, int64_t last) {
             for (; m < d.value_size; m += Isa::lanes) {
                 const int64_t left = std::min<int64_t>(Isa::lanes, d.value_size - m);
                 delta_columns<Isa, 1, false>(d, tokens, count, past + m, state + m, v + m, beta, o + m, left);
+            }
+            if (d.checkpoints.is_after(next, t + count)) {
+                std::copy(state, state + size, d.checkpoints.states + (next++ * d.value_heads + head) * size);
             }
         }
         if (past != state) std::copy(past, past + size, state);

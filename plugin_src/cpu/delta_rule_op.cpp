@@ -1,7 +1,8 @@
 // The custom operator `GatedDeltaRule` of the domain hybridge.cpu.
 //
 // Inputs: q, k, v, g, beta and state of cpu::DeltaRule in float32, and lengths int32, which may be left out. q, k, v, g
-// and the output o have one axis for heads and their numbers. Second output: new_state.
+// and the output o have one axis for heads and their numbers. Second output: new_state. With the last input
+// `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
 // Attributes: key_heads, scale, normed; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -16,8 +17,10 @@ class GatedDeltaRule {
   public:
     static constexpr const char* name = "GatedDeltaRule";
     static constexpr ort::Input number{ort::float32_type};
-    static constexpr ort::Input inputs[] = {number, number, number, number, number, number, {ort::int32_type, true}};
-    static constexpr size_t outputs = 2;
+    static constexpr ort::Input inputs[] = {number, number, number, number, number, number, {ort::int32_type, true},
+                                            {ort::int32_type, true}};
+    static constexpr size_t outputs = 3;
+    static constexpr bool takes_checkpoints = true;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;
@@ -37,18 +40,18 @@ class GatedDeltaRule {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
         const auto& [q, k, v, g, beta, past, lengths] = in;
-        if (!fit(in)) {
-            return api_->status(ort::invalid_argument,
-                                "GatedDeltaRule: expected inputs whose sizes agree, and keys of at most 1024 numbers");
-        }
+        if (!fit(in)) return refusal();
         o.sizes = v.sizes, state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, o)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         const int64_t value_heads = past.sizes[1];
-        const cpu::DeltaRule rule{q.floats(), k.floats(), v.floats(), g.floats(), beta.floats(), past.floats(),
+        cpu::DeltaRule rule{q.floats(), k.floats(), v.floats(), g.floats(), beta.floats(), past.floats(),
                                   static_cast<const int32_t*>(lengths.data), static_cast<float*>(o.data),
                                   static_cast<float*>(state.data), v.sizes[0], v.sizes[1], key_heads_, past.sizes[2],
                                   value_heads, past.sizes[3], g.sizes[2] / value_heads, scale_, normed_ != 0};
+        bool fits = true;
+        auto* status = ort::make_checkpoints(*api_, context, 7, 2, past, rule.time, fits, rule.checkpoints);
+        if (status || !fits) return status ? status : refusal();
         const int64_t heads = rule.rows * value_heads;
         if (heads == 0) return nullptr;
         const int64_t bytes = 4 * heads * rule.key_size * rule.value_size * (rule.time + 1) / 2;
@@ -58,6 +61,11 @@ class GatedDeltaRule {
     }
 
   private:
+    ort::Status* refusal() const {
+        return api_->status(ort::invalid_argument,
+                            "GatedDeltaRule: expected inputs whose sizes agree, and keys of at most 1024 numbers");
+    }
+
     bool fit(const ort::Tensor (&in)[7]) const {
         const auto& [q, k, v, g, beta, past, lengths] = in;
         if (v.sizes.size() != 3 || g.sizes.size() != 3 || past.sizes.size() != 4 || key_heads_ <= 0) return false;

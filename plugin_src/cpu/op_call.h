@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "checkpoints.h"
 #include "ort_api.h"
 
 namespace ort {
@@ -38,6 +39,27 @@ inline Status* make(const Api& api, Context* context, size_t index, Tensor& out)
     Value* value = nullptr;
     if (auto* status = api.output(context, index, out.sizes.data(), out.sizes.size(), &value)) return status;
     return api.data(value, &out.data);
+}
+
+// Output `index`, the states after the numbers of tokens in input `input`; nothing where that was left out.
+// past: the state [1, ...] of the call's only row, which has `time` tokens. False in `fits` if the numbers do not ascend
+// from 1 to `time`, or there are other rows.
+inline Status* make_checkpoints(const Api& api, Context* context, size_t input, size_t index, const Tensor& past,
+                                int64_t time, bool& fits, cpu::Checkpoints& out) {
+    Tensor lengths, states;
+    if (auto* status = read(api, context, input, lengths)) return status;
+    if (lengths.sizes.empty()) return nullptr;
+    fits = lengths.sizes.size() == 1 && past.sizes[0] == 1;
+    if (!fits) return nullptr;
+    out.lengths = static_cast<const int32_t*>(lengths.data), out.count = lengths.sizes[0];
+    for (int64_t n = 0, before = 0; n < out.count; before = out.lengths[n++]) {
+        fits = fits && before < out.lengths[n] && out.lengths[n] <= time;
+    }
+    if (!fits) return nullptr;
+    states.sizes = past.sizes, states.sizes[0] = out.count;
+    auto* status = make(api, context, index, states);
+    out.states = static_cast<float*>(states.data);
+    return status;
 }
 
 // Calls run(task) for every task, on the session's threads if there are several.
@@ -79,6 +101,16 @@ int output_type(size_t, long) {
     return float32_type;
 }
 
+// Whether an output of class Op may be left out: the last one, where it `takes_checkpoints`.
+template <class Op>
+auto optional_output(size_t index, int) -> decltype(bool(Op::takes_checkpoints)) {
+    return Op::takes_checkpoints && index + 1 == Op::outputs;
+}
+template <class Op>
+bool optional_output(size_t, long) {
+    return false;
+}
+
 // The table of class Op, which has `name`, the kinds of `inputs`, the number of `outputs`, create and compute.
 template <class Op>
 const CustomOp& described() {
@@ -93,7 +125,7 @@ const CustomOp& described() {
         made.input_memory = [](const CustomOp*, size_t) { return 0; };
         made.output_count = [](const CustomOp*) { return Op::outputs; };
         made.output_type = [](const CustomOp*, size_t index) -> int { return output_type<Op>(index, 0); };
-        made.output_kind = [](const CustomOp*, size_t) { return 0; };
+        made.output_kind = [](const CustomOp*, size_t index) { return optional_output<Op>(index, 0) ? 1 : 0; };
         made.create_checked = [](const CustomOp*, const Api* api, const Info* info, void** out) -> Status* {
             auto op = std::make_unique<Op>();
             if (auto* status = op->create(api, info)) return status;

@@ -1,7 +1,7 @@
 // Mamba2's state update, head by head.
 #pragma once
 
-#include <cstdint>
+#include "checkpoints.h"
 
 namespace cpu {
 
@@ -9,7 +9,8 @@ namespace cpu {
 // state = exp(A d[t]) state + outer(B[t], d[t] x[t]); y[t] = C[t] state + D x[t].
 // x and y [rows, time, heads, head_dim]; B and C [rows, time, groups, state_size]; dt [rows, time, heads]; A, D and
 // dt_bias [heads]; state and new_state [rows, heads, state_size, head_dim], which may be the same memory. lengths [rows]:
-// valid tokens of each row, after which y is zero; null: all.
+// valid tokens of each row, after which y is zero; null: all. checkpoints: states [n, heads, state_size, head_dim] of a
+// single row.
 struct SsmUpdate {
     const float *x, *A, *B, *C, *D, *dt, *dt_bias, *state;
     const int32_t* lengths;
@@ -17,6 +18,7 @@ struct SsmUpdate {
     int64_t rows, time, heads, head_dim, groups, state_size;
     bool softplus;
     float lowest, highest;
+    Checkpoints checkpoints = {};
 };
 
 // The state of an update in 8 bits, in the place of `state` and `new_state`: numbers like these, and scales

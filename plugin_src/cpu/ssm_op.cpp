@@ -2,7 +2,8 @@
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
 // x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state.
-// With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each.
+// With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
+// `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
 // Attributes: heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -72,8 +73,10 @@ class UpdateSsmState : public SsmOp {
   public:
     static constexpr const char* name = "UpdateSsmState";
     static constexpr ort::Input inputs[] = {number, number, number, number,
-                                            number, number, number, number, {ort::int32_type, true}};
-    static constexpr size_t outputs = 2;
+                                            number, number, number, number, {ort::int32_type, true},
+                                            {ort::int32_type, true}};
+    static constexpr size_t outputs = 3;
+    static constexpr bool takes_checkpoints = true;
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[9], y, state;
@@ -86,6 +89,9 @@ class UpdateSsmState : public SsmOp {
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::SsmUpdate found = update(in, y);
         found.state = in[7].floats(), found.new_state = static_cast<float*>(state.data);
+        bool fits = true;
+        auto* status = ort::make_checkpoints(*api_, context, 9, 2, in[7], found.time, fits, found.checkpoints);
+        if (status || !fits) return status ? status : refusal();
         return spread(context, found, [&](int64_t first, int64_t last) { kernels_->update_ssm(found, first, last); });
     }
 };

@@ -71,7 +71,8 @@ inline int64_t ssm_tokens(const SsmUpdate& u, int64_t number) {
 template <class Isa>
 void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* state) {
     const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
-    const int64_t length = ssm_tokens(u, number);
+    const int64_t length = ssm_tokens(u, number), size = u.head_dim * u.state_size;
+    int64_t next = 0;
     for (int64_t t = 0; t < length; ++t) {
         const int64_t token = row * u.time + t, at = token * u.heads + head;
         const int64_t projection = (token * u.groups + group) * u.state_size;
@@ -79,6 +80,9 @@ void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* stat
         ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
                        u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
         past = state;
+        if (u.checkpoints.is_after(next, t + 1)) {
+            std::copy(state, state + size, u.checkpoints.states + (next++ * u.heads + head) * size);
+        }
     }
     for (int64_t t = length; t < u.time; ++t) {
         float* y = u.y + ((row * u.time + t) * u.heads + head) * u.head_dim;

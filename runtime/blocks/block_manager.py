@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from hybridge.runtime.blocks.growth import Growth
 from hybridge.runtime.blocks.needs import CacheNeeds
-from hybridge.runtime.blocks.prefix_cache import PrefixCache
+from hybridge.runtime.blocks.prefix_cache import Checkpoint, PrefixCache
 from hybridge.runtime.blocks.row_tables import RowTables
 from hybridge.runtime.blocks.sequence_memory import NEVER, NONE, SequenceMemory
 
@@ -16,7 +16,8 @@ class BlockManager:
     """Allocates and releases the memory of sequences; the only writer of ``SequenceMemory``. Ignores contents.
 
     max_rows: maximum number of sequences with memory. max_seq_len: tokens of the longest. cache: owns the pools, and
-    stores computed prefixes for later sequences.
+    stores computed prefixes for later sequences. takes_checkpoints: steps can store states for it also after
+    other tokens than their last.
     """
 
     def __init__(
@@ -26,9 +27,11 @@ class BlockManager:
         max_rows: int,
         max_seq_len: int,
         cache: PrefixCache,
+        takes_checkpoints: bool = False,
     ) -> None:
         self.needs, self.block_size, self.cache = needs, block_size, cache
         self.pool, self.slots, self.states = cache.pool, cache.slots, cache.states
+        self.takes_checkpoints = takes_checkpoints
         self.rows = RowTables(max_rows, max(1, self.blocks_for(max_seq_len)))
 
     @property
@@ -210,9 +213,9 @@ class BlockManager:
             self.rows.array[memory.row, :passed] = NONE
             memory.passed = passed
 
-    def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> None:
-        """The step has run and ``slot`` holds a copy of the state after it."""
-        memory.stop = self.cache.insert_checkpoint(memory, slot)
+    def insert_checkpoint(self, memory: SequenceMemory, checkpoint: Checkpoint) -> None:
+        """The step has run and the slot of ``checkpoint`` holds a copy of the state after its tokens."""
+        memory.stop = self.cache.insert_checkpoint(memory, checkpoint)
         self._protect_cached_tokens(memory)
 
     def check_integrity(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hybridge.runtime.blocks.block_pool import BlockPool
 from hybridge.runtime.blocks.cached_prefix import CachedPrefix
@@ -22,6 +23,13 @@ class PrefixMatch:
     state: int = NONE
     stop: int = NEVER
     prefix: CachedPrefix | None = None
+
+
+class Checkpoint(NamedTuple):
+    """slot: for the state after the first ``tokens`` of a sequence; -1: it is not stored."""
+
+    tokens: int
+    slot: int
 
 
 class PrefixCache(ABC):
@@ -66,16 +74,19 @@ class PrefixCache(ABC):
     def clear(self) -> None:
         """Forget everything that no running sequence uses."""
 
-    def checkpoint(self, memory: SequenceMemory) -> int:
-        """A slot for a copy of the state after ``memory.stop`` tokens, where the step ends; -1 if there is none."""
-        return NONE
+    def checkpoints(self, memory: SequenceMemory, end: int) -> Sequence[Checkpoint]:
+        """Slots for copies of the states after ``memory.stop`` tokens and later stops up to ``end``, in order."""
+        return [Checkpoint(memory.stop, NONE)]
 
-    def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
-        """The step of ``checkpoint`` has run and ``slot`` holds the state; where the next checkpoint is taken."""
+    def insert_checkpoint(self, memory: SequenceMemory, checkpoint: Checkpoint) -> int:
+        """The step of ``checkpoints`` has run and the slot holds the state; where the next checkpoint is taken.
+
+        Called for each of them, in order.
+        """
         return NEVER
 
     def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
-        """The sequence whose checkpoint in this step should be skipped, as a row needs the slot.
+        """The sequence whose checkpoints in this step should be skipped, as a row needs a slot; slots: one of each.
 
         None where a slot is free, or a cached state has less value than all of them.
         """

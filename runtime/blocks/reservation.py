@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from hybridge.runtime.blocks.block_manager import BlockManager
 from hybridge.runtime.blocks.growth import Growth
+from hybridge.runtime.blocks.prefix_cache import Checkpoint
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 
 _NONE_ACCEPTED: Mapping[SequenceMemory, int] = MappingProxyType({})
@@ -25,8 +26,8 @@ class Reservation:
         self._growths: dict[SequenceMemory, Growth] = {}
         # Blocks for the step after this one, from ``extend_ahead`` to the commit.
         self._ahead: dict[SequenceMemory, Growth] = {}
-        # Slots for copies of the states after the step; -1 if there is none, or the model has no states.
-        self._checkpoints: dict[SequenceMemory, int] = {}
+        # Of the states that the step stores for the prefix cache, in order.
+        self._checkpoints: dict[SequenceMemory, Sequence[Checkpoint]] = {}
         # Number of draft tokens of those that have some.
         self._drafts: dict[SequenceMemory, int] = {}
 
@@ -34,6 +35,11 @@ class Reservation:
     def moves(self) -> bool:
         """Whether any memory was given something, or the prefix cache takes a state."""
         return bool(self._growths or self._checkpoints)
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the prefix cache takes any state."""
+        return bool(self._checkpoints)
 
     @property
     def block_copies(self) -> tuple[tuple[int, int], ...]:
@@ -53,7 +59,21 @@ class Reservation:
     @property
     def taken_slots(self) -> tuple[tuple[int, int], ...]:
         """(source, target) of the states that the prefix cache takes after the step."""
-        return tuple((memory.slot, slot) for memory, slot in self._checkpoints.items() if slot != NONE)
+        return tuple(
+            (memory.slot, slot)
+            for memory, checkpoints in self._checkpoints.items()
+            for tokens, slot in checkpoints
+            if slot != NONE and tokens == self._ends[memory]
+        )
+
+    def inner_checkpoints(self, memory: SequenceMemory) -> tuple[tuple[int, int], ...]:
+        """New tokens, not all, and the slot that receives the state after these, for the prefix cache."""
+        end = self._ends[memory]
+        return tuple(
+            (tokens - memory.length, slot)
+            for tokens, slot in self._checkpoints.get(memory, ())
+            if slot != NONE and tokens < end
+        )
 
     def extend(self, memory: SequenceMemory, tokens: int, spare: int = 0, drafts: int = 0) -> bool:
         """Make room for ``tokens`` more tokens (at most once for each memory); the last ``drafts`` are draft tokens.
@@ -66,7 +86,7 @@ class Reservation:
         if drafts:
             self._drafts[memory] = drafts
         elif end >= memory.stop:
-            self._checkpoints[memory] = self._manager.cache.checkpoint(memory)
+            self._checkpoints[memory] = self._manager.cache.checkpoints(memory, end)
         self._ends[memory] = end
         return True
 
@@ -121,7 +141,7 @@ class Reservation:
         """Undo ``extend`` of this memory."""
         del self._ends[memory]
         self._drafts.pop(memory, None)
-        self._drop_checkpoint(memory)
+        self._drop_checkpoints(memory)
         growth = self._growths.pop(memory, None)
         if growth is not None:
             self._manager.shrink(memory, growth)
@@ -136,15 +156,16 @@ class Reservation:
             manager.accept(memory, count, accepted.get(memory, 0))
         for memory, growth in self._growths.items():
             manager.settle(memory, growth)
-        for memory, slot in self._checkpoints.items():
-            manager.insert_checkpoint(memory, slot)
+        for memory, checkpoints in self._checkpoints.items():
+            for checkpoint in checkpoints:
+                manager.insert_checkpoint(memory, checkpoint)
         self._growths, self._ahead, self._checkpoints, self._drafts = self._ahead, {}, {}, {}
 
     def release(self) -> None:
         """The step will not run, or failed: every memory is as it was."""
         self.undo_ahead()
         for memory in list(self._checkpoints):
-            self._drop_checkpoint(memory)
+            self._drop_checkpoints(memory)
         for memory, growth in reversed(self._growths.items()):
             self._manager.shrink(memory, growth)
         self._ends, self._growths, self._checkpoints, self._drafts = {}, {}, {}, {}
@@ -158,10 +179,11 @@ class Reservation:
         checkpoints = not manager.packs_states and bool(self._checkpoint_slots())
         if not manager.make_room(memory, end, spare, checkpoints):
             return False
-        skipped = manager.cache.checkpoint_to_skip(self._checkpoints) if manager.needs_slot(memory) else None
+        skipped = manager.cache.checkpoint_to_skip(self._slot_of_each()) if manager.needs_slot(memory) else None
         if skipped is not None:
-            self._drop_checkpoint(skipped)
-            self._checkpoints[skipped] = NONE
+            without = [checkpoint._replace(slot=NONE) for checkpoint in self._checkpoints[skipped]]
+            self._drop_checkpoints(skipped)
+            self._checkpoints[skipped] = without
         self._growths[memory] = manager.grow(memory, end)
         return True
 
@@ -199,9 +221,10 @@ class Reservation:
         return needing
 
     def _checkpoint_slots(self) -> list[int]:
-        return [slot for slot in self._checkpoints.values() if slot != NONE]
+        return [slot for each in self._checkpoints.values() for _, slot in each if slot != NONE]
 
-    def _drop_checkpoint(self, memory: SequenceMemory) -> None:
-        slot = self._checkpoints.pop(memory, NONE)
-        if slot != NONE:
-            self._manager.states.release([slot])
+    def _slot_of_each(self) -> dict[SequenceMemory, int]:
+        return {memory: max(slot for _, slot in each) for memory, each in self._checkpoints.items()}
+
+    def _drop_checkpoints(self, memory: SequenceMemory) -> None:
+        self._manager.states.release([slot for _, slot in self._checkpoints.pop(memory, ()) if slot != NONE])

@@ -13,14 +13,26 @@ _FEW = 32
 
 
 def check_packed(
-    inputs: PackedInputs, limits: StepLimits, config: RuntimeConfig, sizes: PoolSizes, most_deferred: int = 0
+    inputs: PackedInputs,
+    limits: StepLimits,
+    config: RuntimeConfig,
+    sizes: PoolSizes,
+    most_deferred: int = 0,
+    takes_checkpoints: bool = False,
 ) -> None:
     """EngineError when the arrays contradict each other, the limits, the artifact of ``config``, or name a place that
     pools of ``sizes`` do not have.
 
-    ``most_deferred``: tokens of a row whose states may be deferred.
+    ``most_deferred``: tokens of a row whose states may be deferred. ``takes_checkpoints``: whether the engine takes
+    ``checkpoints``.
     """
     problem = _shape_problem(inputs, limits, most_deferred) or _place_problem(inputs, sizes, bool(config.kv_layers))
+    if not problem and inputs.checkpoints is not None:
+        problem = (
+            _checkpoint_problem(inputs.checkpoints, inputs, sizes)
+            if takes_checkpoints
+            else "no `checkpoints` for this engine, found some"
+        )
     if problem:
         raise EngineError(f"expected {problem}: correct the step")
 
@@ -76,6 +88,24 @@ def _place_problem(inputs: PackedInputs, sizes: PoolSizes, has_kv: bool) -> str:
             f"{-(-longest // sizes.block_size)} columns of block_table for a row of {longest} tokens in blocks of "
             f"{sizes.block_size}, found {columns}"
         )
+    return ""
+
+
+def _checkpoint_problem(checkpoints: np.ndarray, inputs: PackedInputs, sizes: PoolSizes) -> str:
+    if checkpoints.ndim != 2 or checkpoints.shape[1] != 2:
+        return f"checkpoints [n, 2], found {list(checkpoints.shape)}"
+    tokens, slots = checkpoints.T
+    low, high = _range(slots)
+    if slots.size and not 0 <= low <= high < sizes.num_slots:
+        return f"slots of checkpoints from 0 to {sizes.num_slots - 1}, as the pools are, found {low} to {high}"
+    if len(np.unique(slots)) != len(slots) or np.isin(slots, inputs.state_indices).any():
+        return f"slots of checkpoints that are no row's and differ, found {slots.tolist()}"
+    bounds = inputs.query_start_loc
+    if (np.diff(tokens) <= 0).any() or not np.isin(tokens, np.delete(np.arange(bounds[-1]), bounds[1:] - 1)).all():
+        return f"ascending tokens of checkpoints, none the last of its row, found {tokens.tolist()}"
+    rows = np.searchsorted(bounds, tokens, side="right") - 1
+    if inputs.deferred is not None and inputs.deferred[rows].any():
+        return "checkpoints of rows that are not deferred, found one that is"
     return ""
 
 

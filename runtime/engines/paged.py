@@ -38,9 +38,12 @@ class PackedInputs:
     slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
     state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
     logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
+    checkpoints [n, 2] int32  tokens of this step, ascending, none the last of its row, and for each a slot that is no
+                              row's and receives the row's state after the token; None: no token
     deferred [rows] bool     rows whose recurrent states this step leaves unchanged until ``advance``; None: no row
 
-    A deferred row has at most ``max_rollback_tokens`` tokens.
+    A deferred row has at most ``max_rollback_tokens`` tokens, and no checkpoint. Other engines than those with
+    ``takes_checkpoints`` refuse them.
 
     After a step of rows with one token each, its object may be passed again, with other values in input_ids, positions,
     seq_lens and slot_mapping: each row has the token that follows. An engine need not look at the others again.
@@ -58,6 +61,7 @@ class PackedInputs:
     state_indices: np.ndarray
     logits_indices: np.ndarray
     deferred: np.ndarray | None = None
+    checkpoints: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,11 @@ class PagedEngine(ABC):
         the engine cannot.
         """
         raise EngineError(f"the {self.name} engine writes its states in every step: use torch, or no ring_rows")
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        """Whether a step can store states after other tokens than the last of a row (``PackedInputs.checkpoints``)."""
+        return False
 
     @property
     def max_rollback_tokens(self) -> int:

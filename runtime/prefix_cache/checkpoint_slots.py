@@ -44,16 +44,20 @@ class CheckpointSlots:
         self.frees_reserved_slot = True
         self._tree, self._uses, self._metrics = tree, uses, metrics
 
-    def slot_for(self, memory: SequenceMemory, end: int, kind: CheckpointKind) -> int:
+    def slot_for(self, memory: SequenceMemory, end: int, kind: CheckpointKind, before: int = 0) -> int:
         """A slot for the state after ``end`` tokens: a free one, or that of a state of less value; -1 when there is
-        none."""
+        none.
+
+        before: tokens after which the same step stores another state, if it does.
+        """
         prefix, slots = RadixPrefix.of(memory), self._slots
         key = prefix.key(memory.tokens, end)
         uses = self._uses.expected(memory.namespace, key, kind)
-        prefix.value = self._tree.new_state_value(_resumable(prefix.node), end, uses)
+        value = self._tree.new_state_value(max(before, _resumable(prefix.node)), end, uses)
+        prefix.value = max(prefix.value, value) if before else value
         if slots.unowned <= (0 if kind is CheckpointKind.END else self._reserved):
             least = self._tree.least_state()
-            if least is None or least > prefix.value:
+            if least is None or least > value:
                 self._metrics.states_refused += 1
                 self._uses.refused(memory.namespace, key)
                 return NONE

@@ -13,7 +13,7 @@ from itertools import chain
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks.cached_block_pool import CachedBlockPool
 from hybridge.runtime.blocks.needs import CacheNeeds
-from hybridge.runtime.blocks.prefix_cache import PrefixCache, PrefixMatch
+from hybridge.runtime.blocks.prefix_cache import Checkpoint, PrefixCache, PrefixMatch
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 from hybridge.runtime.blocks.slot_pool import EvictingSlotPool
 from hybridge.runtime.engines.paged import PoolSizes
@@ -122,7 +122,7 @@ class RadixCache(PrefixCache):
         if ended:
             return self._insert_end(memory, prefix)
         if not self.needs.state and prefix.length < memory.length <= prefix.prompt:
-            self._insert(memory, NONE, CheckpointKind.END)
+            self._insert(memory, memory.length, NONE, CheckpointKind.END)
         return False
 
     def evict(self, blocks: int) -> bool:
@@ -141,18 +141,24 @@ class RadixCache(PrefixCache):
         finally:
             self._resets = False
 
-    def checkpoint(self, memory: SequenceMemory) -> int:
-        if not self.needs.state:
-            return NONE
-        return self._checkpoints.slot_for(memory, memory.stop, RadixPrefix.of(memory).kind)
-
-    def insert_checkpoint(self, memory: SequenceMemory, slot: int) -> int:
+    def checkpoints(self, memory: SequenceMemory, end: int) -> Sequence[Checkpoint]:
         prefix = RadixPrefix.of(memory)
+        stops = prefix.stops_until(end, memory.stop, self.settings.decode_interval)
+        if not self.needs.state:
+            return [Checkpoint(stop, NONE) for stop, _ in stops]
+        found: list[Checkpoint] = []
+        for stop, kind in stops:
+            slot = self._checkpoints.slot_for(memory, stop, kind, found[-1].tokens if found else 0)
+            found.append(Checkpoint(stop, slot))
+        return found
+
+    def insert_checkpoint(self, memory: SequenceMemory, checkpoint: Checkpoint) -> int:
+        prefix, (tokens, slot) = RadixPrefix.of(memory), checkpoint
         if slot != NONE or not self.needs.state:
-            taken = self._insert(memory, slot, prefix.kind)
+            taken = self._insert(memory, tokens, slot, prefix.kind)
             if slot != NONE and not taken:
                 self.states.release([slot])
-        return prefix.next_stop(memory.length, self.settings.decode_interval)
+        return prefix.next_stop(tokens, self.settings.decode_interval)
 
     def checkpoint_to_skip(self, slots: Mapping[SequenceMemory, int]) -> SequenceMemory | None:
         return self._checkpoints.checkpoint_to_skip(slots)
@@ -218,7 +224,7 @@ class RadixCache(PrefixCache):
         slot = self._packed(memory, prefix) if self.packs else memory.slot
         if slot is None:
             return False
-        taken = self._insert(memory, slot, CheckpointKind.END)
+        taken = self._insert(memory, memory.length, slot, CheckpointKind.END)
         self._checkpoints.free_reserved_slot()
         return taken and not self.packs
 
@@ -237,9 +243,10 @@ class RadixCache(PrefixCache):
             return None
         return slot
 
-    def _insert(self, memory: SequenceMemory, slot: int, kind: CheckpointKind) -> bool:
-        """Insert the KV and state of ``memory``, locked while the sequence runs; whether the tree took the state."""
-        key = RadixPrefix.of(memory).key(memory.tokens, memory.length)
+    def _insert(self, memory: SequenceMemory, tokens: int, slot: int, kind: CheckpointKind) -> bool:
+        """Insert KV and state of the first ``tokens`` tokens, locked while the sequence runs; whether the tree took the
+        state."""
+        key = RadixPrefix.of(memory).key(memory.tokens, tokens)
         node, taken = self.tree.insert(key, memory.blocks, None if slot == NONE else slot, memory.namespace)
         self.metrics.inserted_states += taken
         self._readers.move(memory, node)

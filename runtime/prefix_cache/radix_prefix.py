@@ -16,7 +16,7 @@ class RadixPrefix(CachedPrefix):
 
     node    the deepest node that the sequence has locked; state_locked: its state too, which is not copied yet
     stops   tokens after which a state is taken, and why, the nearest last; kind: why, at the next one
-    value   of the checkpoint that the present step takes
+    value   of the checkpoints that the present step takes, at most
     prompt  tokens at the start; cacheable: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
     """
@@ -60,6 +60,17 @@ class RadixPrefix(CachedPrefix):
             self._key += key_from_tokens(tokens[have:length])
             have = length
         return self._key if have == length else self._key[: length * TOKEN_BYTES]
+
+    def stops_until(self, end: int, stop: int, interval: int | None) -> list[tuple[int, CheckpointKind]]:
+        """``stop``, which is the next one, and those after it up to ``end`` tokens, with why; ``interval`` as in
+        ``next_stop``."""
+        ahead = RadixPrefix()
+        ahead.stops, ahead.kind, ahead.prompt = self.stops.copy(), self.kind, self.prompt
+        found = []
+        while stop <= end:
+            found.append((stop, ahead.kind))
+            stop = ahead.next_stop(stop, interval)
+        return found
 
     def next_stop(self, length: int, interval: int | None) -> int:
         """The next stop after ``length`` tokens, whose ``kind`` this remembers.

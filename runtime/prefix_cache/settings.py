@@ -25,7 +25,8 @@ class PrefixCacheSettings:
     cached_states: state slots besides those of the rows. None: half of the bytes left by the rows, more where a state
     is larger than the KV of a whole sequence, and all of them for a model without attention.
     prompt_checkpoints: "early": states are stored where prompts branch and also where later prompts may: before the
-    last token, and at three points of a prompt of which less than half was cached. Each takes an extra step.
+    last token, and at three points of a prompt of which less than half was cached. Each takes an extra step, unless the
+    engine copies states inside of a step (onnxruntime with its library of CPU kernels, for exact states).
     "branches": only where prompts branch, so that a shared prefix is reused from the third prompt on. "none": only at
     the ends of sequences.
     decode_interval: tokens between the stored states of an answer; None: only at its end.

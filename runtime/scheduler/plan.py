@@ -15,7 +15,8 @@ class PlannedRow(NamedTuple):
     table_row: its row of the block tables. slot: of its recurrent states, -1 without. samples: these are its last
     tokens, so that the logits after them choose the next one. draft_tokens: the last of new_tokens, which the sequence
     does not have yet and may never have. prompt_logits: how many tokens of the prompt, right before those that choose a
-    token, give logits in addition.
+    token, give logits in addition. checkpoints: numbers of new tokens, fewer than all, and the slots that receive the
+    states after these.
     """
 
     sequence: int
@@ -26,6 +27,7 @@ class PlannedRow(NamedTuple):
     samples: bool
     draft_tokens: tuple[int, ...] = ()
     prompt_logits: int = 0
+    checkpoints: tuple[tuple[int, int], ...] = ()
 
     @property
     def logits(self) -> int:
@@ -47,7 +49,8 @@ class StepPlan:
     slots, block_copies, the packed rows, and taken_slots. There may be no row.
 
     Copies are pairs of source and target. forked: the sequences that slot_copies are for. resumed_slots: states of the
-    prefix cache with which rows begin. taken_slots: states after the step, for the prefix cache.
+    prefix cache with which rows begin. taken_slots: states after the step, for the prefix cache,
+    which takes those of ``PlannedRow.checkpoints`` too.
 
     repeats: whether this is a ``RepeatedPlan``.
     """

@@ -139,6 +139,11 @@ class StepBuilder:
             rows = [
                 row._replace(prompt_logits=self.logits.get(each, 0)) for each, row in zip(self.rows, rows, strict=True)
             ]
+        if self.reservation.takes_checkpoints:
+            rows = [
+                row._replace(checkpoints=self.reservation.inner_checkpoints(each.memory))
+                for each, row in zip(self.rows, rows, strict=True)
+            ]
         if not (rows or self.preempted or self.admitted or slot_copies):
             return None
         if not (slot_copies or self.swap_outs or self.swap_ins or self.reservation.moves):

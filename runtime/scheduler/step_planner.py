@@ -62,7 +62,7 @@ class StepPlanner:
         for place, sequence in enumerate(prompts):
             if sequence.state is State.RUNNING and step.budget:
                 others = len(prompts) - place - 1 + len(queues.waiting)
-                self._make_room(step, sequence, _chunk(step, sequence, others))
+                self._make_room(step, sequence, self._chunk(step, sequence, others))
 
     def _decode(self, step: StepBuilder, decoding: list[ScheduledSequence]) -> None:
         """One token for each, first for sequences that already have memory for it."""
@@ -121,7 +121,7 @@ class StepPlanner:
         begins = not memory.length
         if begins:
             manager.match(memory, reuse=not (sequence.prompt_logits_left or sequence.request.whole_prompt))
-        count = _chunk(step, sequence, len(queues.waiting) - 1)
+        count = self._chunk(step, sequence, len(queues.waiting) - 1)
         spare = 0
         if step.rows:
             whole = manager.most_blocks(len(sequence.tokens), self._settings.max_tokens)
@@ -133,7 +133,7 @@ class StepPlanner:
             if not shared or queues.running:
                 return False
             # The cached prefix itself may take the room that it needs: start without it.
-            count = _chunk(step, sequence, len(queues.waiting) - 1)
+            count = self._chunk(step, sequence, len(queues.waiting) - 1)
         if begins:
             manager.begin(memory)
         if sequence.cached_tokens is None:
@@ -156,12 +156,14 @@ class StepPlanner:
             step.swap_outs.append(swap)
         step.preempted.add(victim)
 
-
-def _chunk(step: StepBuilder, sequence: ScheduledSequence, others: int) -> int:
-    """Tokens of a prompt for this step: at most half of the remaining budget while others wait, up to the next state
-    that the prefix cache stores, and within the step's limit of prompt logits."""
-    budget, memory = step.budget, sequence.memory
-    most = min(sequence.pending, memory.stop - memory.length, budget if not others else max(1, budget // 2))
-    if sequence.prompt_logits_left:
-        most = min(most, max(1, sequence.logits_from - memory.length + step.prompt_logits))
-    return most
+    def _chunk(self, step: StepBuilder, sequence: ScheduledSequence, others: int) -> int:
+        """Tokens of a prompt for this step: at most half of the remaining budget while others wait, within the step's
+        limit of prompt logits, and up to the next state that the prefix cache stores if that must be after the last
+        token."""
+        budget, memory = step.budget, sequence.memory
+        most = min(sequence.pending, budget if not others else max(1, budget // 2))
+        if not self._manager.takes_checkpoints:
+            most = min(most, memory.stop - memory.length)
+        if sequence.prompt_logits_left:
+            most = min(most, max(1, sequence.logits_from - memory.length + step.prompt_logits))
+        return most

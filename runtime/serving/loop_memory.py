@@ -68,6 +68,7 @@ def loop_memory(engine: PagedEngine, settings: ServingSettings, shape: ServingSh
         shape.max_rows,
         shape.max_seq_len,
         radix or block_cache(sizes, needs, cache.kind == BLOCKS),
+        takes_checkpoints=engine.takes_checkpoints and cache.states == EXACT,
     )
     engine.watch_usage(manager.pool.in_use, manager.slots.in_use)
     scheduler = Scheduler(

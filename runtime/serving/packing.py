@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ def packed_inputs(
 ) -> PackedInputs:
     """The arrays of ``plan``, which has at least one row; rows that all decode are padded as the engine asks."""
     rows = plan.rows
-    ids, starts, counts, table_rows, slots, samples, draft_tokens, *_ = zip(*rows, strict=True)
+    ids, starts, counts, table_rows, slots, samples, draft_tokens, _, checkpoints = zip(*rows, strict=True)
     total = sum(counts)
     start = np.array(starts, np.int64)
     table_row = np.array(table_rows, np.intp)
@@ -57,11 +57,22 @@ def packed_inputs(
         slot_mapping,
         np.array(slots, np.int32),
         last.astype(np.int32, copy=False),
+        checkpoints=_checkpoint_tokens(bounds, checkpoints) if any(checkpoints) else None,
     )
     if manager.needs.state and any(draft_tokens):
         return replace(inputs, deferred=np.array([bool(row.draft_tokens) for row in rows]))
     decodes = total == len(rows) == last.size
     return padded(inputs, engine.padded_rows(total) - total) if decodes else inputs
+
+
+def _checkpoint_tokens(bounds: np.ndarray, checkpoints: Sequence[Sequence[tuple[int, int]]]) -> np.ndarray:
+    """``PackedInputs.checkpoints`` of rows that begin at ``bounds``."""
+    pairs = [
+        (begin + tokens - 1, slot)
+        for begin, row in zip(bounds.tolist(), checkpoints, strict=False)
+        for tokens, slot in row
+    ]
+    return np.array(pairs, np.int32)
 
 
 def padded(inputs: PackedInputs, rows: int) -> PackedInputs:

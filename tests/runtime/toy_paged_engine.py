@@ -16,6 +16,7 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig
 from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.packed_check import check_packed
 from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
 from tests.runtime.toy_engine import toy_config
 
@@ -91,7 +92,8 @@ class ToyCopy(HostCopy):
 
 
 class ToyPagedEngine(PagedEngine):
-    """``fail_at`` names steps that fail after they have spoilt what they write to; ``steps`` counts them."""
+    """``fail_at`` names steps that fail after they have spoilt what they write to; ``steps`` counts them. ``takes``:
+    whether it takes checkpoints inside of rows."""
 
     name: ClassVar[str] = "toy-paged"
 
@@ -115,6 +117,11 @@ class ToyPagedEngine(PagedEngine):
         # By deferred row of the last step: its slot, and the states after each of its tokens.
         self._deferred: dict[int, tuple[int, list[np.ndarray]]] = {}
         self.fail_to_advance = False
+        self.takes = False
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        return self.takes
 
     @property
     def limits(self) -> StepLimits:
@@ -193,6 +200,7 @@ class ToyPagedEngine(PagedEngine):
         requested = {int(token): m for m, token in enumerate(inputs.logits_indices)}
         logits = np.full((len(requested), self.config.vocab_size), np.nan, np.float32)
         fails = self.steps in self.fail_at
+        checkpoints = dict([] if inputs.checkpoints is None else inputs.checkpoints.tolist())
         self._deferred = {}
         for row in range(inputs.seq_lens.size):
             first, end = int(inputs.query_start_loc[row]), int(inputs.query_start_loc[row + 1])
@@ -212,6 +220,8 @@ class ToyPagedEngine(PagedEngine):
                     state = self._consumed(state, int(inputs.input_ids[token]))
                     if deferred:
                         self._deferred[row][1].append(state)
+                    if token in checkpoints:
+                        self.states[checkpoints[token]] = np.nan if fails else state
                 if token in requested and not fails:
                     position = int(inputs.positions[token])
                     logits[requested[token]] = self._row_logits(inputs.block_table[row], position + 1, state)
@@ -266,6 +276,8 @@ class ToyPagedEngine(PagedEngine):
         for used in (inputs.slot_mapping, inputs.state_indices):
             used = used[used >= 0]
             assert np.unique(used).size == used.size, "two tokens or rows write to one place"
+        if inputs.checkpoints is not None:
+            check_packed(replace(inputs, deferred=None), self._limits, self.config, self.sizes, 0, self.takes)
         padding = inputs.seq_lens == 0
         # Of steps that are launched before the tokens of others are known, any row may be padding.
         assert self.chains_steps or (np.diff(padding.astype(int)) >= 0).all()

@@ -9,6 +9,8 @@ from hybridge.artifact.bindings import Binding
 
 # Graph inputs that the engine adds: per row the last position that is visible, and the largest context of all rows.
 LAST_POSITIONS, LONGEST_CONTEXT = "engine.last_positions", "engine.longest_context"
+# Of a paged graph for one row: the numbers of tokens after which it also returns the states (row_checkpoints.py).
+CHECKPOINT_LENGTHS = "engine.checkpoint_lengths"
 
 
 class GraphForm(Enum):
@@ -26,6 +28,11 @@ class StateLayout:
 
     transposed: bool
     width: int
+
+
+def checkpoint_output(pool: str) -> str:
+    """Name of the output [n, ...] with the states of ``pool`` after the n numbers of tokens in CHECKPOINT_LENGTHS."""
+    return f"{pool}.checkpoints"
 
 
 def natural_layouts(specs: tuple[Binding, ...]) -> dict[str, StateLayout]:

@@ -18,7 +18,7 @@ from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEn
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
-from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.onnxruntime.paged_session import NO_CHECKPOINTS, PagedSession, RowCheckpoints
 from hybridge.runtime.engines.onnxruntime.repeated_steps import RepeatedSteps
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
@@ -102,6 +102,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         # Operators with a state after each token of deferred rows, and how many tokens these may have.
         self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
         self._sessions = {key: self._created(key, graph)}
+        self._takes_checkpoints = self._sessions[key].takes_checkpoints
         self.notes = (*graph.rounding_notes(exact_products), *library_notes(graph))
         self._saves_sessions = graph.block_bytes > MOST_BLOCK_BYTES
         if not self._saves_sessions:
@@ -122,7 +123,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._repeated = repeated
             return again
         pools, deferred = self.pools, inputs.deferred
-        check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens)
+        check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens, self._takes_checkpoints)
         if self._deferred is not None:
             self._deferred.rollback.forget()
         if self._kv_shapes and (begun := begun_blocks(inputs, pools.sizes.block_size)).size:
@@ -142,6 +143,10 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             if RepeatedSteps.can_repeat(inputs, run, session, self._kv_shapes) and not self._more_feeds(inputs, run):
                 self._repeated = RepeatedSteps(inputs, run, session, logits, self._kv_shapes, pools)
         return logits
+
+    @property
+    def takes_checkpoints(self) -> bool:
+        return self._takes_checkpoints
 
     @property
     def shows_values(self) -> bool:
@@ -241,7 +246,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             if form is PagedForm.ONE_TOKEN and self._saves_sessions:
                 form = PagedForm.ONE_ROW
             session = self._session(SessionKey(form, neighbours, tokens))
-            session.run(feeds(session), indices, logits, slots, shown=shown)
+            checkpoints = NO_CHECKPOINTS if inputs.checkpoints is None else _row_checkpoints(inputs.checkpoints, run)
+            session.run(feeds(session), indices, logits, slots, shown=shown, checkpoints=checkpoints)
         for name, values in self._shown.items():
             values[run.tokens] = shown[name]
         return session
@@ -349,6 +355,14 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
     def _packs(self, key: SessionKey) -> bool:
         return self._packs_weights and (key.tokens > 1 or key.form is not PagedForm.ONE_TOKEN)
+
+
+def _row_checkpoints(checkpoints: np.ndarray, run: PagedRun) -> RowCheckpoints:
+    """The states of ``checkpoints`` [n, 2] that are those of the tokens of ``run``."""
+    if run.time == 1:
+        return NO_CHECKPOINTS
+    mine = checkpoints[(checkpoints[:, 0] >= run.tokens[0]) & (checkpoints[:, 0] < run.tokens[-1])]
+    return RowCheckpoints((mine[:, 0] - run.tokens[0] + 1).astype(np.int32), mine[:, 1])
 
 
 def _form(run: PagedRun) -> PagedForm:

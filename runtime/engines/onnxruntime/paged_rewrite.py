@@ -30,6 +30,7 @@ from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, u
 from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
 from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
+from hybridge.runtime.engines.onnxruntime.row_checkpoints import return_checkpoints
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
@@ -88,7 +89,8 @@ def rewrite_paged(
     ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
     RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: instead of new states
     the graph returns what a replay reads, or for operators in ``snapshots`` the state after each token. ``shown``:
-    inner values that it also returns. ``exact``: inputs of quantised weights are not rounded. EngineError when the
+    inner values that it also returns. ``exact``: inputs of quantised weights are not rounded. Where it can, a graph for
+    one row of any number of tokens also returns states after some of these (row_checkpoints.py). EngineError when the
     installed ONNX Runtime cannot run the result.
     """
     expose_values(model.graph, shown)
@@ -106,6 +108,8 @@ def rewrite_paged(
     use_paged_attention(model, form, kernels if is_prompt else None)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
+    if is_prompt and neighbours:
+        return_checkpoints(model.graph, {b.name for b in config.bindings.states if not b.grows})
     left_alone = frozenset(pool.name for state in deferred for pool in state.pools)
     fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)

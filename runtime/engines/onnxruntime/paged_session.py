@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES
+from hybridge.runtime.engines.onnxruntime.graph_form import CHECKPOINT_LENGTHS, checkpoint_output
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredBatch
     from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 
+
+class RowCheckpoints(NamedTuple):
+    """lengths [n] int32: numbers of a row's tokens, ascending; slots [n]: receive the states after these."""
+
+    lengths: np.ndarray
+    slots: np.ndarray
+
+
+NO_CHECKPOINTS = RowCheckpoints(np.empty(0, np.int32), np.empty(0, np.int32))
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 _NOT_FED = np.empty(0, bool), None
 # Number of recent ranges of slots whose states a session keeps bound.
@@ -44,6 +54,11 @@ class PagedSession:
         return self._deferred
 
     @property
+    def takes_checkpoints(self) -> bool:
+        """Whether the graph returns states after other tokens than the last."""
+        return CHECKPOINT_LENGTHS in self._inputs
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether ``run_again`` may follow the last run: all that the graph writes was bound in place."""
         return self._is_repeatable
@@ -65,6 +80,8 @@ class PagedSession:
         self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
         self._bound_range: tuple[int, int] | None = None
         self._is_repeatable = False
+        self._most_checkpoints = -1
+        self._checkpoints: dict[str, np.ndarray] = {}
 
     def run(
         self,
@@ -74,12 +91,14 @@ class PagedSession:
         slots: slice,
         deferred: DeferredBatch | None = None,
         shown: Mapping[str, np.ndarray] = _NOTHING,
+        checkpoints: RowCheckpoints = NO_CHECKPOINTS,
     ) -> None:
         """Run on ``feeds``; ``logits`` [m, vocab] receives those of the tokens ``logits_indices`` [m] of the run.
 
         slots: those of the rows, for a graph that gets only these. deferred: for a graph that leaves the states
         unchanged, these states, and arrays for the stored values of its tokens. shown: arrays for the inner values that
-        the graph returns. EngineError when ONNX Runtime fails.
+        the graph returns. checkpoints: the states that it also returns, for a graph that ``takes_checkpoints``.
+        EngineError when ONNX Runtime fails.
         """
         values: list[object] = []
         copied, self._is_repeatable = self._copied, False
@@ -94,8 +113,11 @@ class PagedSession:
             self._feed(LOGITS_INDICES, logits_indices)
         for name, array in {**shown, LOGITS: logits}.items():
             self._io.bind_ortvalue_output(name, _value(array, values))
+        returned = self._bind_checkpoints(checkpoints, values) if self.takes_checkpoints else {}
         self._last_values = values
         self._execute()
+        for name, states in returned.items():
+            self._parts[name][checkpoints.slots] = states
         for array, other in copied:
             if other is not array:
                 array[...] = other
@@ -150,6 +172,18 @@ class PagedSession:
                 self._io.bind_ortvalue_output(self._replaced_by[name], value)
             self._bound_range = key
         return [self._bind_pool(n, a[slots], bound) for n, a in self._parts.items() if n not in self._in_place]
+
+    def _bind_checkpoints(self, checkpoints: RowCheckpoints, values: list[object]) -> dict[str, np.ndarray]:
+        """Arrays that receive the states of ``checkpoints``, by pool; the next run uses them again."""
+        self._feed(CHECKPOINT_LENGTHS, checkpoints.lengths)
+        n = len(checkpoints.lengths)
+        if n > self._most_checkpoints:
+            self._checkpoints = {name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()}
+            self._most_checkpoints = n
+        states = {name: array[:n] for name, array in self._checkpoints.items()}
+        for name, array in states.items():
+            self._io.bind_ortvalue_output(checkpoint_output(name), _value(array, values))
+        return states
 
     def _bind_deferred(self, batch: DeferredBatch) -> None:
         """The states to read, and the arrays that receive what the tokens store."""

@@ -40,6 +40,47 @@ def changed(name: str, place: object, value: int) -> PackedInputs:
     return replace(STEP, **{name: array})
 
 
+WITH_CHECKPOINTS = replace(STEP, state_indices=ints(2, -1, -1), checkpoints=ints([15, 1], [38, 0]))
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (replace(WITH_CHECKPOINTS, checkpoints=ints(15, 1)), r"checkpoints \[n, 2\], found \[2\]"),
+        (
+            replace(WITH_CHECKPOINTS, checkpoints=ints([15, 3])),
+            "slots of checkpoints from 0 to 2, as the pools are, found 3 to 3",
+        ),
+        (
+            replace(WITH_CHECKPOINTS, checkpoints=ints([15, -1])),
+            "slots of checkpoints from 0 to 2, as the pools are, found -1 to -1",
+        ),
+        (
+            replace(WITH_CHECKPOINTS, checkpoints=ints([15, 2])),
+            r"slots of checkpoints that are no row's and differ, found \[2\]",
+        ),
+        (
+            replace(WITH_CHECKPOINTS, checkpoints=ints([15, 1], [17, 1])),
+            r"slots of checkpoints that are no row's and differ, found \[1, 1\]",
+        ),
+        (replace(WITH_CHECKPOINTS, checkpoints=ints([17, 1], [15, 0])), r"none the last of its row, found \[17, 15\]"),
+        (replace(WITH_CHECKPOINTS, checkpoints=ints([39, 1])), r"none the last of its row, found \[39\]"),
+        (replace(WITH_CHECKPOINTS, checkpoints=ints([-1, 1])), r"none the last of its row, found \[-1\]"),
+        (replace(WITH_CHECKPOINTS, checkpoints=ints([42, 1])), r"none the last of its row, found \[42\]"),
+        (
+            replace(WITH_CHECKPOINTS, deferred=np.array([True, False, False])),
+            "checkpoints of rows that are not deferred, found one that is",
+        ),
+    ],
+)
+def test_checkpoints_have_slots_of_their_own(step: PackedInputs, words: str) -> None:
+    check_packed(WITH_CHECKPOINTS, LIMITS, CONFIG, SIZES, 40, takes_checkpoints=True)
+    with pytest.raises(EngineError, match=words):
+        check_packed(step, LIMITS, CONFIG, SIZES, 40, takes_checkpoints=True)
+    with pytest.raises(EngineError, match="expected no `checkpoints` for this engine, found some: correct the step"):
+        check_packed(WITH_CHECKPOINTS, LIMITS, CONFIG, SIZES)
+
+
 def test_a_step_within_its_pools_passes() -> None:
     check_packed(STEP, LIMITS, CONFIG, SIZES)
     check_packed(replace(STEP, logits_indices=ints()), LIMITS, CONFIG, SIZES)

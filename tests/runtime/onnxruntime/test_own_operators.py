@@ -31,18 +31,29 @@ EACH_SET = pytest.mark.parametrize("instructions", INSTRUCTIONS.values(), ids=IN
 LENGTHS = (3, 0, 5)
 
 
-def updated(case: SsmCase, instructions: int, padded: bool = True, **changes: Any) -> dict[str, np.ndarray]:
-    """y and new_state, whose memory is that of state."""
+Lengths = np.ndarray | None
+
+
+def checkpoint_shapes(checkpoints: Lengths, state: np.ndarray) -> dict[str, tuple[int, ...]]:
+    """The output with as many states like ``state`` as ``checkpoints`` [n] has numbers of tokens; None: no output."""
+    return {} if checkpoints is None else {"checkpoints": (len(checkpoints), *state.shape[1:])}
+
+
+def updated(
+    case: SsmCase, instructions: int, padded: bool = True, checkpoints: Lengths = None, **changes: Any
+) -> dict[str, np.ndarray]:
+    """y, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens."""
     rows, time, heads = case.x.shape[:3]
     state = np.ascontiguousarray(case.state.swapaxes(2, 3), np.float32)
     flat = {name: getattr(case, name).reshape(rows, time, -1).astype(np.float32) for name in ("x", "B", "C", "dt")}
     per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
     inputs = {**flat, **per_head, "state": state, "lengths": case.context_lengths if padded else None} | changes
     names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state", "lengths")
+    shapes = {"y": flat["x"].shape, "new_state": state.shape, **checkpoint_shapes(checkpoints, state)}
     found = run_operator(
         "UpdateSsmState",
-        {name: inputs[name] for name in names},
-        {"y": flat["x"].shape, "new_state": state.shape},
+        {**{name: inputs[name] for name in names}, "checkpoint_lengths": checkpoints},
+        shapes,
         {"new_state": "state"},
         threads=2,
         heads=heads,
@@ -52,7 +63,8 @@ def updated(case: SsmCase, instructions: int, padded: bool = True, **changes: An
         time_step_max=float("inf"),
         instructions=instructions,
     )
-    return {"y": found["y"].reshape(case.x.shape), "new_state": found["new_state"].swapaxes(2, 3)}
+    states = {name: found[name].swapaxes(2, 3) for name in shapes if name != "y"}
+    return {"y": found["y"].reshape(case.x.shape), **states}
 
 
 @EACH_SET
@@ -93,16 +105,18 @@ def test_sizes_that_disagree_are_refused(name: str) -> None:
         updated(case, 0, **{name: wrong.astype(np.int32 if name == "lengths" else np.float32)})
 
 
-def ruled(case: DeltaCase, instructions: int, normed: int = 1, **changes: Any) -> dict[str, np.ndarray]:
-    """o and new_state, whose memory is that of state."""
+def ruled(
+    case: DeltaCase, instructions: int, normed: int = 1, checkpoints: Lengths = None, **changes: Any
+) -> dict[str, np.ndarray]:
+    """o, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens."""
     rows, time, key_heads = case.q.shape[:3]
     tokens = {name: getattr(case, name).reshape(rows, time, -1) for name in ("q", "k", "v", "g", "beta")}
     arrays = {**tokens, "state": case.state} | changes
     inputs: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
     found = run_operator(
         "GatedDeltaRule",
-        {**inputs, "lengths": changes.get("lengths", case.context_lengths)},
-        {"o": inputs["v"].shape, "new_state": case.state.shape},
+        {**inputs, "lengths": changes.get("lengths", case.context_lengths), "checkpoint_lengths": checkpoints},
+        {"o": inputs["v"].shape, "new_state": case.state.shape, **checkpoint_shapes(checkpoints, case.state)},
         {"new_state": "state"},
         threads=2,
         key_heads=key_heads,
@@ -110,7 +124,7 @@ def ruled(case: DeltaCase, instructions: int, normed: int = 1, **changes: Any) -
         normed=normed,
         instructions=instructions,
     )
-    return {"o": found["o"].reshape(case.v.shape), "new_state": found["new_state"]}
+    return {**found, "o": found["o"].reshape(case.v.shape)}
 
 
 @EACH_SET
@@ -136,14 +150,16 @@ def test_a_delta_rule_whose_sizes_disagree_is_refused(name: str) -> None:
         ruled(case, 0, **{name: wrong})
 
 
-def convolved(case: ConvCase, instructions: int, silu: int, **changes: Any) -> dict[str, np.ndarray]:
-    """y and new_state, whose memory is that of state."""
+def convolved(
+    case: ConvCase, instructions: int, silu: int, checkpoints: Lengths = None, **changes: Any
+) -> dict[str, np.ndarray]:
+    """y, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens."""
     arrays = {"x": case.x, "weight": case.weight, "state": case.conv_state, "bias": case.bias} | changes
     inputs = {name: None if array is None else array.astype(np.float32) for name, array in arrays.items()}
     return run_operator(
         "CausalConv1d",
-        {**inputs, "lengths": case.context_lengths},
-        {"y": case.x.shape, "new_state": case.conv_state.shape},
+        {**inputs, "lengths": case.context_lengths, "checkpoint_lengths": checkpoints},
+        {"y": case.x.shape, "new_state": case.conv_state.shape, **checkpoint_shapes(checkpoints, case.conv_state)},
         {"new_state": "state"},
         threads=2,
         silu=silu,
@@ -168,6 +184,48 @@ def test_columns_are_convolved_in_place(sizes: tuple[int, int, bool], instructio
 def test_a_convolution_whose_sizes_disagree_is_refused(changes: dict[str, np.ndarray]) -> None:
     with pytest.raises(Exception, match="CausalConv1d: expected inputs whose sizes agree, and at most 16 taps"):
         convolved(conv_case(LENGTHS, 5), 0, 0, **changes)
+
+
+@EACH_SET
+@pytest.mark.parametrize("time", [1, 8, 21])
+def test_states_after_any_tokens_are_returned(time: int, instructions: int) -> None:
+    after = np.unique(np.array([1, time // 3 + 1, max(1, time - 1), time], np.int32))
+    ssm, delta, conv = ssm_case((time,), time), delta_case((time,), time), conv_case((time,), time)
+    for counts in (after, after[:0]):
+        found = (
+            updated(ssm, instructions, False, counts),
+            ruled(delta, instructions, checkpoints=counts),
+            convolved(conv, instructions, 0, counts),
+        )
+        for place, state in enumerate(found):
+            for tokens, found_state in zip(
+                [*counts.tolist(), time], [*state["checkpoints"], state["new_state"][0]], strict=True
+            ):
+                oracle = (
+                    ssm_step_loop(shortened(ssm, tokens)),
+                    delta_step_loop(shortened(delta, tokens), 1, 0.5),
+                    conv_step_loop(shortened(conv, tokens), "none"),
+                )[place]
+                assert relative_error(found_state[None], oracle[1]) < TOLERANCE, (place, tokens)
+            y, *_ = state.values()
+            assert relative_error(y, oracle[0]) < TOLERANCE
+
+
+def shortened(case: Any, tokens: int) -> Any:
+    """``case`` with only the first tokens of its row."""
+    return replace(case, context_lengths=np.array([tokens], np.int32))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("after", [[0], [3, 3], [4, 2], [6]])
+def test_lengths_of_checkpoints_that_do_not_ascend_are_refused(after: list[int], rows: int) -> None:
+    lengths, counts = (5,) * rows, np.array(after if rows == 1 else [2], np.int32)
+    with pytest.raises(Exception, match="UpdateSsmState: expected inputs whose sizes agree"):
+        updated(ssm_case(lengths, 5), 0, False, counts)
+    with pytest.raises(Exception, match="GatedDeltaRule: expected inputs whose sizes agree"):
+        ruled(delta_case(lengths, 5), 0, checkpoints=counts)
+    with pytest.raises(Exception, match="CausalConv1d: expected inputs whose sizes agree"):
+        convolved(conv_case(lengths, 5), 0, 0, counts)
 
 
 def normed(x: np.ndarray, gate: np.ndarray, weight: np.ndarray, size: int, norm_first: bool) -> np.ndarray:

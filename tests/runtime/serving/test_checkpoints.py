@@ -18,7 +18,7 @@ from tests.runtime.serving.test_prefix_cache import line
 from tests.runtime.serving.toy_loop import MAX_SEQ, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
-from tests.runtime.toy_paged_engine import paged_config, toy_greedy
+from tests.runtime.toy_paged_engine import ToyPagedEngine, paged_config, toy_greedy, toy_state
 
 
 class Watched(StepResult):
@@ -96,6 +96,26 @@ def test_a_request_never_holds_more_than_one_slot() -> None:
         assert all(len(memory.slots) == 1 for memory in memories)
         assert loop.scheduler.manager.slots.used == len(memories) + loop.prefix_cache.tree.states
     assert answers(outputs) == expected
+
+
+def test_an_engine_that_takes_checkpoints_computes_a_prompt_in_one_step() -> None:
+    config, prompt = paged_config(HYBRID, 300), line(1, 280)
+    for takes in (True, False):
+        engine = ToyPagedEngine(config, max_tokens=300, max_rows=4)
+        engine.takes = takes
+        loop = ServingLoop(
+            engine, ServingSettings(4, 4, 300, 300, 40_000, prefix_cache=PrefixCacheSettings()), (), None
+        )
+        id_ = loop.add(make_request(prompt, 1))
+        assert answers(run_all(loop)) == {(id_, 0): tuple(toy_greedy(config, prompt, 1))}
+        # After 70, 140, 210 and 279 tokens, and at the end.
+        assert loop.steps == (1 if takes else 5)
+        states = {
+            node.end: engine.states[node.state] for node in loop.prefix_cache.tree.walk() if node.state is not None
+        }
+        assert sorted(states) == [70, 140, 210, 279, 280]
+        for end, state in states.items():
+            np.testing.assert_array_equal(state, toy_state(prompt[:end]))
 
 
 def cached(loop: ServingLoop, prompt: list[int]) -> int:

@@ -38,13 +38,17 @@ class CacheMachine(LoopMachine):
 
     speculates = False
 
-    @initialize(cache=SETTINGS, mode=st.sampled_from(["snapshot", "replay"]), **SMALL)
-    def start(self, kind, memory, rows, budget, swap_bytes, policy, cache, mode, ahead, pattern) -> None:
-        mode = mode if self.speculates else None
+    @initialize(cache=SETTINGS, mode=st.sampled_from(["snapshot", "replay"]), takes=st.booleans(), **SMALL)
+    def start(self, kind, memory, rows, budget, swap_bytes, policy, cache, mode, takes, ahead, pattern) -> None:
+        mode, self.takes = mode if self.speculates else None, takes
         super().start(kind, memory, rows, budget, swap_bytes, None, policy, cache, mode, ahead, 1, pattern)
         self.pins: list[PinnedPrefix] = []
         self.names = 0
         self.replica = Replica()
+
+    def build(self, kind, rows, budget, ahead, pad_to=1) -> None:
+        super().build(kind, rows, budget, ahead, pad_to)
+        self.engine.takes = self.takes
 
     def put(self, prompt: list[int], params: SamplingParams, new: int, priority: int) -> None:
         """Two tenants, whose prompts look the same."""
