@@ -9,7 +9,7 @@ from typing import Any
 
 from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
-from hybridge.artifact.limits import POSITIONS, ROWS
+from hybridge.artifact.limits import POSITIONS, ROWS, TENSOR_AXES
 
 ENGINE_FILE = "engine.json"
 # Folder of an artifact with its built engines, each in a folder of its own.
@@ -154,8 +154,8 @@ def _is_range(shapes: object) -> bool:
 def _binding(f: Fields) -> dict[str, Any]:
     """The binding's JSON object, after its fields have been checked."""
     shape = f.array("shape")
-    if not all(isinstance(size, (str, int)) and not isinstance(size, bool) for size in shape):
-        raise f.fail("shape", "a list of integers and axis names")
+    if len(shape) > TENSOR_AXES or not all(isinstance(size, str) or is_count(size) for size in shape):
+        raise f.fail("shape", f"at most {TENSOR_AXES} sizes and axis names")
     entry = {
         "name": f.string("name"),
         "mode": f.choice("mode", ("input", "output")),

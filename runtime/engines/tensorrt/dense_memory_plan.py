@@ -52,7 +52,7 @@ def dense_memory_plan(record: EngineRecord) -> DenseMemoryPlan:
     plan = recorded_plan(record)
     try:
         return _plan(record, plan)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"engine.json: expected axes of a dense engine, found another {error}: {AGAIN}") from error
 
 

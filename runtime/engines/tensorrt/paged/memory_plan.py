@@ -66,7 +66,7 @@ def memory_plan(record: EngineRecord) -> MemoryPlan:
     bindings = recorded_bindings(record)
     try:
         return _plan(record, bindings)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"engine.json: expected axes of a paged engine, found another {error}: {AGAIN}") from error
 
 
