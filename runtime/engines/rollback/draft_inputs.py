@@ -63,9 +63,10 @@ def draft_inputs(inputs: PackedInputs, most: int, snapshots: SnapshotSlots) -> t
         table,
         inputs.logits_indices,
         inputs.deferred,
-        accepted,
-        with_snapshots,
-        chosen,
+        inputs.checkpoints,
+        num_accepted_tokens=accepted,
+        snapshot_slots=with_snapshots,
+        stored_tokens=chosen,
     )
     deferred = DeferredRows(len(counts), rows, own, slots[rows], snapshots=snapshots)
     return step, StoredRows(deferred, starts)
