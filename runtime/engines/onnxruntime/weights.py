@@ -86,6 +86,7 @@ class WeightStore:
         self._values: dict[str, ort.OrtValue] = {}
         self._pages = HugePages()
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
+        self._copies: dict[tuple[str, int, int], np.ndarray] = {}  # of tensors, by place in their file and size
 
     def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
         """Add the ``weights`` of a model to ``options``; keep the returned values until the session has been created.
@@ -94,7 +95,8 @@ class WeightStore:
         because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
         ArtifactError when a file is missing, too short or outside of the artifact.
         """
-        weights = tuple(weights)
+        # Copied matrices come first: a table of the same bytes (a tied embedding) is then a view of the copy.
+        weights = sorted(weights, key=lambda weight: weight.form != LINEAR_BYTES)
         given: dict[str, ort.OrtValue] = {}
         with _OpenFiles(self._folder) as files:
             for weight in weights:
@@ -129,10 +131,19 @@ class WeightStore:
     def _array(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
         key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
-            is_linear = weight.form in _LINEAR
-            self._loaded[key] = self._linear(weight, files) if is_linear else _filled(weight, files.bytes_of)
+            self._loaded[key] = self._new_array(weight, files)
         self._arrays[weight.name] = self._loaded[key]
         return self._loaded[key]
+
+    def _new_array(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
+        part = weight.parts[0]
+        if isinstance(part, StoredTensor) and len(weight.parts) == 1:
+            place = (part.location, part.offset, part.dtype.nbytes(math.prod(part.shape)))
+            if weight.form == LINEAR_BYTES:
+                self._copies[place] = self._linear(weight, files)
+            if weight.form in (LINEAR_BYTES, STORED) and place in self._copies:
+                return self._copies[place].view(part.dtype.numpy).reshape(part.shape)
+        return self._linear(weight, files) if weight.form in _LINEAR else _filled(weight, files.bytes_of)
 
     def _linear(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
         """The matrix of a product by the operator Linear, or those of all experts, one after another."""
@@ -149,7 +160,7 @@ class WeightStore:
         return found
 
     def _unique(self) -> list[np.ndarray]:
-        return list({id(array): array for array in self._arrays.values()}.values())
+        return list({array.ctypes.data: array for array in self._arrays.values()}.values())
 
 
 class _OpenFiles(ExitStack):

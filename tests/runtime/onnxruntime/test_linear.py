@@ -260,3 +260,18 @@ def test_large_weights_of_16_bits_keep_their_type(dtype: DType, tmp_path: Path) 
     found, _ = session.run(None, {"x": given})
     size = np.abs(given.astype(np.float64)) @ np.abs(large.astype(np.float64).T)
     assert (np.abs(found - given.astype(np.float64) @ large.astype(np.float64).T) <= 1e-6 * size).all()
+
+
+def test_a_tied_e4m3_head_and_its_table_share_one_copy(tmp_path: Path) -> None:
+    made = QuantizedGraph(tmp_path)
+    weight, meant = made.matrix("w", Form(DType.FLOAT8E4M3FN, None), 520, 128)
+    made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)
+    made.rows("rows", made.input("ids", ir.DataType.INT64, "count"), weight)
+    session, store, _ = made.session(linear=True)
+    x, ids = inputs(3, 128), np.array([519, 0, 7])
+    y, rows = session.run(None, {"x": x, "ids": ids})
+    size = np.abs(x.astype(np.float64)) @ np.abs(meant.T)
+    assert (np.abs(y - x.astype(np.float64) @ meant.T) <= 1e-6 * size).all()
+    np.testing.assert_allclose(rows, meant[ids], rtol=1e-7)
+    # Scales have a place of their own for the table and for the product.
+    assert store.bytes == meant.size + 2 * 4 * 520
