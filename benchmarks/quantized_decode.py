@@ -148,11 +148,13 @@ def _opening(folder: Path, settings: QuantizedSettings) -> dict[str, Any]:
     uses = [run_measured(("-c", _OPEN, str(folder), str(settings.threads))) for _ in range(1 + settings.repeats)][1:]
     found = [json.loads(use.output) for use in uses]
     return {
-        "seconds": Spread.of(seconds for seconds, _ in found),
+        "seconds": Spread.of(seconds for seconds, *_ in found),
         "import_bytes": Spread.of(imports for *_, imports in found),
         "resident_to_weights": Spread.of(resident / weights for _, resident, _ in found),
         "peak_to_weights": Spread.of(use.peak_rss / weights for use in uses),
-        "added_to_weights": Spread.of((use.peak_rss - run[2]) / weights for use, run in zip(uses, found, strict=True)),
+        "added_to_weights": Spread.of(
+            (use.peak_rss - imports) / weights for use, (*_, imports) in zip(uses, found, strict=True)
+        ),
         "weight_bytes": weights,
     }
 

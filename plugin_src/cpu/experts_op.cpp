@@ -112,8 +112,8 @@ class RoutedExperts {
         }
         c.hidden = x.sizes.back(), c.top_k = ids.sizes.back();
         c.up_rows = (activate_.gated ? 2 : 1) * activate_.size;
-        if (!up_.read(up, up_scales, experts_ * c.up_rows, c.hidden, c.up)) return false;
-        if (!down_.read(down, down_scales, experts_ * c.hidden, activate_.size, c.down)) return false;
+        if (!up_.read(up, up_scales, {}, experts_ * c.up_rows, c.hidden, c.up)) return false;
+        if (!down_.read(down, down_scales, {}, experts_ * c.hidden, activate_.size, c.down)) return false;
         if ((c.up.is_tiled() && c.up_rows % cpu::tile_rows) || (c.down.is_tiled() && c.hidden % cpu::tile_rows)) return false;
         c.x = x.floats(), c.up_bias = up_bias.floats(), c.down_bias = down_bias.floats();
         return (!c.up_bias || up_bias.is({experts_, c.up_rows})) && (!c.down_bias || down_bias.is({experts_, c.hidden}));

@@ -27,10 +27,11 @@ constexpr int64_t tile_rows = 16, span_scales = 64;
 // one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
 // of 8. The last span may have one group instead of two. The rows after the last one are zeros.
 // scales: of e4m3 numbers [rows, columns / group]; of tiles [rows], by which whole rows are multiplied, or null.
+// zeros: of 4-bit integers in tiles: zero points times scales, [tiles, groups, 16], or null.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
     const uint8_t* data;
-    const float* scales;
+    const float *scales, *zeros;
     Type type, scale_type;
     int64_t rows, columns, group, block;
 
@@ -45,6 +46,7 @@ struct Weight {
     Weight part(int64_t first, int64_t count) const {
         Weight w = *this;
         w.data += is_tiled() ? first / tile_rows * tile_bytes() : first * row_bytes();
+        if (zeros) w.zeros += first * groups();
         if (scales) w.scales += first * (is_tiled() ? 1 : groups());
         w.rows = count;
         return w;

@@ -1,6 +1,6 @@
 // The custom operator `Linear` of the domain hybridge.cpu.
 //
-// Inputs: x float32 [..., columns]; weight and scales of cpu::StoredWeight. Output: float32 [..., rows].
+// Inputs: x float32 [..., columns]; weight, scales and zeros of cpu::StoredWeight. Output: float32 [..., rows].
 // Attributes: rows; those of cpu::StoredWeight; instructions (cpu::Choice).
 #include "library.h"
 #include "memory.h"
@@ -17,7 +17,8 @@ thread_local cpu::Memory input_memory;
 class Linear {
   public:
     static constexpr const char* name = "Linear";
-    static constexpr ort::Input inputs[] = {{ort::float32_type}, {ort::uint8_type}, {ort::float32_type, true}};
+    static constexpr ort::Input inputs[] = {
+        {ort::float32_type}, {ort::uint8_type}, {ort::float32_type, true}, {ort::float32_type, true}};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
@@ -31,12 +32,13 @@ class Linear {
     }
 
     ort::Status* compute(ort::Context* context) {
-        ort::Tensor x, stored, scales, y;
+        ort::Tensor x, stored, scales, zeros, y;
         if (auto* status = ort::read(*api_, context, 0, x)) return status;
         if (auto* status = ort::read(*api_, context, 1, stored)) return status;
         if (auto* status = ort::read(*api_, context, 2, scales)) return status;
+        if (auto* status = ort::read(*api_, context, 3, zeros)) return status;
         cpu::Weight weight{};
-        if (x.sizes.empty() || !stored_.read(stored, scales, rows_, x.sizes.back(), weight)) {
+        if (x.sizes.empty() || !stored_.read(stored, scales, zeros, rows_, x.sizes.back(), weight)) {
             return api_->status(ort::invalid_argument, "Linear: expected x and a weight of one matrix");
         }
         int64_t count = 1;

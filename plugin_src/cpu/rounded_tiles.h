@@ -13,19 +13,20 @@ namespace {
 struct Tiles {
     int64_t bytes, rows, columns, blocks, block_words, group_blocks, at_once;
     Type scale_type;
+    const float* zeros;
 
     Tiles(const Weight& w)
         : bytes(w.tile_bytes()), rows(w.rows), columns(w.columns), blocks(w.blocks()),
           block_words(w.block * bits_of(w.type) / 32), group_blocks(w.group / w.block),
-          at_once(w.groups_at_once()), scale_type(w.scale_type) {}
+          at_once(w.groups_at_once()), scale_type(w.scale_type), zeros(w.zeros) {}
 };
 
 // words: words of a row whose products with 8-bit inputs are added before they are widened.
 // y[input + m][0:parts * lanes] of `inputs` inputs and of the rows of a tile from `lane` on; `left` rows exist.
-// row_scales: of these rows, or null.
+// row_scales: of these rows, or null. zeros: of the tile, or null.
 template <class Isa, Type type, int words, int inputs, int parts>
 void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Rounded& x, int64_t input, float* y,
-                  int64_t left, const float* row_scales) {
+                  int64_t left, const float* row_scales, const float* zeros) {
     using F = typename Isa::F;
     using I = typename Isa::I;
     constexpr int bits = bits_of(type);
@@ -36,7 +37,7 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     const int8_t* given = x.numbers + input * t.columns;
     const float* x_scales = x.scales + input * blocks;
     const int32_t* offsets = x.offsets + input * blocks;
-    F sums[inputs][parts], scales[parts];
+    F sums[inputs][parts], scales[parts], zero[parts];
     for (auto& row : sums) {
         for (auto& sum : row) sum = Isa::zero();
     }
@@ -45,6 +46,9 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
             if (group % t.at_once == 0) span = numbers - 4 * lane, numbers += span_scales;
             for (int p = 0; p < parts; ++p) {
                 scales[p] = span_scales_at<Isa>(span, t.scale_type, group % t.at_once * tile_rows + lane + p * Isa::lanes);
+            }
+            for (int p = 0; zeros && p < parts; ++p) {
+                zero[p] = Isa::load(zeros + group * tile_rows + lane + p * Isa::lanes);
             }
             end += t.group_blocks, ++group;
         }
@@ -87,7 +91,12 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
         for (int m = 0; m < inputs; ++m) {
             F x_scale = Isa::all(x_scales[b * inputs + m]);
             for (int p = 0; p < parts; ++p) {
-                sums[m][p] = Isa::fma(Isa::mul(Isa::to_float(products[m][p]), scales[p]), x_scale, sums[m][p]);
+                F product = Isa::mul(Isa::to_float(products[m][p]), scales[p]);
+                if (type == int4 && zeros) {
+                    // An offset is -8 times the sum of the block's rounded inputs.
+                    product = Isa::fma(zero[p], Isa::all(0.125f * static_cast<float>(offsets[b * inputs + m])), product);
+                }
+                sums[m][p] = Isa::fma(product, x_scale, sums[m][p]);
             }
         }
     }
@@ -107,11 +116,11 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
 
 template <class Isa, Type type, int words, int inputs, int parts>
 int64_t tile_inputs(const Tiles& t, const uint8_t* tile, const Rounded& x, int64_t m, int64_t last, float* y,
-                    int64_t left, const float* row_scales) {
+                    int64_t left, const float* row_scales, const float* zeros) {
     for (; m + inputs <= last; m += inputs) {
         for (int64_t lane = 0; lane < tile_rows; lane += parts * Isa::lanes) {
             tile_outputs<Isa, type, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane,
-                                                          row_scales ? row_scales + lane : nullptr);
+                                                          row_scales ? row_scales + lane : nullptr, zeros);
         }
     }
     return m;
@@ -130,10 +139,11 @@ void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, in
             float* out = y + row;
             const int64_t left = w.rows - row;
             const float* scales = w.scales ? w.scales + row : nullptr;
-            int64_t m = tile_inputs<Isa, type, words, most, 1>(t, tile, x, start, end, out, left, scales);
-            m = tile_inputs<Isa, type, words, 4, 1>(t, tile, x, m, end, out, left, scales);
-            m = tile_inputs<Isa, type, words, 2, 1>(t, tile, x, m, end, out, left, scales);
-            tile_inputs<Isa, type, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, left, scales);
+            const float* zeros = t.zeros ? t.zeros + row * w.groups() : nullptr;
+            int64_t m = tile_inputs<Isa, type, words, most, 1>(t, tile, x, start, end, out, left, scales, zeros);
+            m = tile_inputs<Isa, type, words, 4, 1>(t, tile, x, m, end, out, left, scales, zeros);
+            m = tile_inputs<Isa, type, words, 2, 1>(t, tile, x, m, end, out, left, scales, zeros);
+            tile_inputs<Isa, type, words, 1, tile_rows / Isa::lanes>(t, tile, x, m, end, out, left, scales, zeros);
         }
     }
 }

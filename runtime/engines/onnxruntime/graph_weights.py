@@ -12,7 +12,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import WHOLE, GraphWeigh
 _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {
-        *(("Linear", index) for index in (1, 2)),
+        *(("Linear", index) for index in (1, 2, 3)),
         *(("RoutedExperts", index) for index in range(3, 7)),
         ("Gather", 0),
         ("FusedMatMul", 0),

@@ -42,7 +42,9 @@ _BLOCK_OF_ROWS = 32
 def input_block(matrix: QuantizedMatrix) -> int | None:
     """How many neighbouring inputs are rounded with one scale; None for a matrix that Linear does not read in tiles."""
     largest = _LARGEST_BLOCK.get(matrix.values.dtype)
-    if largest is None or matrix.zero_points is not None or not prod(matrix.shape):
+    if largest is None or not prod(matrix.shape):
+        return None
+    if matrix.zero_points is not None and matrix.values.dtype is not DType.INT4:
         return None
     if matrix.scales.dtype not in (*_SCALES, DType.FLOAT8E4M3FN):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.onnxruntime.dequantize import Read
+from hybridge.runtime.engines.onnxruntime.dequantize import Read, row_scales, row_zero_points
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix
 
 TILE_ROWS = 16
@@ -61,6 +61,15 @@ def write_tiles(matrix: QuantizedMatrix, read: Read, out: np.ndarray) -> None:
             _interleave(words[part, done * group_words : stop * group_words], numbers)
             np.bitwise_xor(numbers, offset, out=numbers)
             start, done = start + spans * nbytes, stop
+
+
+def tile_zeros(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
+    """float32 [tiles, groups * 16]: zero points times scales, zeros for missing rows; ``block`` is not used."""
+    zeros = row_zero_points(matrix, block, read) * row_scales(matrix, block, read)
+    rows, groups = matrix.shape[0], zeros.shape[1]
+    found = np.zeros((tiles_shape(matrix)[0] * TILE_ROWS, groups), np.float32)
+    found[:rows] = zeros
+    return np.ascontiguousarray(found.reshape(-1, TILE_ROWS, groups).swapaxes(1, 2)).reshape(-1, groups * TILE_ROWS)
 
 
 def _interleave(rows: np.ndarray, out: np.ndarray) -> None:

@@ -70,8 +70,9 @@ def kernel_bits(matrix: QuantizedMatrix) -> int:
 # MatMulNBits for a QuantizedMatrix, or the scales or zero points of each row of a table.
 WHOLE, STORED = "", "stored"
 # For the operator Linear: a QuantizedMatrix in tiles, the bytes [rows, n] of a matrix as they are, the scales of a
-# QuantizedMatrix for each row, and its global scale for each row.
+# QuantizedMatrix for each row, its global scale for each row, and the zero points of tiles.
 LINEAR, LINEAR_BYTES, LINEAR_SCALES, LINEAR_FACTORS = "linear", "linear_bytes", "linear_scales", "linear_factors"
+LINEAR_ZEROS = "linear_zeros"
 BLOCKS, BLOCK_SCALES, BLOCK_ZEROS = "blocks", "block_scales", "block_zeros"
 ROW_SCALES, ROW_ZEROS = "row_scales", "row_zeros"
 

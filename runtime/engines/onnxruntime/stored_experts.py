@@ -131,7 +131,8 @@ def _form(part: Part) -> tuple[object, ...] | None:
     if is_stored_e4m3(part):
         return form
     # A tile has rows of one part.
-    return (*form, input_block(part)) if input_block(part) and part.shape[0] % TILE_ROWS == 0 else None
+    is_tiled = input_block(part) and part.zero_points is None and part.shape[0] % TILE_ROWS == 0
+    return (*form, input_block(part)) if is_tiled else None
 
 
 def _bytes(tensor: StoredTensor) -> StoredTensor:

@@ -13,7 +13,7 @@ from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_lib
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, replace_node
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight
 from hybridge.runtime.engines.onnxruntime.linear_form import FEWEST_FLOATS, NARROW, TYPES, input_block, is_stored_e4m3
-from hybridge.runtime.engines.onnxruntime.linear_tiles import columns_per_scale, scale_dtype, tiles_shape
+from hybridge.runtime.engines.onnxruntime.linear_tiles import TILE_ROWS, columns_per_scale, scale_dtype, tiles_shape
 from hybridge.runtime.engines.onnxruntime.quantized_weights import (
     WeightForm,
     formed_initializer,
@@ -25,6 +25,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     LINEAR_BYTES,
     LINEAR_FACTORS,
     LINEAR_SCALES,
+    LINEAR_ZEROS,
     QuantizedMatrix,
     StoredTensor,
     stored_tensor,
@@ -54,7 +55,7 @@ def use_stored_products(model: ir.Model, exact: bool) -> None:
 
 def _inputs_and_attributes(
     graph: ir.Graph, weight: ir.Value, exact: bool
-) -> tuple[list[ir.Value], Mapping[str, int]] | None:
+) -> tuple[list[ir.Value | None], Mapping[str, int]] | None:
     """Linear's inputs after the first and its attributes; None where it does not read ``weight``, or has no library."""
     matrix, floats = quantized_matrix(weight), _stored_floats(weight)
     is_e4m3 = matrix is not None and is_stored_e4m3(matrix)
@@ -74,9 +75,13 @@ def _inputs_and_attributes(
     assert block is not None
     attributes |= {"scale_type": TYPES[scale_dtype(matrix)], "block": block, "exact": int(exact)}
     form, shape = WeightForm((matrix,), LINEAR), tiles_shape(matrix)
-    inputs = [formed_initializer(graph, f"{name}.{LINEAR}", form, shape, ir.DataType.UINT8)]
+    inputs: list[ir.Value | None] = [formed_initializer(graph, f"{name}.{LINEAR}", form, shape, ir.DataType.UINT8)]
     if matrix.global_scale is not None:
         inputs.append(_parameters(graph, name, matrix, LINEAR_FACTORS, (rows, 1)))
+    if matrix.zero_points is not None:
+        size = matrix.shape[1] // group * TILE_ROWS
+        zeros = _parameters(graph, name, matrix, LINEAR_ZEROS, (shape[0], size))
+        inputs += [*([None] if len(inputs) == 1 else []), zeros]
     return inputs, attributes
 
 

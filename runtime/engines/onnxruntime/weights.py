@@ -31,7 +31,7 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
     scales_of_rows,
 )
 from hybridge.runtime.engines.onnxruntime.huge_pages import HugePages
-from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
+from hybridge.runtime.engines.onnxruntime.linear_tiles import tile_zeros, tiles_shape, write_tiles
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
@@ -40,6 +40,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     LINEAR_BYTES,
     LINEAR_FACTORS,
     LINEAR_SCALES,
+    LINEAR_ZEROS,
     ROW_SCALES,
     ROW_ZEROS,
     STORED,
@@ -57,6 +58,7 @@ _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = Mappi
         BLOCK_ZEROS: block_zero_points,
         LINEAR_FACTORS: factors_of_rows,
         LINEAR_SCALES: scales_of_rows,
+        LINEAR_ZEROS: tile_zeros,
         ROW_SCALES: row_scales,
         ROW_ZEROS: row_zero_points,
     }

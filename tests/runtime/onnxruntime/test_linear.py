@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +18,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.linear_form import TYPES
 from hybridge.runtime.engines.onnxruntime.linear_tiles import scale_dtype as tile_scale_dtype
-from hybridge.runtime.engines.onnxruntime.linear_tiles import tiles_shape, write_tiles
+from hybridge.runtime.engines.onnxruntime.linear_tiles import tile_zeros, tiles_shape, write_tiles
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
 from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph, numbers, stored_bytes
 
@@ -36,9 +37,17 @@ class Matrix:
     scale_dtype: DType
     meant: np.ndarray
     scales: np.ndarray | None = None
+    zeros: np.ndarray | None = None
 
 
-def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype: DType = DType.BFLOAT16) -> Matrix:
+def matrix(
+    dtype: DType,
+    rows: int,
+    columns: int,
+    group: int | None,
+    scale_dtype: DType = DType.BFLOAT16,
+    has_zeros: bool = False,
+) -> Matrix:
     """Random; group None: one scale for each row, 0: one for all. e4m3 scales have a global scale."""
     random = np.random.default_rng(rows + columns)
     if dtype in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32):
@@ -58,10 +67,17 @@ def matrix(dtype: DType, rows: int, columns: int, group: int | None, scale_dtype
     stored_matrix = QuantizedMatrix(
         StoredTensor("numbers", 0, dtype, (rows, columns)), StoredTensor("scales", 0, scale_dtype, shape)
     )
+    zeros = None
+    if has_zeros:
+        points = numbers(dtype, scales.size, random).reshape(scales.shape)
+        given["zeros"] = np.frombuffer(stored_bytes(points, dtype), np.uint8)
+        stored_matrix = replace(stored_matrix, zero_points=StoredTensor("zeros", 0, dtype, shape))
+        meant = meant - np.repeat(np.broadcast_to(points, wide.shape) * wide, columns // groups, axis=1)
+        zeros = tile_zeros(stored_matrix, 0, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8))
     tiles = np.full(tiles_shape(stored_matrix), 0xFF, np.uint8)
     write_tiles(stored_matrix, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8), tiles)
     factors = None if factor == 1 else np.full((rows, 1), factor)
-    return Matrix(dtype, tiles, columns // groups, tile_scale_dtype(stored_matrix), meant, factors)
+    return Matrix(dtype, tiles, columns // groups, tile_scale_dtype(stored_matrix), meant, factors, zeros)
 
 
 def product(
@@ -72,10 +88,9 @@ def product(
     types = {"type": TYPES[weight.dtype], "scale_type": TYPES[weight.scale_dtype]}
     sizes = {"rows": rows, "group": weight.group, "block": block}
     options = {"exact": int(exact), "instructions": instructions}
-    initializers = [numpy_helper.from_array(weight.data, "w")]
-    if weight.scales is not None:
-        initializers.append(numpy_helper.from_array(weight.scales, "scales"))
-    names = ["x", *(each.name for each in initializers)]
+    given = {"w": weight.data, "scales": weight.scales, "zeros": weight.zeros}
+    initializers = [numpy_helper.from_array(array, name) for name, array in given.items() if array is not None]
+    names = ["x", *("" if array is None else name for name, array in given.items())]
     node = helper.make_node("Linear", names, ["y"], domain="hybridge.cpu", **types, **sizes, **options)
     shapes = {"x": [None] * (x.ndim - 1) + [x.shape[-1]], "y": [None] * (x.ndim - 1) + [rows]}
     values = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()}
@@ -114,8 +129,8 @@ def rounding_step(x: np.ndarray, block: int) -> np.ndarray:
     return np.repeat(largest / 254, block, axis=1)
 
 
-# Type, columns, numbers that share a scale, inputs of a block, type of scales.
-QUANTIZED = {
+# Type, columns, numbers that share a scale, inputs of a block, type of scales, whether there are zero points.
+QUANTIZED: dict[str, tuple[Any, ...]] = {
     "int4 by 16": (DType.INT4, 48, 16, 16, DType.FLOAT16),
     "int4 by 32": (DType.INT4, 672, 32, 32, DType.BFLOAT16),
     "int4 by 48": (DType.INT4, 144, 48, 16, DType.FLOAT32),
@@ -123,6 +138,9 @@ QUANTIZED = {
     "int4 by 128": (DType.INT4, 640, 128, 128, DType.BFLOAT16),
     "int4 by row": (DType.INT4, 96, None, 32, DType.FLOAT16),
     "int4, one scale": (DType.INT4, 96, 0, 32, DType.FLOAT32),
+    "int4 by 32 with zeros": (DType.INT4, 160, 32, 32, DType.FLOAT16, True),
+    "int4 by row with zeros": (DType.INT4, 96, None, 32, DType.FLOAT32, True),
+    "int4 with one zero": (DType.INT4, 96, 0, 16, DType.FLOAT32, True),
     "int8 by 16": (DType.INT8, 48, 16, 16, DType.FLOAT16),
     "int8 by 32": (DType.INT8, 608, 32, 32, DType.BFLOAT16),
     "int8 by 128": (DType.INT8, 384, 128, 32, DType.BFLOAT16),
@@ -132,7 +150,7 @@ QUANTIZED = {
     "e2m1 by 128": (DType.FLOAT4E2M1, 384, 128, 128, DType.FLOAT32),
 }
 # e4m3: type, columns, numbers that share a scale, no block, type of scales.
-SCALED = {
+SCALED: dict[str, tuple[Any, ...]] = {
     "e4m3 by 128": (DType.FLOAT8E4M3FN, 640, 128, 0, DType.FLOAT32),
     "e4m3 by 24": (DType.FLOAT8E4M3FN, 72, 24, 0, DType.BFLOAT16),
     "e4m3 by row": (DType.FLOAT8E4M3FN, 603, None, 0, DType.FLOAT16),
@@ -143,9 +161,9 @@ SCALED = {
 @pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_rounds_inputs_by_blocks_and_nothing_else(name: str, instructions: int) -> None:
-    dtype, columns, group, block, scales = QUANTIZED[name]
+    dtype, columns, group, block, scales, *has_zeros = QUANTIZED[name]
     for rows in (1, 37):
-        weight = matrix(dtype, rows, columns, group, scales)
+        weight = matrix(dtype, rows, columns, group, scales, bool(has_zeros))
         for count in (0, 1, 7, 33):
             x = inputs(count, columns)
             y = product(weight, x, block, instructions=instructions, threads=1 + count % 2)
@@ -158,9 +176,9 @@ def test_rounds_inputs_by_blocks_and_nothing_else(name: str, instructions: int) 
 @pytest.mark.parametrize("name", [*QUANTIZED, *SCALED, "float16", "bfloat16", "float32"])
 def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -> None:
     floats = None if name in QUANTIZED or name in SCALED else (DType(name), 603, None, 0, DType.FLOAT32)
-    dtype, columns, group, block, scales = floats or (QUANTIZED | SCALED)[name]
+    dtype, columns, group, block, scales, *has_zeros = floats or (QUANTIZED | SCALED)[name]
     for rows in (1, 37):
-        weight = matrix(dtype, rows, columns, group, scales)
+        weight = matrix(dtype, rows, columns, group, scales, bool(has_zeros))
         for count in (1, 7, 33):
             x = inputs(count, columns)
             y = product(weight, x, block, exact=True, instructions=instructions, threads=1 + count % 2)
@@ -215,12 +233,13 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ("form", "scale_bytes"),
     [
         (Form(DType.INT4, 32), 4 * 4),
+        (Form(DType.INT4, 32, zeros=True), 4 * 4 + 4 * 4),
         (Form(DType.INT8, 32), 4 * 4),
         (Form(DType.FLOAT4E2M1, 16, scales=DType.FLOAT8E4M3FN, is_scaled_twice=True), 8 * 2 + 4),
         (Form(DType.FLOAT8E4M3FN, 32, scales=DType.BFLOAT16), 4 * 4),
         (Form(DType.FLOAT8E4M3FN, 0), 4),
     ],
-    ids=["int4", "int8", "nvfp4", "e4m3 by 32", "e4m3, one scale"],
+    ids=["int4", "int4 with zeros", "int8", "nvfp4", "e4m3 by 32", "e4m3, one scale"],
 )
 def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
@@ -238,7 +257,7 @@ def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path)
 def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     x = made.input("x", ir.DataType.FLOAT, "rows", 96)
-    forms = (Form(DType.INT4, 32, zeros=True), Form(DType.INT4, 8), Form(DType.INT8, 32, zeros=True))
+    forms = (Form(DType.INT4, 8), Form(DType.INT8, 32, zeros=True))
     for index, form in enumerate(forms):
         made.product(f"y{index}", x, made.matrix(f"w{index}", form, 5, 96)[0])
     assert "Linear" not in made.session(linear=True)[2]
