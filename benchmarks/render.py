@@ -202,7 +202,7 @@ def _quantized_decode(document: Document) -> str:
 
 
 def _added_memory(document: Document) -> str:
-    """The peak of memory at opening without what imports take, where it was measured."""
+    """The largest peak of memory at opening without what imports take, where it was measured."""
     found = [
         (f"{model}, {name}", opening)
         for model, result in document["results"].items()
@@ -212,8 +212,10 @@ def _added_memory(document: Document) -> str:
     if not found:
         return ""
     imports = number(max(opening["import_bytes"]["median"] for _, opening in found) / 1e6)
-    shares = "; ".join(f"{name} {opening['added_to_weights']['median']:.3g}" for name, opening in found)
-    return f"\n- the same without imports ({imports} MB): {shares}"
+    where, most = max(
+        ((name, opening["added_to_weights"]["median"]) for name, opening in found), key=lambda pair: pair[1]
+    )
+    return f"\n- the same without imports ({imports} MB): at most {most:.3g} ({where})"
 
 
 def _hybrid_decode(document: Document) -> str:
