@@ -5,21 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
-import multiprocessing
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
+from benchmarks.http_clients import Answer, Answered, Chats, clients
 from benchmarks.llama_server import llama_server, missing_server
 from benchmarks.measure import Spread, note, spreads, take_turns
 from benchmarks.runner import Gate, Report, Target, require
@@ -27,18 +21,17 @@ from benchmarks.traffic import poisson_arrivals
 from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.serve.request_log import RequestLog
-from hybridge.serve.server import HttpServer, run_event_loop
+from hybridge.serve.server import HttpServer
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
 LEAST_RATIO, MOST_HOST_MICROSECONDS, MOST_FIRST_TOKEN_RATIO = 0.9, 150.0, 1.2
 _NAME = "demo"
-# An answer as it was received, and when its first token came (time.perf_counter).
-_Answer = tuple[Any, float]
 
 
 @dataclass(frozen=True)
 class HttpServingSettings:
-    """``streams`` chats at a time, each of ``new_tokens``; then ``requests`` of ``short`` tokens at random times.
+    """``streams`` chats at a time, each of ``new_tokens``, and ``many_streams`` of ``short`` tokens; then ``requests``
+    of ``short`` tokens at random times, others in each repeat.
 
     load: the arrival rate of these over that at which AsyncLLM finishes them when all come at once. The clients are one
     other process on the same cores, so their processor time counts against the server. llama_cpp: a built checkout of
@@ -49,7 +42,8 @@ class HttpServingSettings:
     streams: int = 32
     new_tokens: int = 150
     short: int = 48
-    requests: int = 200
+    many_streams: int = 64
+    requests: int = 400
     load: float = 0.7
     threads: int = 2
     repeats: int = 5
@@ -58,15 +52,17 @@ class HttpServingSettings:
 def run(settings: HttpServingSettings) -> Report:
     """Compare all answers, then measure throughput, processor time of the server's event loop, and latencies."""
     streams, new_tokens, repeats = settings.streams, settings.new_tokens, settings.repeats
+    many = settings.many_streams
     missing = missing_server(settings.llama_cpp)
     if missing is not None:
         note(f"llama-server is left out: {missing}")
-    prompts = [f"Tell me of the sea, number {number}." for number in range(max(streams, settings.requests))]
+    prompts = [f"Tell me of the sea, number {number}." for number in range(max(many, streams, settings.requests))]
     together = Chats(prompts[:streams], new_tokens)
     with scratch_folder() as work:
-        options = {"layout": "paged", "max_batch_size": streams, "max_seq_len": max(new_tokens, settings.short) + 64}
+        rows, tokens = max(streams, many), max(new_tokens, settings.short) + 64
+        options = {"layout": "paged", "max_batch_size": rows, "max_seq_len": tokens}
         folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
-        with _serving(folder, settings.threads) as (server, clock), _clients(server.url) as ask:
+        with _serving(folder, settings.threads) as (server, clock), clients(server.url, _NAME) as ask:
             own = _Own(server.service.store.loaded[0].llm)
             pairs = zip(ask(together).texts, own.answers(together).texts, strict=True)
             wrong = sum(one != other for one, other in pairs)
@@ -84,12 +80,14 @@ def run(settings: HttpServingSettings) -> Report:
                 return take_turns(ways, repeats)
 
             times = both(together)
-            own_loop, loop = own.loop_seconds[-repeats:], host[-repeats:]
             short_times = both(Chats(prompts[:streams], settings.short))
+            many_times = both(Chats(prompts[:many], settings.short))
+            own_loop, loop = own.loop_seconds[-repeats:], host[-repeats:]
             peer = {} if missing is not None else _beside_llama_server(settings, work, together, ask)
             waits = _first_tokens(own, ask, prompts[: settings.requests], settings)
     tokens = streams * new_tokens
-    loops = spreads({"AsyncLLM": own_loop, "HTTP": loop}, 1e6 / tokens)
+    many_tokens = many * settings.short
+    loops = spreads({"AsyncLLM": own_loop, "HTTP": loop}, 1e6 / many_tokens)
     ratio, short_ratio = (Spread.of_ratios(each["AsyncLLM"], each["HTTP"]) for each in (times, short_times))
     wait_ratio = Spread.of_ratios(waits["HTTP"], waits["AsyncLLM"])
     results = {
@@ -97,6 +95,7 @@ def run(settings: HttpServingSettings) -> Report:
         "ratio": ratio,
         "short_ratio": short_ratio,
         "event_loop_us_per_token": loops,
+        "many_streams_us_per_token": spreads(many_times, 1e6 / many_tokens),
         **({} if not peer else _of_peer(peer, tokens)),
         "first_token_p99_ms": spreads(waits, 1e3),
         "first_token_p99_ratio": wait_ratio,
@@ -107,7 +106,7 @@ def run(settings: HttpServingSettings) -> Report:
     targets = (
         Target(title.format(new_tokens), ratio.median, "at least", LEAST_RATIO, "x"),
         Target(title.format(settings.short), short_ratio.median, "at least", LEAST_RATIO, "x"),
-        Target("event loop above AsyncLLM's, per token", above, "at most", MOST_HOST_MICROSECONDS, "us"),
+        Target(f"event loop above AsyncLLM's, {many} streams", above, "at most", MOST_HOST_MICROSECONDS, "us"),
         Target(late, wait_ratio.median, "at most", MOST_FIRST_TOKEN_RATIO, "x"),
     )
     return Report(gates, results, targets)
@@ -121,7 +120,7 @@ def _beside_llama_server(
     running = llama_server(
         Path(str(settings.llama_cpp)), DEMO_CHECKPOINT, work, settings.streams, tokens, settings.threads
     )
-    with running as url, _clients(url) as ask_peer:
+    with running as url, clients(url, _NAME) as ask_peer:
         ask_peer(chats)
         ways = {"HTTP": lambda: ask(chats).seconds, "llama-server": lambda: ask_peer(chats).seconds}
         return take_turns(ways, settings.repeats)
@@ -143,54 +142,12 @@ def _first_tokens(
     all_at_once = Chats(prompts, settings.short)
     own.answers(all_at_once)
     interval = own.answers(all_at_once).seconds / len(prompts) / settings.load
-    chats = Chats(prompts, settings.short, tuple(poisson_arrivals(len(prompts), interval)))
-
-    def late(way: Callable[[Chats], Answered]) -> float:
-        return way(chats).late()
-
-    return take_turns({"AsyncLLM": partial(late, own.answers), "HTTP": partial(late, ask)}, settings.repeats)
-
-
-@dataclass(frozen=True)
-class Chats:
-    """One chat for each of ``prompts``. ``arrivals``: seconds after the beginning; all come at once without."""
-
-    prompts: Sequence[str]
-    new_tokens: int
-    arrivals: tuple[float, ...] = ()
-
-    async def answered(
-        self, answer: Callable[[str, int], Awaitable[_Answer]], text: Callable[[Any], str] = "".join
-    ) -> Answered:
-        """Let each chat arrive at its time, and wait for all. ``answer``: takes a prompt and a number of tokens.
-
-        text: of an answer as it was received; called when all have ended.
-        """
-        began = time.perf_counter()
-
-        async def at(prompt: str, arrival: float) -> _Answer:
-            if (left := began + arrival - time.perf_counter()) > 0:
-                await asyncio.sleep(left)
-            received, first = await answer(prompt, self.new_tokens)
-            return received, first - began - arrival
-
-        arrivals = self.arrivals or (0.0,) * len(self.prompts)
-        found = await asyncio.gather(*map(at, self.prompts, arrivals))
-        seconds = time.perf_counter() - began
-        return Answered([text(received) for received, _ in found], [first for _, first in found], seconds)
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The answers to chats, the seconds from the arrival of each to its first token, and until all had ended."""
-
-    texts: list[str]
-    first: list[float]
-    seconds: float
-
-    def late(self) -> float:
-        """The 99th of 100 times to the first token."""
-        return float(np.percentile(self.first, 99))
+    found: dict[str, list[float]] = {}
+    for seed in range(settings.repeats):
+        chats = Chats(prompts, settings.short, tuple(poisson_arrivals(len(prompts), interval, seed)))
+        for name, way in (("AsyncLLM", own.answers), ("HTTP", ask)):
+            found.setdefault(name, []).append(way(chats).late())
+    return found
 
 
 class _Own:
@@ -209,7 +166,7 @@ class _Own:
         self.loop_seconds.append(time.thread_time() - began)
         return found
 
-    async def _one(self, prompt: str, new_tokens: int) -> _Answer:
+    async def _one(self, prompt: str, new_tokens: int) -> Answer:
         texts, first = [], 0.0
         async for piece in self._llm.chat(prompt, SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)):
             first = first or time.perf_counter()
@@ -232,72 +189,3 @@ def _serving(folder: Path, threads: int) -> Iterator[tuple[HttpServer, int]]:
     finally:
         server.stop()
         thread.join()
-
-
-@contextmanager
-def _clients(url: str) -> Iterator[Callable[[Chats], Answered]]:
-    """A process of clients. The result sends chats and returns their answers."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_client_process, args=(url, there))
-    process.start()
-
-    def ask(chats: Chats) -> Answered:
-        here.send(chats)
-        found: Answered = here.recv()
-        return found
-
-    try:
-        yield ask
-    finally:
-        here.send(None)
-        process.join()
-
-
-def _client_process(url: str, pipe: Connection) -> None:
-    while (chats := pipe.recv()) is not None:
-        pipe.send(run_event_loop(chats.answered(partial(_stream, url), _text)))
-
-
-class _Reader(asyncio.Protocol):
-    """Collects what the server sends until it closes the connection. ``first``: when the first event came."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self.received = bytearray()
-        self.first = 0.0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-        if not self.first and b"data: " in self.received:
-            self.first = time.perf_counter()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if error is None:
-            self.ended.set_result(None)
-        else:
-            self.ended.set_exception(error)
-
-
-async def _stream(url: str, prompt: str, new_tokens: int) -> _Answer:
-    """A streamed answer with its headers."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    messages = [{"role": "user", "content": prompt}]
-    fields = {"messages": messages, "max_tokens": new_tokens, "ignore_eos": True, "stream": True}
-    body = json.dumps({"model": _NAME, **fields}).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    event_loop = asyncio.get_running_loop()
-    _, reader = await event_loop.create_connection(lambda: _Reader(head.encode() + body), host, int(port))
-    await reader.ended
-    return bytes(reader.received), reader.first
-
-
-def _text(received: bytes) -> str:
-    events = [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
