@@ -98,7 +98,7 @@ function depthFirst(nodes) {
 }
 
 function treeText(nodes, hidden) {
-  if (nodes === null) return "Not shown.";
+  if (nodes === null) return "Not shown: clients have keys, or the model has no prefix tree.";
   const states = nodes.filter((node) => node.has_state).length;
   const more = hidden ? ` (and ${hidden} that are not shown)` : "";
   return `${nodes.length} nodes${more}, ${states} with a state, ${nodes.filter((node) => node.in_use).length} in use.`;
