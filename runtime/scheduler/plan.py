@@ -69,6 +69,11 @@ class StepPlan:
     taken_slots: tuple[tuple[int, int], ...] = ()
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.rows)
+
+    @property
     def tokens(self) -> int:
         """New tokens of the step."""
         return sum(row.new_tokens for row in self.rows)
@@ -122,6 +127,11 @@ class RepeatedPlan(StepPlan):
         """The rows of ``first``, further on."""
         steps: int = self.__dict__["_steps"]
         return tuple([row._replace(start=row.start + steps) for row in self.__dict__["_first"].rows])
+
+    @property
+    def num_rows(self) -> int:
+        first: StepPlan = self.__dict__["_first"]
+        return len(first.rows)
 
     @property
     def moves_nothing(self) -> bool:

@@ -39,7 +39,7 @@ class DraftCheck:
             rows += 1
             known = self._requests.of(sequence)
             if room > 0 and known is not None and known[1].max_draft_tokens != 0:
-                drafting.append((sequence, room, known[1].max_draft_tokens, known[1].draw(sequence)))
+                drafting.append((sequence, room, known[1].max_draft_tokens, known[1]))
         return self._speculator.propose(self._speculator.requests(drafting, rows))
 
     def samplings(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], vocab: int) -> dict[int, TokenSampling]:

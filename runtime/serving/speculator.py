@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from hybridge.artifact.errors import EngineError, described
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.runtime.serving.group import Group
 from hybridge.runtime.serving.step_runner import StepRunner
 from hybridge.runtime.speculation import (
     DraftLength,
     DraftRequest,
-    Draw,
     Proposal,
     SpeculationMetrics,
     SpeculationSettings,
@@ -24,6 +24,8 @@ from hybridge.runtime.speculation.probes import Probes
 
 # Steps without draft tokens that are timed for each number of rows; the first may include preparation.
 _COMPARED = 2
+# Of steps that repeat the one before them, without draft tokens, one in so many is measured.
+_OBSERVED_REPEATS = 8
 
 
 class Speculator:
@@ -41,6 +43,7 @@ class Speculator:
         self._plain_next, self._compared = False, Counter[int]()
         self._measures = settings.adaptive and settings.draft_token_cost is None
         self._unobserved: tuple[StepPlan, float] | None = None
+        self._repeats = 0
         self._drafter = settings.make_drafter()
         self._counts: dict[int, DraftLength] = {}
         # By sequence, of the step in progress.
@@ -54,24 +57,26 @@ class Speculator:
         return self._drafter if isinstance(self._drafter, StepRunner) else None
 
     def requests(
-        self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Draw | None]], rows: int
+        self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Group]], rows: int
     ) -> list[DraftRequest]:
         """Requests for the drafter.
 
-        ``sequences``: each with the draft tokens that its row has room for, the most that its request allows, and how
-        it samples. ``rows``: all rows that decode in the step, also those without draft tokens.
+        ``sequences``: each with the draft tokens that its row has room for, the most that its request allows, and its
+        group. ``rows``: all rows that decode in the step, also those without draft tokens.
         """
         if self._plain_next:
             self._plain_next = False
             return []
+        if self._measures and rows > 1 and self._probes.waits():
+            return []
         found = []
         self._rows = rows
-        for sequence, room, limit, draw in sequences:
+        for sequence, room, limit, group in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
             most = min(room, self._counts[sequence.id].choose(rows))
             if most:
-                found.append(DraftRequest(sequence.id, sequence.tokens, most, draw))
+                found.append(DraftRequest(sequence.id, sequence.tokens, most, group.draw(sequence)))
         return found
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[int, tuple[int, ...]]:
@@ -85,7 +90,9 @@ class Speculator:
             self._proposals = self._proposed(requests)
         except Exception as error:
             self._do_without(requests, error)
-        self._waives = self._measures and bool(self._proposals) and self._probes.skips(self._pays())
+        self._waives = (
+            self._measures and bool(self._proposals) and self._rows > 1 and not self._probes.tries(self._loss())
+        )
         if self._waives:
             self._proposals = {}
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}
@@ -109,24 +116,25 @@ class Speculator:
                 stacklevel=2,
             )
 
-    def _pays(self) -> bool:
-        """Whether all rows together are expected to get more tokens in the time of a step with these draft tokens.
+    def _loss(self) -> float:
+        """The time that all rows together are expected to lose with these draft tokens, in steps without.
 
         Each sequence chooses as if all rows had as many draft tokens as it; where few have any, the others wait.
         """
-        if self._rows < 2:
-            return True
         tokens, draft_tokens = float(self._rows - len(self._proposals)), 0
         for sequence, proposal in self._proposals.items():
             tokens += expected_tokens(self._counts[sequence].acceptance, len(proposal))[-1]
             draft_tokens += len(proposal)
-        return tokens > self._rows * self.cost.relative_time(draft_tokens / self._rows, self._rows)
+        return self.cost.relative_time(draft_tokens / self._rows, self._rows) - tokens / self._rows
 
     def record_step(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
         """Count the rows that the step decoded, also those of cancelled requests.
 
         ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had draft tokens.
         """
+        if plan.repeats:
+            self.metrics.observe_plain(len(sampling))
+            return
         plain = 0
         for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
             if row.draft_tokens:
@@ -139,17 +147,23 @@ class Speculator:
     def record_time(self, plan: StepPlan, seconds: float) -> None:
         """Record the step's time, drafts and acceptance included, for ``update_cost_model``."""
         # A step without the draft tokens that were drafted for it took the time of the drafts.
-        self._unobserved = (plan, seconds) if self._measures and not self._waives else None
+        observes = self._measures and not self._waives
+        if observes and plan.repeats and self.cost.knows(plan.num_rows):
+            self._repeats += 1
+            observes = not self._repeats % _OBSERVED_REPEATS
+        self._unobserved = (plan, seconds) if observes else None
 
     def update_cost_model(self) -> None:
         """Learn the cost of draft tokens from the last step, if it only decoded."""
         if self._unobserved is None:
             return
         (plan, seconds), self._unobserved = self._unobserved, None
-        rows = len(plan.rows)
-        if not rows or not all(row.samples and row.new_tokens == 1 + len(row.draft_tokens) for row in plan.rows):
-            return
-        self.cost.observe(rows, sum(len(row.draft_tokens) for row in plan.rows), seconds)
+        rows, draft_tokens = plan.num_rows, 0
+        if not plan.repeats:
+            if not rows or not all(row.samples and row.new_tokens == 1 + len(row.draft_tokens) for row in plan.rows):
+                return
+            draft_tokens = sum(len(row.draft_tokens) for row in plan.rows)
+        self.cost.observe(rows, draft_tokens, seconds)
         if not self.cost.knows(rows) and self._compared[rows] < _COMPARED:
             # For each number of rows, measure a step without draft tokens.
             self._compared[rows] += 1

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-# Steps from one try to the next: at first, and at most after others that did not pay either.
-FIRST_PROBE, MOST_APART = 16, 64
+import math
+
+# Fewest and most steps from one try to the next, and how much all tries may add to the time of all steps, unless the
+# most steps are too few for that.
+FEWEST_STEPS, MOST_STEPS, MOST_LOSS = 16, 300, 0.01
 
 
 class Probes:
-    """One step in ``FIRST_PROBE`` is tried, then fewer and fewer, until a step is expected to pay again."""
+    """The less a try is expected to lose, the earlier it comes."""
 
     def __init__(self) -> None:
-        self._skipped, self._apart = 0, FIRST_PROBE
+        self._left = 0
 
-    def skips(self, pays: bool) -> bool:
-        """Whether the next step skips drafting; ``pays``: drafting is expected to be worth its time."""
-        if pays:
-            self._skipped, self._apart = 0, FIRST_PROBE
-            return False
-        self._skipped += 1
-        if self._skipped < self._apart:
+    def waits(self) -> bool:
+        """Whether the next step does without, whatever it would be expected to lose; otherwise ``tries`` decides."""
+        if self._left > 1:
+            self._left -= 1
             return True
-        self._skipped, self._apart = 0, min(2 * self._apart, MOST_APART)
         return False
+
+    def tries(self, loss: float) -> bool:
+        """Whether the next step tries; loss: the time that this is expected to lose, in steps, negative if it pays."""
+        due, self._left = self._left == 1, 0
+        if loss >= 0:
+            self._left = min(MOST_STEPS, max(FEWEST_STEPS, math.ceil(loss / MOST_LOSS)))
+        return due or loss < 0

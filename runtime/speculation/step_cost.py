@@ -8,8 +8,11 @@ from typing import TypeVar
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
 # step, so that the slope is defined even if all steps have the same number of draft tokens.
 _PRIOR_POINTS, _PRIOR_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
-# Steps of each kind to remember; their median counts, so that single delays do not matter.
+# Steps of each kind to remember; their lower quartile counts, as other work only ever delays a step.
 _STEPS = 9
+# Of a kind with draft tokens, the fewest steps that count: one alone may have been delayed, and where drafting does not
+# seem to pay, the next one comes late.
+_FEWEST = 3
 Kind = TypeVar("Kind", int, float)
 
 
@@ -66,8 +69,10 @@ class _Line:
 
     def observe(self, draft_tokens: float, extra: float) -> None:
         """Record a step that took 1 + ``extra`` times as long as one without draft tokens."""
-        self._points[draft_tokens] = _latest(self._extra, draft_tokens, extra)
-        self._fixed, self._slope = self._fitted()
+        point = _latest(self._extra, draft_tokens, extra)
+        if point[0] >= _FEWEST:
+            self._points[draft_tokens] = point
+            self._fixed, self._slope = self._fitted()
 
     def _fitted(self) -> tuple[float, float]:
         """Intercept and slope, both at least 0."""
@@ -81,9 +86,7 @@ class _Line:
 
 
 def _latest(steps: dict[Kind, deque[float]], kind: Kind, value: float) -> tuple[float, float]:
-    """Add ``value`` to the latest ``steps`` of a kind; returns their number and median."""
-    from statistics import median  # only where something is drafted: it imports much
-
+    """Add ``value`` to the latest ``steps`` of a kind; returns their number and lower quartile."""
     known = steps.setdefault(kind, deque(maxlen=_STEPS))
     known.append(value)
-    return float(len(known)), median(known)
+    return float(len(known)), sorted(known)[(len(known) - 1) // 4]

@@ -30,14 +30,9 @@ def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded
     assert x is not None and weight is not None and state is not None and lengths is not None
     channels, one_token = weight_shape[0], shape[1] == 1
     activation = str(op_attributes(node)["activation"])
-    is_short = weight_shape[2] is not None and weight_shape[2] <= _MOST_TAPS
-    if kernels.own_operators and is_short and cpu_library().path is not None:
-        inputs = (x, weight, state, bias, *([lengths] if padded else []))
-        silu_inside = int(activation == "silu")
-        y, new_state = insert.op(
-            "CausalConv1d", *inputs, domain=CPU_DOMAIN, outputs=2, silu=silu_inside, instructions=0
-        )
-        return [y, new_state]
+    own = own_convolution(node, insert, kernels, padded)
+    if own is not None:
+        return own
     columns = insert.reshape(x, 0, channels, 1) if one_token else insert.op("Transpose", x, perm=[0, 2, 1])
     if kernels.recurrent_ops and not padded:
         inner = activation if one_token else "none"
@@ -52,6 +47,37 @@ def causal_conv1d_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded
         y = silu(insert, y)
     y = insert.reshape(y, 0, 1, channels) if one_token else insert.op("Transpose", y, perm=[0, 2, 1])
     return [y, new_state]
+
+
+def own_convolution(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
+    """y and the new state by CausalConv1d of the library; None without it, or for a kernel that it does not support."""
+    x, weight, bias, state, lengths = node.inputs[:5]
+    shape = fixed_shape(weight)
+    if not kernels.own_operators or shape is None or shape[2] is None or not has_own_convolution(shape[2]):
+        return None
+    assert x is not None and weight is not None and state is not None
+    return convolution(
+        insert, x, weight, state, bias, lengths if padded else None, op_attributes(node)["activation"] == "silu"
+    )
+
+
+def has_own_convolution(taps: int) -> bool:
+    """Whether the library computes a kernel of so many taps."""
+    return taps <= _MOST_TAPS and cpu_library().path is not None
+
+
+def convolution(
+    insert: Inserter,
+    x: ir.Value,
+    weight: ir.Value,
+    state: ir.Value,
+    bias: ir.Value | None,
+    lengths: ir.Value | None,
+    with_silu: bool = False,
+) -> list[ir.Value]:
+    """A CausalConv1d node: y and the new state, of the first ``lengths`` [batch] tokens of each row or of all."""
+    inputs = (x, weight, state, bias, *(() if lengths is None else (lengths,)))
+    return list(insert.op("CausalConv1d", *inputs, domain=CPU_DOMAIN, outputs=2, silu=int(with_silu), instructions=0))
 
 
 def _standard_step(

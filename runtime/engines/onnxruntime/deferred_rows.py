@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN
 from hybridge.runtime.engines.onnxruntime.deferred_states import (
     ACCEPTED,
     DeferredState,
@@ -20,7 +21,7 @@ from hybridge.runtime.engines.onnxruntime.deferred_states import (
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.row_arrays import Bound, RowArrays, bound
-from hybridge.runtime.engines.onnxruntime.session import threaded_options
+from hybridge.runtime.engines.onnxruntime.session import register_cpu_library, threaded_options
 from hybridge.runtime.engines.rollback.rollback import DeferredRows, Rollback, SnapshotSlots
 
 # Parts of pools, as values for sessions, that are cached.
@@ -66,6 +67,8 @@ class DeferredStates:
         self._parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._snapshot_parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._batch: DeferredBatch | None = None
+        # The states and stored values that the session replayed last, by identity.
+        self._bound: tuple[object, object] = None, None
         self.rollback = Rollback()
 
     @property
@@ -108,12 +111,17 @@ class DeferredStates:
 
     def _replay(self, batch: DeferredBatch, accepted: np.ndarray) -> None:
         replayed = [pool.name for state in self._replayed for pool in state.pools]
-        for name in replayed:
-            _, value = batch.states[name]
-            self._io.bind_ortvalue_input(name, value)
-            self._io.bind_ortvalue_output(advanced_output(name), value)
-        for name, (_, value) in self._stored_by(batch, accepted).items():
-            self._io.bind_ortvalue_input(name, value)
+        states, stored = self._bound
+        found = self._stored_by(batch, accepted)
+        if batch.states is not states:
+            for name in replayed:
+                _, value = batch.states[name]
+                self._io.bind_ortvalue_input(name, value)
+                self._io.bind_ortvalue_output(advanced_output(name), value)
+        if found is not stored:
+            for name, (_, value) in found.items():
+                self._io.bind_ortvalue_input(name, value)
+        self._bound = batch.states, found
         counts, value = bound(accepted)
         self._io.bind_ortvalue_input(ACCEPTED, value)
         try:
@@ -164,8 +172,11 @@ class DeferredStates:
 
 
 def _replay_session(states: Sequence[DeferredState], folder: Path, threads: int) -> ort.InferenceSession:
-    model = ir.to_proto(replay_model(states, installed_kernels())).SerializeToString()
+    model, options = replay_model(states, installed_kernels()), threaded_options(threads)
+    if CPU_DOMAIN in model.graph.opset_imports:
+        register_cpu_library(options)
     try:
-        return ort.InferenceSession(model, threaded_options(threads), providers=["CPUExecutionProvider"])
+        proto = ir.to_proto(model).SerializeToString()
+        return ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has no common base class
         raise EngineError(f"{folder}: ONNX Runtime {ort.__version__} cannot advance its states: {error}") from error

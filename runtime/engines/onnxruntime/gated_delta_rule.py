@@ -58,7 +58,7 @@ class DeltaRuleInputs:
 def gated_delta_rule_body(node: ir.Node, insert: Inserter, kernels: Kernels, padded: bool) -> list[ir.Value] | None:
     """o [batch, seq, value_heads, value_size] and the new state."""
     sizes = _token_sizes(node)
-    if kernels.own_operators and sizes and sizes.key_size <= _MOST_KEY_SIZE and cpu_library().path is not None:
+    if kernels.own_operators and sizes and has_own_rule(sizes.key_size):
         return _own_operator(node, insert, sizes, padded)
     inputs = delta_rule_inputs(node, insert, padded) if kernels.recurrent_ops else None
     if inputs is None:
@@ -146,6 +146,27 @@ def _own_operator(node: ir.Node, insert: Inserter, sizes: _TokenSizes, padded: b
     )
     o.type, o.shape = v.type, ir.Shape([*v.shape.dims[:2], columns])
     return [insert.reshape(o, 0, 0, sizes.value_heads, sizes.value_size), new_state]
+
+
+def has_own_rule(key_size: int) -> bool:
+    """Whether the library computes keys of so many numbers."""
+    return key_size <= _MOST_KEY_SIZE and cpu_library().path is not None
+
+
+def rule_operator(insert: Inserter, i: DeltaRuleInputs, lengths: ir.Value | None = None) -> tuple[ir.Value, ir.Value]:
+    """A GatedDeltaRule node: o and the new state, of the first ``lengths`` [b] tokens of each row or of all."""
+    o, new_state = insert.op(
+        "GatedDeltaRule",
+        *(i.q, i.k, i.v, i.decay, i.beta, i.state),
+        *([] if lengths is None else [lengths]),
+        domain=CPU_DOMAIN,
+        outputs=2,
+        key_heads=i.key_heads,
+        scale=i.scale,
+        normed=0,
+        instructions=0,
+    )
+    return o, new_state
 
 
 def delta_rule(insert: Inserter, i: DeltaRuleInputs) -> tuple[ir.Value, ir.Value]:

@@ -80,6 +80,8 @@ class PagedSession:
         self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
         self._bound_range: tuple[int, int] | None = None
         self._is_repeatable = False
+        # The states and stored values of the last batch, by identity.
+        self._deferred_bound: tuple[object, object] = None, None
         self._most_checkpoints = -1
         self._checkpoints: dict[str, np.ndarray] = {}
 
@@ -187,10 +189,14 @@ class PagedSession:
 
     def _bind_deferred(self, batch: DeferredBatch) -> None:
         """The states to read, and the arrays that receive what the tokens store."""
-        for name, (_, value) in batch.states.items():
-            self._io.bind_ortvalue_input(name, value)
-        for name, (_, value) in batch.stored.items():
-            self._io.bind_ortvalue_output(name, value)
+        states, stored = self._deferred_bound
+        if batch.states is not states:
+            for name, (_, value) in batch.states.items():
+                self._io.bind_ortvalue_input(name, value)
+        if batch.stored is not stored:
+            for name, (_, value) in batch.stored.items():
+                self._io.bind_ortvalue_output(name, value)
+        self._deferred_bound = batch.states, batch.stored
 
 
 def _value(array: np.ndarray, bound: list[object]) -> ort.OrtValue:

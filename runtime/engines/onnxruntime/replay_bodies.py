@@ -17,19 +17,28 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from hybridge.runtime.engines.onnxruntime.causal_conv1d import convolution, has_own_convolution, own_convolution
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED
-from hybridge.runtime.engines.onnxruntime.gated_delta_rule import DeltaRuleInputs, delta_rule_inputs
+from hybridge.runtime.engines.onnxruntime.gated_delta_rule import (
+    DeltaRuleInputs,
+    delta_rule_inputs,
+    has_own_rule,
+    rule_operator,
+)
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
 from hybridge.runtime.engines.onnxruntime.replay_rows import TokenRows
-from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, with_skip
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, ssm_operator, with_skip
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
 from hybridge.trt_plugins.specs.state_8bit import base_name
 
 _HEAD_DECAY = "head"
+# Values that ``advance_recurrent`` reads.
+_RECURRENT_STORED = 3
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,9 @@ def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, coun
     if x is None or shape is None or shape[0] is None or shape[2] is None:
         return None
     channels, kernel = shape[0], shape[2]
+    own = own_convolution(node, insert, kernels, padded=False)
+    if own is not None:
+        return Deferred(own[0], (Stored(x, (channels,)),), (channels, kernel))
     columns = insert.op("Transpose", x, perm=[0, 2, 1])
     before = insert.op("Slice", state, insert.ints(1), insert.ints(kernel), insert.ints(2))
     if kernels.recurrent_ops:
@@ -101,6 +113,10 @@ def advance_conv1d(
     """The last columns of the state followed by the accepted inputs."""
     shape = fixed_shape(state)
     assert shape is not None and shape[1] is not None and shape[2] is not None
+    if kernels.own_operators and has_own_convolution(shape[2]):
+        weight = insert.constant(np.zeros((shape[1], 1, shape[2]), np.float32))
+        lengths = insert.op("Cast", accepted.counts, to=int(ir.DataType.INT32))
+        return convolution(insert, stored[0], weight, state, None, lengths)[1]
     joined = insert.op("Concat", insert.op("Transpose", state, perm=[0, 2, 1]), stored[0], axis=1)
     columns = insert.op("Gather", insert.reshape(joined, -1, shape[1]), accepted.window(insert, shape[2]), axis=0)
     after: ir.Value = insert.op("Transpose", columns, perm=[0, 2, 1])
@@ -112,6 +128,15 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     inputs = ssm_inputs(node, insert, padded=False)
     if inputs is None or (count or 0) > MOST_REPLAYED:
         return None
+    stored = (
+        Stored(inputs.log_decay, (inputs.heads,)),
+        Stored(inputs.B, (inputs.groups * inputs.state_size,)),
+        Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)),
+    )
+    shape = (inputs.heads, inputs.state_size, inputs.head_dim)
+    if kernels.own_operators and cpu_library().path is not None:
+        # It writes new states, which nothing reads.
+        return Deferred(ssm_operator(node, insert)[0], stored, shape)
     rows = TokenRows(insert, count, inputs.groups, inputs.heads_per_group)
     between, from_start = rows.decays(inputs.log_decay)
     values = rows.by_head(inputs.scaled, inputs.head_dim)
@@ -120,20 +145,25 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     state = rows.states(inputs.state, inputs.state_size, inputs.head_dim)
     carried = insert.op("Mul", insert.op("MatMul", queries, state), from_start)
     y = rows.tokens(insert.op("Add", insert.op("MatMul", scores, values), carried), inputs.head_dim)
-    stored = (
-        Stored(inputs.log_decay, (inputs.heads,)),
-        Stored(inputs.B, (inputs.groups * inputs.state_size,)),
-        Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)),
-    )
-    shape = (inputs.heads, inputs.state_size, inputs.head_dim)
     return Deferred(with_skip(node, insert, inputs, y), stored, shape)
 
 
 def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
-    """o = q (decayed S) + (q k' with decays) u; g, k and u, the differences that are written, are stored."""
+    """o = q (decayed S) + (q k' with decays) u; g, k and u, the differences that are written, are stored.
+
+    With the library's operator g, k, v and beta, of which it computes the differences again.
+    """
     inputs = delta_rule_inputs(node, insert, padded=False)
     if inputs is None or (count or 0) > MOST_REPLAYED or op_attributes(node)["decay"] != _HEAD_DECAY:
         return None
+    shape = (inputs.value_heads, inputs.key_size, inputs.value_size)
+    k = Stored(inputs.k, (inputs.key_heads * inputs.key_size,))
+    if kernels.own_operators and has_own_rule(inputs.key_size):
+        o, _ = rule_operator(insert, inputs)
+        o = insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size)
+        v = Stored(inputs.v, (inputs.value_heads * inputs.value_size,))
+        others = (Stored(value, (inputs.value_heads,)) for value in (inputs.decay, inputs.beta))
+        return Deferred(o, (k, v, *others), shape)
     rows = TokenRows(insert, count, inputs.key_heads, inputs.value_heads // inputs.key_heads)
     between, from_start = rows.decays(inputs.decay)
     keys, queries = rows.by_group(inputs.k, inputs.key_size), rows.by_group(inputs.q, inputs.key_size)
@@ -148,11 +178,26 @@ def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     o = rows.tokens(insert.op("Add", insert.op("MatMul", scores, written), carried), inputs.value_size)
     stored = (
         Stored(inputs.decay, (inputs.value_heads,)),
-        Stored(inputs.k, (inputs.key_heads * inputs.key_size,)),
+        k,
         Stored(rows.tokens(written, inputs.value_size), (inputs.value_heads * inputs.value_size,)),
     )
     o = insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size)
-    return Deferred(o, stored, (inputs.value_heads, inputs.key_size, inputs.value_size))
+    return Deferred(o, stored, shape)
+
+
+def advance_delta_rule(
+    insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
+) -> ir.Value:
+    """As ``advance_recurrent``, or by the library's operator from k, v, g and beta."""
+    if len(stored) == _RECURRENT_STORED:
+        return advance_recurrent(insert, kernels, stored, state, accepted)
+    k, v, decay, beta = stored
+    shape, k_shape = fixed_shape(state), fixed_shape(k)
+    assert shape is not None and k_shape is not None
+    heads, key_size, value_size = (size or 0 for size in shape[1:])
+    key_heads = (k_shape[2] or 0) // key_size
+    rule = DeltaRuleInputs(k, k, v, decay, beta, state, 1.0, key_heads, key_size, heads, value_size)
+    return rule_operator(insert, rule, insert.op("Cast", accepted.counts, to=int(ir.DataType.INT32)))[1]
 
 
 def advance_recurrent(
@@ -191,7 +236,7 @@ REPLAY_BODIES: Mapping[str, ReplayBody] = MappingProxyType(
 ADVANCE_BODIES: Mapping[str, AdvanceBody] = MappingProxyType(
     {
         "causal_conv1d": advance_conv1d,
-        "gated_delta_rule": advance_recurrent,
+        "gated_delta_rule": advance_delta_rule,
         "update_ssm_state": advance_recurrent,
     }
 )

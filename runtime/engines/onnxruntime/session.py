@@ -51,7 +51,7 @@ def create_session(
     options.add_session_config_entry("session.disable_prepacking", "0" if packs else "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", f"{folder}/")
     if graph.uses_cpu_library:
-        _register_cpu_library(options)
+        register_cpu_library(options)
     # Keep these alive until the session has been created.
     attached = weights.attach(graph.weights, options)
     try:
@@ -62,7 +62,8 @@ def create_session(
         attached.clear()
 
 
-def _register_cpu_library(options: ort.SessionOptions) -> None:
+def register_cpu_library(options: ort.SessionOptions) -> None:
+    """Let a session use the operators of the library; EngineError without it."""
     library = cpu_library()
     if library.path is None:
         raise EngineError(

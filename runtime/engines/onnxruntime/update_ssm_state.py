@@ -84,6 +84,14 @@ def is_supported(node: ir.Node) -> bool:
 
 def own_operator(node: ir.Node, insert: Inserter, padded: bool, scales: ir.Value | None = None) -> list[ir.Value]:
     """UpdateSsmState, or with the ``scales`` of a state of 8 bits UpdateSsmState8Bit; their outputs."""
+    transpose_state(node)
+    return ssm_operator(node, insert, padded, scales)
+
+
+def ssm_operator(
+    node: ir.Node, insert: Inserter, padded: bool = False, scales: ir.Value | None = None
+) -> list[ir.Value]:
+    """As ``own_operator``, of a state that is transposed already."""
     attributes = op_attributes(node)
     settings = {name: attributes[name] for name in ("dt_softplus", "time_step_min", "time_step_max")}
     x, A, B, C, D, dt, dt_bias, state = node.inputs[:8]
@@ -93,7 +101,6 @@ def own_operator(node: ir.Node, insert: Inserter, padded: bool, scales: ir.Value
     assert x_shape is not None and b_shape is not None
     heads, head_dim, groups, state_size = (size or 0 for size in (*x_shape[2:], *b_shape[2:]))
     columns, projections = heads * head_dim, groups * state_size
-    transpose_state(node)
     y, *new_state = insert.op(
         "UpdateSsmState" if scales is None else "UpdateSsmState8Bit",
         insert.reshape(x, 0, 0, columns),

@@ -14,12 +14,14 @@ import pytest
 
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.paged import ROWS
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN
 from hybridge.runtime.engines.onnxruntime.deferred_states import ACCEPTED, DeferredState, advanced_output, replay_model
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, decay_feeds
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, remove_dead_code
 from hybridge.runtime.engines.onnxruntime.kernels import quiet_options
 from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
+from hybridge.runtime.engines.onnxruntime.session import register_cpu_library
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model
@@ -63,7 +65,10 @@ def deferred_model(
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     proto = ir.to_proto(model).SerializeToString()
-    session = ort.InferenceSession(proto, quiet_options(), providers=["CPUExecutionProvider"])
+    options = quiet_options()
+    if CPU_DOMAIN in model.graph.opset_imports:
+        register_cpu_library(options)
+    session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     inputs = {value.name for value in session.get_inputs()}
     return dict(zip(names, session.run(names, {k: v for k, v in feeds.items() if k in inputs}), strict=True))

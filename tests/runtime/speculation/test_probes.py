@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from hybridge.runtime.speculation.probes import FIRST_PROBE, MOST_APART, Probes
+from hybridge.runtime.speculation.probes import FEWEST_STEPS, MOST_LOSS, MOST_STEPS, Probes
 
 
-def tries(pays: list[bool]) -> list[int]:
+def tries(losses: list[float]) -> list[int]:
+    """The steps, from 1 on, that try what is expected to lose this much in each."""
     probes = Probes()
-    return [step for step, each in enumerate(pays, 1) if not probes.skips(each)]
+    return [step for step, loss in enumerate(losses, 1) if not probes.waits() and probes.tries(loss)]
 
 
-def test_tries_come_farther_and_farther_apart() -> None:
-    found = tries([False] * 400)
-    assert found[:4] == [16, 48, 112, 176]
-    assert all(later - earlier == MOST_APART for earlier, later in pairwise(found[2:]))
+def test_tries_lose_no_more_than_the_limit() -> None:
+    for loss in (0.0, 0.05, 0.3, 3.0):
+        found = tries([loss] * 2000)
+        assert found and found[0] > FEWEST_STEPS
+        assert len(found) * loss <= MOST_LOSS * 2000, loss
+    assert len(tries([0.0] * 170)) == 10
+    assert tries([50.0] * 700) == [1 + MOST_STEPS, 1 + 2 * MOST_STEPS], "what is very slow once is tried again, too"
 
 
-def test_draft_tokens_that_pay_are_always_tried_and_reset_the_count() -> None:
-    unpaid = [False] * 100
-    first = [step for step in tries(unpaid) if step <= 100]
-    found = tries([*unpaid, True, True, *unpaid])
-    assert found == [*first, 101, 102, *(102 + step for step in first)]
-    assert first[0] == FIRST_PROBE
+def test_draft_tokens_that_pay_are_tried_in_every_step() -> None:
+    assert tries([-0.1] * 5) == [1, 2, 3, 4, 5]
+    assert tries([*[0.0] * 16, *[-0.1] * 5, 0.0]) == [17, 18, 19, 20, 21]
