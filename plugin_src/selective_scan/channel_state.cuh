@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int ELEMENTS = STATE_SIZE / LANES;
+constexpr int RATE_ACCESS = STATE_ACCESS > 4 ? 4 : STATE_ACCESS;  // elements of one access to A
 constexpr float LOG2_E = 1.44269504f;
 constexpr float LARGEST = 3.4e38f;  // lower limit of a rate: -inf times a time step of 0 is NaN
 
@@ -24,34 +25,45 @@ __device__ __forceinline__ float time_step(const SelectiveScan& params, DATA_T d
     return fminf(fmaxf(value, params.dt_min), params.dt_max);
 }
 
+// A lane's part of a channel's state as it is in memory; `slot` is the state of its slot.
+struct StoredState {
+    Access<STATE_T, STATE_ACCESS> parts[ELEMENTS / STATE_ACCESS];
+
+    __device__ __forceinline__ void load(const STATE_T* slot, int64_t channel, int lane) {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS)
+            parts[e / STATE_ACCESS].load(slot + channel * STATE_SIZE + element(lane, e));
+    }
+    __device__ __forceinline__ void store(STATE_T* slot, int64_t channel, int lane) const {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS)
+            parts[e / STATE_ACCESS].store(slot + channel * STATE_SIZE + element(lane, e));
+    }
+};
+
 struct ChannelState {
     float h[ELEMENTS];
     float rate[ELEMENTS];  // A in units of log 2
 
-    // channel: its index; state: of its slot.
-    __device__ __forceinline__ void load(const SelectiveScan& params, const STATE_T* state, int64_t channel, int lane) {
+    __device__ __forceinline__ void unpack(const StoredState& stored) {
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
-            Access<STATE_T, STATE_ACCESS> part;
-            part.load(state + channel * STATE_SIZE + element(lane, e));
-            part.unpack(h + e);
-        }
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) stored.parts[e / STATE_ACCESS].unpack(h + e);
+    }
+    __device__ __forceinline__ StoredState packed() const {
+        StoredState stored;
 #pragma unroll
-        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
-            Access<float, STATE_ACCESS> part;
+        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) stored.parts[e / STATE_ACCESS].pack(h + e);
+        return stored;
+    }
+    __device__ __forceinline__ void load_rates(const SelectiveScan& params, int64_t channel, int lane) {
+#pragma unroll
+        for (int e = 0; e < ELEMENTS; e += RATE_ACCESS) {
+            Access<float, RATE_ACCESS> part;
             part.load(params.A + channel * STATE_SIZE + element(lane, e));
             part.unpack(rate + e);
         }
 #pragma unroll
         for (int e = 0; e < ELEMENTS; ++e) rate[e] = fmaxf(rate[e] * LOG2_E, -LARGEST);
-    }
-    __device__ __forceinline__ void store(STATE_T* state, int64_t channel, int lane) const {
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e += STATE_ACCESS) {
-            Access<STATE_T, STATE_ACCESS> part;
-            part.pack(h + e);
-            part.store(state + channel * STATE_SIZE + element(lane, e));
-        }
     }
     // One token; returns C times the new state, summed over all lanes. scaled: the time step times x.
     __device__ __forceinline__ float update(float step, float scaled, const float (&B)[ELEMENTS],

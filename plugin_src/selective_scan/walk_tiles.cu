@@ -97,7 +97,10 @@ extern "C" __global__ void LAUNCH_BOUNDS
     const int last_channel = (blockIdx.y + 1) * params.channels_per_group - 1;
     const int c = threadIdx.x / LANES, lane = threadIdx.x % LANES, channel = min(first_channel + c, last_channel);
     ChannelState state;
-    state.load(params, static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
+    StoredState stored;
+    stored.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
+    state.load_rates(params, channel, lane);
+    state.unpack(stored);
 
     Inputs inputs;
     inputs.load(params, view, 0, first_channel, last_channel);
@@ -137,5 +140,5 @@ extern "C" __global__ void LAUNCH_BOUNDS
         __syncthreads();
     }
     if (first_channel + c <= last_channel)
-        state.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot, channel, lane);
+        state.packed().store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot, channel, lane);
 }

@@ -41,7 +41,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int channel = min(found, params.channels - 1);
     const bool is_owner = found < params.channels;
     ChannelState state;
-    state.load(params, static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
+    StoredState stored;
+    stored.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
+    state.load_rates(params, channel, lane);
+    state.unpack(stored);
     STATE_T* out = static_cast<STATE_T*>(params.state_out);
     const BIAS_T bias = static_cast<const BIAS_T*>(params.dt_bias)[channel];
     const float skip = to_float(static_cast<const D_T*>(params.D)[channel]);
@@ -63,13 +66,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (is_owner && lane == 0) y[(view.first_token + t) * params.y_token] = from_float<DATA_T>(fmaf(skip, x, sum));
         if (DRAFTS) {
             const int slot = draft_slot(params.rows, blockIdx.y, t);
-            if (is_owner && slot >= 0) state.store(out + slot * params.state_out_slot, channel, lane);
+            if (is_owner && slot >= 0) state.packed().store(out + slot * params.state_out_slot, channel, lane);
 #pragma unroll
             for (int e = 0; e < ELEMENTS; ++e) state.h[e] = to_float(from_float<STATE_T>(state.h[e]));
         }
     }
     if (!is_owner || DRAFTS) return;
-    state.store(out + view.slot * params.state_out_slot, channel, lane);
+    state.packed().store(out + view.slot * params.state_out_slot, channel, lane);
     for (int t = view.length; t < view.written; ++t)
         if (lane == 0) y[(view.first_token + t) * params.y_token] = from_float<DATA_T>(0.0f);
 }

@@ -137,3 +137,20 @@ def test_extreme_decays_and_limits(changes, time):
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_many_rows(dtype):
     check(Case((1,) * 300, channels=72, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gap": 1},
+        {"channels": 1530, "groups": 3},
+        {"state_size": 8},
+        {"state_size": 1},
+        {"dtype": F16, "state": F16, "side": F16},
+    ],
+    ids=str,
+)
+def test_many_rows_of_16_bit_states(changes):
+    """Several rows in a block, the last of which has fewer."""
+    check(Case((1, 0, *(1,) * 61), **{"channels": 1536, "dtype": BF16, "state": BF16, **changes}), in_place=True)

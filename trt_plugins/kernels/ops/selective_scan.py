@@ -13,7 +13,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, OpCall
-from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.ops.rows import token_count
 from hybridge.trt_plugins.kernels.ops.state_space import set_strides_and_limits, state_space_pointers
@@ -22,10 +22,13 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 
 TOKENS_FILE = "selective_scan/walk_tokens.cu"
 TILES_FILE = "selective_scan/walk_tiles.cu"
+ROWS_FILE = "selective_scan/step_rows.cu"
 _THREADS, _FEW_THREADS = 128, 64
-_FEW_BLOCKS, _MANY_BLOCKS = 2, 8  # per multiprocessor
+# Rows of a thread of the one-token kernel where there are many: more take registers that other threads need.
+_ROWS_OF_THREAD = 2
+_FEW_BLOCKS, _MANY_BLOCKS, _SEVERAL_ROWS_BLOCKS = 2, 8, 16  # per multiprocessor
 # Lanes of a channel: fewer have less to reduce for y, more need fewer registers each.
-_LEAST_LANES, _MOST_LANES, _MOST_UNIT = 4, 8, 4
+_LEAST_LANES, _MOST_LANES, _MOST_UNIT, _WIDEST_UNIT = 4, 8, 4, 8
 # With many blocks: so few lanes that the work that each lane repeats for a token costs less than the accesses.
 _FEW_LANES, _WIDE_LANES = 2, 16  # lanes, and the largest state_size with them
 _TILE, _SMALL_TILE = 32, 16
@@ -56,7 +59,10 @@ def sources() -> Iterator[KernelSource]:
             for side in {DType.FLOAT32, dtype}:
                 typed = replace(base, dtype=dtype, state=state, D=side, bias=side)
                 yield from typed.sources()
-                yield from replace(typed, most_lanes=_FEW_LANES).sources(tiles=False)
+                few = replace(typed, most_lanes=_FEW_LANES)
+                yield from few.sources(tiles=False)
+                unit = min(_WIDEST_UNIT, ACCESS_BYTES // state.itemsize)
+                yield replace(few, unit=unit, group_unit=min(unit, ACCESS_BYTES // dtype.itemsize)).rows()
     yield from replace(base, state_size=1, unit=1, group_unit=1, softplus=False).sources()
     for size in range(8, 65, 8):
         for unit in (1, math.gcd(_MOST_UNIT, size // _LEAST_LANES)):
@@ -92,6 +98,11 @@ class _Variant:
     def tokens(self, drafts: bool) -> KernelSource:
         """The kernel for a few tokens."""
         return KernelSource.of(TOKENS_FILE, "selective_scan_walk_tokens", {**self._defines(), "DRAFTS": drafts})
+
+    def rows(self) -> KernelSource:
+        """The kernel for one token in each of several rows."""
+        defines = {**self._defines(), "ROWS": _ROWS_OF_THREAD}
+        return KernelSource.of(ROWS_FILE, "selective_scan_step_rows", defines)
 
     def tiles(self) -> KernelSource:
         """The kernel for many tokens."""
@@ -151,9 +162,17 @@ class _Scan:
         if blocks < _FEW_BLOCKS:
             variant = replace(variant, threads=_FEW_THREADS)
         elif blocks >= _MANY_BLOCKS and self.state_size <= _WIDE_LANES:
+            if not drafts and blocks >= _SEVERAL_ROWS_BLOCKS:
+                return self._several_rows(device)
             variant = replace(variant, most_lanes=_FEW_LANES)
         grid = (_blocks(self.channels, variant.channels), self.rows, 1)
         return self._launch(variant.tokens(drafts), grid, variant.threads, device)
+
+    def _several_rows(self, device: DeviceTraits) -> KernelLaunch:
+        """One token per row, several rows in a block."""
+        variant = replace(self._variant(_THREADS, _WIDEST_UNIT, _FEW_LANES), most_lanes=_FEW_LANES)
+        grid = (_blocks(self.channels, variant.channels), _blocks(self.rows, _ROWS_OF_THREAD), 1)
+        return self._launch(variant.rows(), grid, variant.threads, device)
 
     def tiles(self, device: DeviceTraits) -> KernelLaunch:
         """Any number of tokens per row."""
@@ -161,11 +180,12 @@ class _Scan:
         grid = (_blocks(self.channels // self.groups, variant.channels), self.groups, self.rows)
         return self._launch(variant.tiles(), grid, variant.threads, device)
 
-    def _variant(self, threads: int) -> _Variant:
-        state = self.state.dtype
+    def _variant(self, threads: int, most_unit: int = _MOST_UNIT, least_lanes: int = _LEAST_LANES) -> _Variant:
+        state, A_bytes = self.state.dtype, self.call.input("A").alignment
         aligned = access_bytes(self.state, self.state_out, axes=1) // state.itemsize
-        aligned = math.gcd(aligned, self.call.input("A").alignment // DType.FLOAT32.itemsize)
-        unit = math.gcd(aligned, _MOST_UNIT, self.state_size // _LEAST_LANES or 1)
+        if A_bytes < ACCESS_BYTES:
+            aligned = math.gcd(aligned, A_bytes // DType.FLOAT32.itemsize)
+        unit = math.gcd(aligned, most_unit, self.state_size // least_lanes or 1)
         group_unit = math.gcd(access_bytes(self.B, self.C, axes=len(self.B.shape) - 1) // self.x.dtype.itemsize, unit)
         D, bias = self.call.input("D").dtype, self.call.input("dt_bias").dtype
         softplus = bool(self.call.attributes["dt_softplus"])
