@@ -28,6 +28,19 @@ struct Avx2 {
     static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static F max(F a, F b) { return _mm256_max_ps(a, b); }
     static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+    // Of `most` and |value|, not negative, the one that is larger as an integer: NaN where one is NaN.
+    static F larger_magnitude(F most, F value) {
+        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most), _mm256_castps_si256(abs(value))));
+    }
+    static F load_int8(const int8_t* p) {
+        return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    // The nearest integers, halfway to even, from -127 to 127; -127 for NaN.
+    static void store_int8(int8_t* p, F a) {
+        const __m256i whole = _mm256_cvtps_epi32(_mm256_max_ps(a, all(-127.0f)));
+        const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+    }
     static float sum(F a) {
         __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         half = _mm_add_ps(half, _mm_movehl_ps(half, half));

@@ -32,6 +32,18 @@ struct Avx512 {
     static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static F max(F a, F b) { return _mm512_max_ps(a, b); }
     static F abs(F a) { return _mm512_abs_ps(a); }
+    // Of `most` and |value|, not negative, the one that is larger as an integer: NaN where one is NaN.
+    static F larger_magnitude(F most, F value) {
+        return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(most), _mm512_castps_si512(abs(value))));
+    }
+    static F load_int8(const int8_t* p) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    }
+    // The nearest integers, halfway to even, from -127 to 127; -127 for NaN.
+    static void store_int8(int8_t* p, F a) {
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_max_ps(a, all(-127.0f)));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(whole));
+    }
     static float sum(F a) { return _mm512_reduce_add_ps(a); }
     static float highest(F a) { return _mm512_reduce_max_ps(a); }
 

@@ -36,6 +36,22 @@ struct Neon {
     static F mul(F a, F b) { return vmulq_f32(a, b); }
     static F max(F a, F b) { return vmaxq_f32(a, b); }
     static F abs(F a) { return vabsq_f32(a); }
+    // Of `most` and |value|, not negative, the one that is larger as an integer: NaN where one is NaN.
+    static F larger_magnitude(F most, F value) {
+        return vreinterpretq_f32_s32(vmaxq_s32(vreinterpretq_s32_f32(most), vreinterpretq_s32_f32(abs(value))));
+    }
+    static F load_int8(const int8_t* p) {
+        int8_t eight[8] = {};
+        std::memcpy(eight, p, lanes);
+        return to_float(vmovl_s16(vget_low_s16(vmovl_s8(vld1_s8(eight)))));
+    }
+    // The nearest integers, halfway to even, from -127 to 127; -127 for NaN.
+    static void store_int8(int8_t* p, F a) {
+        const int16x4_t half = vqmovn_s32(vcvtnq_s32_f32(vmaxnmq_f32(a, all(-127.0f))));
+        int8_t eight[8];
+        vst1_s8(eight, vqmovn_s16(vcombine_s16(half, half)));
+        std::memcpy(p, eight, lanes);
+    }
     static float sum(F a) { return vaddvq_f32(a); }
     static float highest(F a) { return vmaxvq_f32(a); }
 

@@ -46,6 +46,21 @@ struct Portable {
     static F mul(F a, F b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
     static F max(F a, F b) { return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }
     static F abs(F a) { return each([&](int i) { return std::fabs(a.at[i]); }); }
+    // Of `most` and |value|, not negative, the one that is larger as an integer: NaN where one is NaN.
+    static F larger_magnitude(F most, F value) {
+        return each([&](int i) {
+            const float other = std::fabs(value.at[i]);
+            return std::isnan(other) || other > most.at[i] ? other : most.at[i];
+        });
+    }
+    static F load_int8(const int8_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
+    // The nearest integers, halfway to even, from -127 to 127; -127 for NaN: adding 1.5 * 2^23 drops the fraction.
+    static void store_int8(int8_t* p, F a) {
+        for (int i = 0; i < lanes; ++i) {
+            const float limited = a.at[i] >= -127.0f ? (a.at[i] <= 127.0f ? a.at[i] : 127.0f) : -127.0f;
+            p[i] = static_cast<int8_t>(static_cast<int32_t>((limited + 12582912.0f) - 12582912.0f));
+        }
+    }
     static float sum(F a) { return (a.at[0] + a.at[1]) + (a.at[2] + a.at[3]); }
     static float highest(F a) { return std::fmax(std::fmax(a.at[0], a.at[1]), std::fmax(a.at[2], a.at[3])); }
 

@@ -101,6 +101,62 @@ void ssm_heads(const SsmUpdate& u, int64_t first, int64_t last) {
     }
 }
 
+// One token of `vectors` full vectors of columns of one head's state of 8 bits. The new numbers are in `wide`,
+// [state_size][vectors * lanes], until the largest of each column is known.
+template <class Isa, int vectors>
+void ssm_columns_8bit(const SsmUpdate& u, const int8_t* past, const float* past_scales, int8_t* values, float* scales,
+                      const float* x, const float* B, const float* C, float* y, float decay, float step, float D,
+                      float* wide) {
+    using F = typename Isa::F;
+    constexpr int64_t count = vectors * Isa::lanes;
+    const int64_t stride = u.head_dim, size = u.state_size;
+    F factors[vectors], written[vectors], sums[vectors], largest[vectors];
+    for (int i = 0; i < vectors; ++i) {
+        const F value = Isa::load(x + i * Isa::lanes);
+        factors[i] = Isa::mul(Isa::load(past_scales + i * Isa::lanes), Isa::all(decay));
+        written[i] = Isa::mul(value, Isa::all(step));
+        sums[i] = Isa::mul(value, Isa::all(D));
+        largest[i] = Isa::zero();
+    }
+    for (int64_t n = 0; n < size; ++n) {
+        const F b = Isa::all(B[n]), c = Isa::all(C[n]);
+        for (int i = 0; i < vectors; ++i) {
+            const F old = Isa::load_int8(past + n * stride + i * Isa::lanes);
+            const F value = Isa::fma(b, written[i], Isa::mul(factors[i], old));
+            Isa::store(wide + n * count + i * Isa::lanes, value);
+            sums[i] = Isa::fma(c, value, sums[i]);
+            largest[i] = Isa::larger_magnitude(largest[i], value);
+        }
+    }
+    for (int i = 0; i < vectors; ++i) {
+        Isa::store(y + i * Isa::lanes, sums[i]);
+        round_strip<Isa>(size, largest[i], wide + i * Isa::lanes, count, values + i * Isa::lanes, stride,
+                         scales + i * Isa::lanes);
+    }
+}
+
+// One token of head `number`, whose head_dim is a multiple of the vectors' size.
+template <class Isa>
+void ssm_token_8bit(const SsmUpdate& u, int64_t number, const int8_t* past, const float* past_scales, int8_t* values,
+                    float* scales, float* wide) {
+    constexpr int64_t together = ssm_vectors * Isa::lanes;
+    const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
+    const float step = time_step(u, u.dt[number] + u.dt_bias[head]), decay = std::exp(u.A[head] * step);
+    const float *x = u.x + number * u.head_dim, *B = u.B + (row * u.groups + group) * u.state_size;
+    const float* C = u.C + (row * u.groups + group) * u.state_size;
+    const float D = u.D[head];
+    float* y = u.y + number * u.head_dim;
+    int64_t p = 0;
+    for (; p + together <= u.head_dim; p += together) {
+        ssm_columns_8bit<Isa, ssm_vectors>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p, decay,
+                                           step, D, wide);
+    }
+    for (; p < u.head_dim; p += Isa::lanes) {
+        ssm_columns_8bit<Isa, 1>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p, decay, step, D,
+                                 wide);
+    }
+}
+
 // The same with states of 8 bits; a row without tokens keeps its numbers and scales.
 template <class Isa>
 void ssm_heads_8bit(const SsmUpdate& u, const SsmState8& s, int64_t first, int64_t last) {
@@ -111,7 +167,12 @@ void ssm_heads_8bit(const SsmUpdate& u, const SsmState8& s, int64_t first, int64
         const float* scales = s.scales + number * u.head_dim;
         int8_t* new_values = s.new_values + number * size;
         float* new_scales = s.new_scales + number * u.head_dim;
-        if (ssm_tokens(u, number) > 0) {
+        const int64_t tokens = ssm_tokens(u, number);
+        if (tokens == 1 && u.time == 1 && u.head_dim % Isa::lanes == 0) {
+            ssm_token_8bit<Isa>(u, number, values, scales, new_values, new_scales, wide.data());
+            continue;
+        }
+        if (tokens > 0) {
             widen_states<Isa>({const_cast<int8_t*>(values), const_cast<float*>(scales), wide.data(), u.state_size,
                                u.head_dim, true}, 0, 1);
             ssm_head<Isa>(u, number, wide.data(), wide.data());

@@ -1,4 +1,4 @@
-// States of 8 bits to floats and back. The loops are plain: compilers turn them into vectors of each instruction set.
+// States of 8 bits to floats and back.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,6 @@
 namespace cpu {
 namespace {
 
-// Columns whose largest magnitudes are in memory at once.
-constexpr int64_t state_columns = 64;
 constexpr float largest_int8 = 127.0f;
 
 typedef int32_t __attribute__((may_alias)) FloatBits;
@@ -50,26 +48,95 @@ void widen_states(const State8& s, int64_t first, int64_t last) {
     }
 }
 
+// Divides vectors of numbers by units, as exactly as a division, which takes several times as long.
+template <class Isa>
+struct Division {
+    using F = typename Isa::F;
+    F inverse, negative;
+
+    explicit Division(const float* units) {
+        float inverses[Isa::lanes];
+        for (int i = 0; i < Isa::lanes; ++i) inverses[i] = 1.0f / units[i];
+        inverse = Isa::load(inverses), negative = Isa::mul(Isa::load(units), Isa::all(-1.0f));
+    }
+    F of(F value) const {
+        const F near = Isa::mul(value, inverse);
+        return Isa::fma(Isa::fma(near, negative, value), inverse, near);
+    }
+};
+
+// Units that are too small for that: their inverses may be infinite.
+constexpr float smallest_unit = 1e-30f;
+
+// Scales and units of rows or columns from their largest magnitudes; whether all units can be divided by so.
+inline bool find_units(const float* largest, int64_t count, float* scales, float* units) {
+    bool usual = true;
+    for (int64_t c = 0; c < count; ++c) {
+        scales[c] = scale_of(magnitude(largest + c));
+        units[c] = unit_of(scales[c]);
+        usual = usual && !(units[c] < smallest_unit);
+    }
+    return usual;
+}
+
+// `lanes` columns of `rows` rows, whose largest magnitudes are `largest`. Rows are `wide_stride` floats apart, those of
+// `values` `stride` numbers.
+template <class Isa>
+void round_strip(int64_t rows, typename Isa::F largest, const float* wide, int64_t wide_stride, int8_t* values,
+                 int64_t stride, float* scales) {
+    float magnitudes[Isa::lanes], units[Isa::lanes];
+    Isa::store(magnitudes, largest);
+    if (find_units(magnitudes, Isa::lanes, scales, units)) {
+        const Division<Isa> division(units);
+        for (int64_t row = 0; row < rows; ++row)
+            Isa::store_int8(values + row * stride, division.of(Isa::load(wide + row * wide_stride)));
+        return;
+    }
+    for (int64_t row = 0; row < rows; ++row)
+        for (int c = 0; c < Isa::lanes; ++c)
+            values[row * stride + c] = rounded_int8(wide[row * wide_stride + c] / units[c]);
+}
+
 template <class Isa>
 void round_columns(const State8& s, int8_t* values, float* scales, const float* wide) {
-    for (int64_t start = 0; start < s.columns; start += state_columns) {
-        const int64_t count = std::min(state_columns, s.columns - start);
-        int32_t largest[state_columns] = {};
-        float units[state_columns];
+    int64_t c = 0;
+    for (; c + Isa::lanes <= s.columns; c += Isa::lanes) {
+        typename Isa::F largest = Isa::zero();
+        for (int64_t row = 0; row < s.rows; ++row)
+            largest = Isa::larger_magnitude(largest, Isa::load(wide + row * s.columns + c));
+        round_strip<Isa>(s.rows, largest, wide + c, s.columns, values + c, s.columns, scales + c);
+    }
+    for (; c < s.columns; ++c) {
+        int32_t largest = 0;
+        for (int64_t row = 0; row < s.rows; ++row) largest = std::max(largest, magnitude(wide + row * s.columns + c));
+        scales[c] = scale_of(largest);
+        const float unit = unit_of(scales[c]);
         for (int64_t row = 0; row < s.rows; ++row) {
-            const float* from = wide + row * s.columns + start;
-            for (int64_t c = 0; c < count; ++c) largest[c] = std::max(largest[c], magnitude(from + c));
-        }
-        for (int64_t c = 0; c < count; ++c) {
-            scales[start + c] = scale_of(largest[c]);
-            units[c] = unit_of(scales[start + c]);
-        }
-        for (int64_t row = 0; row < s.rows; ++row) {
-            const float* from = wide + row * s.columns + start;
-            int8_t* to = values + row * s.columns + start;
-            for (int64_t c = 0; c < count; ++c) to[c] = rounded_int8(from[c] / units[c]);
+            values[row * s.columns + c] = rounded_int8(wide[row * s.columns + c] / unit);
         }
     }
+}
+
+template <class Isa>
+void round_row(int64_t columns, const float* wide, int8_t* values, float* scale) {
+    const int64_t whole = columns / Isa::lanes * Isa::lanes;
+    float magnitudes[Isa::lanes];
+    typename Isa::F most = Isa::zero();
+    for (int64_t c = 0; c < whole; c += Isa::lanes) most = Isa::larger_magnitude(most, Isa::load(wide + c));
+    Isa::store(magnitudes, most);
+    int32_t largest = 0;
+    for (int i = 0; i < Isa::lanes; ++i) largest = std::max(largest, magnitude(magnitudes + i));
+    for (int64_t c = whole; c < columns; ++c) largest = std::max(largest, magnitude(wide + c));
+    *scale = scale_of(largest);
+    const float unit = unit_of(*scale);
+    int64_t c = 0;
+    if (!(unit < smallest_unit)) {
+        float units[Isa::lanes];
+        std::fill(units, units + Isa::lanes, unit);
+        const Division<Isa> division(units);
+        for (; c < whole; c += Isa::lanes) Isa::store_int8(values + c, division.of(Isa::load(wide + c)));
+    }
+    for (; c < columns; ++c) values[c] = rounded_int8(wide[c] / unit);
 }
 
 template <class Isa>
@@ -82,12 +149,8 @@ void round_states(const State8& s, int64_t first, int64_t last) {
             round_columns<Isa>(s, values, scales, wide);
             continue;
         }
-        for (int64_t row = 0; row < s.rows; ++row, values += s.columns, wide += s.columns) {
-            int32_t largest = 0;
-            for (int64_t c = 0; c < s.columns; ++c) largest = std::max(largest, magnitude(wide + c));
-            scales[row] = scale_of(largest);
-            const float unit = unit_of(scales[row]);
-            for (int64_t c = 0; c < s.columns; ++c) values[c] = rounded_int8(wide[c] / unit);
+        for (int64_t row = 0; row < s.rows; ++row) {
+            round_row<Isa>(s.columns, wide + row * s.columns, values + row * s.columns, scales + row);
         }
     }
 }
