@@ -23,6 +23,27 @@ struct ByteCode<E4m3> {
     static constexpr float UNIT = 256.0f, OFFSET = 0.0f, LARGEST = 448.0f;
 };
 
+// How numbers of which the largest magnitude is `largest` are rounded: they are their 8-bit forms times `scale`, which are
+// the numbers times `factor`. Not a number where `largest` is not finite.
+template <typename T>
+struct ByteScale {
+    static constexpr float SMALLEST = 1e-30f;  // keeps the inverse of a row of zeros finite
+    float scale, factor;
+
+    __device__ __forceinline__ explicit ByteScale(float largest) {
+        const float limited = fmaxf(largest, SMALLEST);
+        scale = largest <= 3.402823466e38f ? limited * (1.0f / ByteCode<T>::LARGEST) : __int_as_float(0x7fffffff);
+        factor = __fdividef(ByteCode<T>::LARGEST, limited);
+    }
+};
+
+// The larger of `most` and the magnitude of `value`; not a number where one is none.
+__device__ __forceinline__ float larger_magnitude(float most, float value) {
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(most), "f"(fabsf(value)));
+    return found;
+}
+
 // Built in place as 2^15 + 128 + value, one instruction each where a conversion has a quarter of the rate.
 __device__ __forceinline__ void floats_from_bytes(float* to, unsigned bytes, signed char) {
     bytes ^= 0x80808080u;

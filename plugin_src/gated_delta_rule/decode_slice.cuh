@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int ACCESS = 16 / sizeof(STATE_T);  // elements of one access to the state
+constexpr int ACCESS = sizeof(STATE_T) == 1 ? 8 : 16 / sizeof(STATE_T);  // elements of one access to the state
 constexpr int SLICE = COLUMN_LANES * ACCESS;  // columns of a block
 constexpr int SLICES = (VALUE_SIZE + SLICE - 1) / SLICE;
 constexpr int ROW_LANES = 32 / COLUMN_LANES;  // of a warp
@@ -73,7 +73,22 @@ struct StateRow {
 };
 #else
 // Draft tokens are rounded after each token, as by as many calls of one token.
-using StateRow = Access<STATE_T, ACCESS>;
+template <typename T, bool IS_BYTES = sizeof(T) == 1>
+struct RowType {
+    using type = Access<T, ACCESS>;
+};
+// Of 8 bits: the numbers without their scales.
+template <typename T>
+struct RowType<T, true> {
+    struct type : Access<T, ACCESS> {
+        __device__ __forceinline__ void unpack(float* to) const {
+            Access<T, ACCESS>::unpack(to);
+#pragma unroll
+            for (int e = 0; e < ACCESS; ++e) to[e] = (to[e] - ByteCode<T>::OFFSET) * ByteCode<T>::UNIT;
+        }
+    };
+};
+using StateRow = typename RowType<STATE_T>::type;
 #endif
 
 struct StateSlice {

@@ -55,7 +55,8 @@ struct Token {
 
 // The products of k and q with the rows of each thread, added up over its warp: the lane keeps SUMS_KEPT of the sums.
 // The warp's part of |k|^2, |q|^2 and q @ k goes to shared memory.
-__device__ __forceinline__ void add_sums(BlockSums& shared, const StateSlice& state, const float (&k)[ROWS],
+template <typename Slice>
+__device__ __forceinline__ void add_sums(BlockSums& shared, const Slice& state, const float (&k)[ROWS],
                                          const float (&q)[ROWS], const float (&decay)[Token::DECAYS], const Place& at,
                                          float (&sums)[SUMS]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -8,25 +8,22 @@
 namespace {
 
 using Code = ByteCode<STATE_T>;
-constexpr float SMALLEST_ROW = 1e-30f;  // keeps the inverse of a row of zeros finite
 
 __device__ __forceinline__ float max_of_row(float value) {
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2)
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, distance));
+        value = larger_magnitude(value, __shfl_xor_sync(0xffffffffu, value, distance));
     return value;
 }
 
 __device__ __forceinline__ void quantize_row(StateTile& tile, int p, const float (&values)[ELEMENTS]) {
     float largest = 0.0f;
 #pragma unroll
-    for (int e = 0; e < ELEMENTS; ++e) largest = fmaxf(largest, fabsf(values[e]));
-    largest = max_of_row(largest);
-    largest = fmaxf(largest, SMALLEST_ROW);
-    tile.scales[p] = largest * (1.0f / Code::LARGEST);
-    const float factor = __fdividef(Code::LARGEST, largest);
+    for (int e = 0; e < ELEMENTS; ++e) largest = larger_magnitude(largest, values[e]);
+    const ByteScale<STATE_T> found(max_of_row(largest));
+    tile.scales[p] = found.scale;
 #pragma unroll
-    for (int j = 0; j < UNITS_OF_LANE; ++j) tile.units[p][j].pack(values + j * STATE_ACCESS, factor);
+    for (int j = 0; j < UNITS_OF_LANE; ++j) tile.units[p][j].pack(values + j * STATE_ACCESS, found.factor);
 }
 
 // state = decay * state + written * B in row p; its state @ C in all lanes of the row.

@@ -14,7 +14,6 @@ from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels import catalog
 from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
 from hybridge.trt_plugins.kernels.device import KernelDevice
-from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from tests.kernels.test_drafts_gpu import CALLS
 from tests.support import speculative_rows
 from tests.support.empty_rows import PackedCall, check, interleaved, random_bits
@@ -85,10 +84,8 @@ def ssm_8bit(lengths: tuple[int, ...], state: torch.dtype) -> PackedCall:
     def launch(call: PackedCall, pools: list[torch.Tensor]) -> None:
         x, B, C, dt, y = call.tokens
         A, D, bias = call.weights
-        inputs, outputs = [x, A, B, C, D, dt, bias, pools[0], None], [y, pools[0]]
-        planned = op_call("update_ssm_state", inputs, outputs, {}, PackedRows(len(call.lengths), 1))
-        chosen = plan_8bit(planned, KernelDevice.current().traits)
-        run_plan(chosen, [*inputs, pools[1]], [*outputs, pools[1]], (call.starts, call.indices))
+        inputs, outputs = [x, A, B, C, D, dt, bias, *pools, None], [y, *pools]
+        run_op("update_ssm_state_8bit", inputs, outputs, {}, call.starts, call.indices)
 
     call = ssm(lengths, heads=16)
     scales = torch.rand(*call.pools[0].shape[:-1], device="cuda") + 0.01

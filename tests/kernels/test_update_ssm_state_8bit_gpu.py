@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from hybridge.trt_plugins.kernels.device import KernelDevice
-from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
-from tests.support.kernel_calls import op_call, run_plan
+from tests.support.kernel_calls import run_op
 
 pytestmark = pytest.mark.gpu
 
@@ -46,9 +44,7 @@ def run(inputs: list[torch.Tensor], in_place: bool = True) -> tuple[torch.Tensor
     state, scale = as_bytes(given[7].clone()), scale.clone()
     y = torch.full(given[0].shape, NAN, dtype=BF16, device="cuda")
     outputs = [y, state, scale] if in_place else [y, torch.full_like(state, 99), torch.full_like(scale, NAN)]
-    arguments = [*given[:7], state, given[8]]
-    chosen = plan_8bit(op_call("update_ssm_state", arguments, outputs[:2], {}), KernelDevice.current().traits)
-    run_plan(chosen, [*arguments, scale], outputs)
+    run_op("update_ssm_state_8bit", [*given[:7], state, scale, given[8]], outputs, {})
     return outputs[0], outputs[1].view(dtype), outputs[2]
 
 

@@ -24,6 +24,12 @@ _PLANNERS = {
     "paged_attention_fp8": "hybridge.trt_plugins.kernels.ops.paged_attention",
 }
 
+# Forms over states of 8 bits: kernels for one token per row, and no plugins.
+_OVER_8_BITS = {
+    "update_ssm_state_8bit": "hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit",
+    "gated_delta_rule_8bit": "hybridge.trt_plugins.kernels.ops.gated_delta_rule_8bit",
+}
+
 # Kernels of whole-model decode, which have sources() but are not operators.
 _FUSED = (
     "hybridge.trt_plugins.kernels.fused.linear_decode",
@@ -40,11 +46,12 @@ _FUSED = (
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The kernels that run ``call``; UnsupportedError where the operator or its sizes have none."""
     name = call.spec.name
-    if name not in _PLANNERS:
+    planner = _PLANNERS.get(name) or _OVER_8_BITS.get(name)
+    if planner is None:
         raise UnsupportedError(
             f"expected one of the operators with CUDA kernels ({', '.join(_PLANNERS)}), found {name}"
         )
-    return importlib.import_module(_PLANNERS[name]).plan(call, device)
+    return importlib.import_module(planner).plan(call, device)
 
 
 def variants(name: str) -> tuple[str, ...]:
@@ -54,7 +61,7 @@ def variants(name: str) -> tuple[str, ...]:
 
 
 def operators() -> tuple[str, ...]:
-    """Operators with CUDA kernels."""
+    """Operators with CUDA kernels for every number of tokens."""
     return tuple(_PLANNERS)
 
 

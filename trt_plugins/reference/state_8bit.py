@@ -13,7 +13,8 @@ from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS
 from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, scale_axis
 
-_STORED = {torch.int8: torch.int8, torch.uint8: torch.float8_e4m3fn}
+STORED = {torch.int8: torch.int8, torch.uint8: torch.float8_e4m3fn}
+"""The numbers that the bytes of a state of each type are."""
 
 
 def state_8bit_reference(spec: OpSpec, dense: Callable) -> Callable:
@@ -29,7 +30,7 @@ def state_8bit_reference(spec: OpSpec, dense: Callable) -> Callable:
         assert isinstance(values, Tensor) and isinstance(factors, Tensor) and isinstance(counts, Tensor)
         exact = exact_from_bytes(values, factors, axis)
         y, last = dense(*arguments[:state], exact, *arguments[scales + 1 :])
-        new, new_scales = quantized_state(last, _STORED[values.dtype], axis)
+        new, new_scales = quantized_state(last, STORED[values.dtype], axis)
         fed = clamped_lengths(counts, 1)[:, None, None] > 0
         return (
             y,
@@ -42,4 +43,4 @@ def state_8bit_reference(spec: OpSpec, dense: Callable) -> Callable:
 
 def exact_from_bytes(values: Tensor, scales: Tensor, axis: int) -> Tensor:
     """``values`` (int8, or bytes of e4m3) times ``scales``, in the type of ``scales``."""
-    return exact_state(values.view(_STORED[values.dtype]), scales, axis).to(scales.dtype)
+    return exact_state(values.view(STORED[values.dtype]), scales, axis).to(scales.dtype)

@@ -8,9 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.errors import EngineError
 from hybridge.artifact.path_kind import MODEL_FILE
-from hybridge.artifact.state_dtypes import state_dtype_name
 from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.graph_check import check_graph
 from hybridge.runtime.engines.inner_values import expose_values
@@ -39,13 +37,8 @@ class TorchModel:
 
         takes_result: decoding is given the memory for its logits, as the input ``graph.RESULT``.
 
-        ArtifactError for a damaged file; EngineError for states that this engine does not take on ``device``.
+        ArtifactError for a damaged file.
         """
-        if device.is_gpu and config.state_scales:
-            raise EngineError(
-                f"{folder}: expected recurrent states of 16 or 32 bits on a GPU, found "
-                f"{state_dtype_name(config.recurrent_state_dtype)}: export without `state_dtype`, or run `device='cpu'`"
-            )
         self._folder, self._config, self._device, self._file = folder, config, device, file
         self._takes_result = takes_result
         self.weights = WeightStore(folder, device.torch, shared)

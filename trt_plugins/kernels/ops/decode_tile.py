@@ -12,7 +12,9 @@ from hybridge.trt_plugins.kernels.source import CUDA_TYPES
 ACCESS_BYTES = 16
 _LANE_ELEMENTS = 16  # of a row in one lane, with as many of B and of C
 _WARP = 32
-_STATE_TYPES = {**CUDA_TYPES, DType.INT8: "signed char", DType.UINT8: "E4m3"}
+BYTE_TYPES = {DType.INT8: "signed char", DType.UINT8: "E4m3"}
+"""The CUDA types of states of 8 bits: int8, and e4m3 as the bytes that it is."""
+_STATE_TYPES = {**CUDA_TYPES, **BYTE_TYPES}
 
 
 @dataclass(frozen=True)

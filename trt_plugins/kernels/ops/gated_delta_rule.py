@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_8bit import sources as sources_8bit
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_channels import channels_sources, plan_channels
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_decode import decode_launch, decode_sources
@@ -58,3 +59,4 @@ def sources() -> Iterator[KernelSource]:
     yield from decode_sources()
     yield from prefill_sources()
     yield from channels_sources()
+    yield from sources_8bit()

@@ -11,7 +11,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
-from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
+from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, BYTE_TYPES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, token_count
 from hybridge.trt_plugins.kernels.ops.state_space import set_strides_and_limits, state_space_pointers
@@ -19,6 +19,7 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import MMA, plan_
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 from hybridge.trt_plugins.specs.ring import RING, RINGS
+from hybridge.trt_plugins.specs.state_8bit import STATE_SCALES
 
 VARIANTS = (MMA,)
 """Prompts by the products that every GPU has, also where there are those of whole warpgroups."""
@@ -26,8 +27,6 @@ NAME = "update_ssm_state"
 FILE = "update_ssm_state/decode_lanes.cu"
 DRAFTS_FILE = "update_ssm_state/decode_drafts.cu"
 RING_FILE = "update_ssm_state/decode_ring.cu"
-SCALE = 9
-"""Index of the scales of a state of 8 bits among the inputs, after the operator's own; 2 among the outputs."""
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
 _THREADS = 64
@@ -39,7 +38,6 @@ _MANY_BLOCKS = 64
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
 _PREFETCH_BLOCKS = 2
 _ALL_BLOCKS = 2**31 - 1
-_BYTE_STATES = (DType.INT8, DType.UINT8)  # int8, and e4m3 as the bytes that it is
 _BYTE_PASSES = 8
 _BYTE_BLOCKS = 2
 _RING_THREADS = 128
@@ -66,21 +64,21 @@ def sources() -> Iterator[KernelSource]:
     tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, 2, 2 * _THREADS)
     base = _Variant(tile, DType.FLOAT32, DType.FLOAT32, ACCESS_BYTES, True, False)
     for dtype in CUDA_TYPES:
-        for state in {DType.FLOAT32, dtype, *_BYTE_STATES}:
+        for state in {DType.FLOAT32, dtype, *BYTE_TYPES}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=state))
             yield from (replace(typed, D=kind, bias=kind, gated=True).source() for kind in {DType.FLOAT32, dtype})
             single = replace(typed, tile=replace(typed.tile, passes=1, threads=_THREADS))
             yield single.source()
-            if state not in _BYTE_STATES:
+            if state not in BYTE_TYPES:
                 yield from (variant.drafts_source() for variant in (typed, single))
                 yield from (_ring_variant(replace(typed, gated=gated)).ring_source() for gated in (False, True))
-    for state in _BYTE_STATES:
+    for state in BYTE_TYPES:
         yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES, threads=_THREADS)).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
-        for state in (DType.FLOAT32, DType.BFLOAT16, *_BYTE_STATES):
+        for state in (DType.FLOAT32, DType.BFLOAT16, *BYTE_TYPES):
             sized = replace(tile, state=state, head_dim=head_dim, state_size=state_size)
             yield from (replace(base, tile=sized, group_bytes=size).source() for size in (2, ACCESS_BYTES))
-            if state not in _BYTE_STATES:
+            if state not in BYTE_TYPES:
                 yield replace(base, tile=sized, group_bytes=2).drafts_source()
                 yield _ring_variant(replace(base, tile=sized, group_bytes=2)).ring_source()
     yield from prefill_sources()
@@ -90,7 +88,7 @@ def decode_launch(call: OpCall, device: DeviceTraits, gate: TensorLayout | None 
     """One launch for at most one token a row.
 
     gate: y is multiplied by SiLU of it; [..., heads * head_dim], the caller adds its pointer as "gate".
-    A call whose state is int8 or e4m3 (uint8) has scales, float32 [slots, heads, head_dim]: input SCALE and output 2.
+    A call of the form with states of 8 bits has their scales, contiguous, as an input and as output 2.
     """
     return _Decode(call, gate).launch(device)
 
@@ -168,7 +166,7 @@ class _Decode:
         tile, few = self._tile(device.multiprocessors)
         overlap = device.capability >= _OVERLAP_SINCE
         params = self._params()
-        if overlap and tile.state_bytes == ACCESS_BYTES and self.state.dtype not in _BYTE_STATES:
+        if overlap and tile.state_bytes == ACCESS_BYTES and self.state.dtype not in BYTE_TYPES:
             params.prefetch_blocks = _ALL_BLOCKS if few else _PREFETCH_BLOCKS * device.multiprocessors
         return self._launch(tile, self._variant(tile).source(), params, device)
 
@@ -194,7 +192,7 @@ class _Decode:
         return replace(launch, pointers=pointers)
 
     def _need_wide_states(self, what: str) -> None:
-        if self.state.dtype in _BYTE_STATES:
+        if self.state.dtype in BYTE_TYPES:
             raise UnsupportedError(
                 f"{self.call.spec.name}: expected {what} with states of 16 or 32 bits, found "
                 f"{self.state.dtype.value}: use another type of state"
@@ -219,7 +217,7 @@ class _Decode:
         def blocks(tile: StateTile) -> float:
             return self.rows * self.heads * tile.parts / multiprocessors
 
-        if self.state.dtype in _BYTE_STATES:
+        if self.state.dtype in BYTE_TYPES:
             # The fixed work of a thread costs more than its accesses here.
             most = one.with_passes(_BYTE_PASSES)
             return (most if blocks(most) >= _BYTE_BLOCKS else one), False
@@ -241,13 +239,14 @@ class _Decode:
             strided.append(("gate", self.gate, 1))
         set_strides_and_limits(params, self.call, strided)
         params.x_head, params.y_head = self.x.strides[-2], self.y.strides[-2]
-        if self.state.dtype in _BYTE_STATES:
+        if self.state.dtype in BYTE_TYPES:
             params.scale_slot = params.scale_out_slot = self.heads * self.head_dim
         params.rows.rows, params.rows.time = self.rows, 1
         params.heads_per_group = self.heads // self.groups
 
     def _pointers(self) -> dict[str, PointerSource]:
         pointers = state_space_pointers(self.call)
-        if self.state.dtype in _BYTE_STATES:
-            pointers |= {"scale": PointerSource(Memory.INPUT, SCALE), "scale_out": PointerSource(Memory.OUTPUT, 2)}
+        if self.state.dtype in BYTE_TYPES:
+            scales = PointerSource(Memory.INPUT, self.call.spec.input_index(STATE_SCALES))
+            pointers |= {"scale": scales, "scale_out": PointerSource(Memory.OUTPUT, 2)}
         return pointers

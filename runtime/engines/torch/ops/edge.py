@@ -9,7 +9,7 @@ import torch
 from hybridge.artifact.errors import EngineError, UnsupportedError
 from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
-from hybridge.runtime.engines.torch.ops import packed, paged
+from hybridge.runtime.engines.torch.ops import packed, paged, state_8bit
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.kernels import catalog
@@ -17,6 +17,7 @@ from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
+from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
 
 
 def _run(context: NodeContext) -> Run:
@@ -30,11 +31,15 @@ def _run(context: NodeContext) -> Run:
             )
         return builder(context, spec)
     attributes = spec.complete_attributes(context.attributes.rest())
-    portable = _portable(spec, attributes)
-    if context.kernels is None or spec.name not in catalog.operators():
+    portable, kernels = _portable(spec, attributes), context.kernels
+    if kernels is None or not (is_8bit(spec) or spec.name in catalog.operators()):
         return portable
     in_place = [context.is_in_place(index, spec.output_source(output)) for index, output in enumerate(spec.outputs)]
-    return _KernelCall(spec, attributes, context.kernels, in_place, portable)
+    if is_8bit(spec):
+        wide = spec_of(base_name(spec.name))
+        over_floats = _KernelCall(wide, attributes, kernels, [False, True], _portable(wide, attributes))
+        portable = state_8bit.dense_call(spec, over_floats)
+    return _KernelCall(spec, attributes, kernels, in_place, portable)
 
 
 def _portable(spec: OpSpec, attributes: dict[str, AttributeValue]) -> Run:
@@ -92,6 +97,10 @@ _PACKED: dict[str, Callable[[NodeContext, OpSpec], Run]] = {
     "paged_attention": paged.paged_attention,
     "reshape_and_cache_fp8": paged.reshape_and_cache,
     "paged_attention_fp8": paged.paged_attention,
-    **{name: packed.packed_operator for name, spec in PACKED_OPS.items() if name in OPS and has_rows(spec)},
+    **{
+        name: state_8bit.packed_operator if is_8bit(spec) else packed.packed_operator
+        for name, spec in PACKED_OPS.items()
+        if name in OPS and has_rows(spec)
+    },
 }
 ROWS: dict[str, Builder] = {name: _run for name in PACKED_OPS}

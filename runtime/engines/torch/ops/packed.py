@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 
@@ -21,20 +21,29 @@ from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_specu
 
 Tensors = Sequence[torch.Tensor | None]
 Plan = Callable[[DeviceTraits], CallPlan]
+# The arguments of ``KernelRunner.launch``.
+Launch = tuple[Hashable, Plan, Tensors, Tensors, Sequence[torch.Tensor]]
 
 
 def packed_operator(context: NodeContext, spec: OpSpec) -> Run:
     """The runner of a node of ``spec``, the packed or the speculative form of a dense operator."""
+    return packed_operator_of(context, spec, PackedCall, SpeculativeCall)
+
+
+def packed_operator_of(
+    context: NodeContext, spec: OpSpec, packed: type[PackedCall], speculative: type[SpeculativeCall]
+) -> Run:
+    """The same with the classes of the runners."""
     attributes = spec.complete_attributes(context.attributes.rest())
     in_place = tuple(context.is_in_place(i, spec.output_source(o)) for i, o in enumerate(spec.outputs))
     if not is_speculative(spec):
-        return _PackedCall(spec, attributes, context.kernels, in_place)
+        return packed(spec, attributes, context.kernels, in_place)
     slots = context.node.inputs[spec.input_index(STATE_INDICES.name)]
     defers = slots is not None and slots.name != SNAPSHOT_SLOTS
-    return SpeculativeCall(spec, attributes, context.kernels, in_place, defers)
+    return speculative(spec, attributes, context.kernels, in_place, defers)
 
 
-class _PackedCall:
+class PackedCall:
     """One operator. The rows up to the split are one call, which knows that they have at most one token; the others are
     a second one. Sizes that the kernels refuse run in torch, each of the other rows by itself."""
 
@@ -65,7 +74,7 @@ class _PackedCall:
         for (source, pool, _), output in zip(self._outputs, outputs, strict=True):
             if pool:
                 tensors[source] = output
-        if self._kernels is None or not self._launched(tensors, outputs, rows):
+        if self._kernels is None or not self.launched(tensors, outputs, rows):
             self._computed(tensors, outputs, rows, slots)
         return tuple(outputs)
 
@@ -75,26 +84,41 @@ class _PackedCall:
             return source if here else source.clone()
         return torch.empty(source.shape, dtype=source.dtype, device=source.device)
 
-    def _launched(self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows) -> bool:
+    def launched(self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], rows: StepRows) -> bool:
         """Run the kernels; False, and nothing was done, where they do not run these sizes."""
+        slots = tensors[self._slots]
+        assert slots is not None
+        calls = self._prepared(tensors, outputs, self._parts(rows, slots))
+        if calls is not None:
+            self._run(calls)
+        return calls is not None
+
+    def _prepared(
+        self, tensors: list[torch.Tensor | None], outputs: list[torch.Tensor], parts: list[tuple[int, PackedRows]]
+    ) -> list[Launch] | None:
+        """The launches for ``parts``; None where there are no kernels for one of them."""
         assert self._kernels is not None
         inputs = [*tensors[: self._bounds], None, *tensors[self._behind :]]
         about = [tensor for tensor in tensors[self._bounds : self._behind] if tensor is not None]
         signature = (*map(signature_of, inputs), *map(signature_of, outputs))
-        parts = self._parts(rows, about[1])
         keys = [(self._name, signature, own) for _, own in parts]
         if any(key in self._refused for key in keys):
-            return False
-        plans = [self._plan(inputs, outputs, own) for _, own in parts]
-        for key, plan in zip(keys, plans, strict=True):
+            return None
+        calls: list[Launch] = []
+        for key, (first, own) in zip(keys, parts, strict=True):
+            plan = self._plan(inputs, outputs, own)
             try:
                 self._kernels.prepare(key, plan)
             except UnsupportedError:
                 self._refused.add(key)
-                return False
-        for key, plan, (first, _) in zip(keys, plans, parts, strict=True):
-            self._kernels.launch(key, plan, inputs, outputs, [tensor[first:] for tensor in about])
-        return True
+                return None
+            calls.append((key, plan, inputs, outputs, [tensor[first:] for tensor in about]))
+        return calls
+
+    def _run(self, calls: list[Launch]) -> None:
+        assert self._kernels is not None
+        for call in calls:
+            self._kernels.launch(*call)
 
     def _parts(self, rows: StepRows, slots: torch.Tensor) -> list[tuple[int, PackedRows]]:
         """The first row of each kernel call, and the facts about its rows."""
@@ -145,7 +169,7 @@ class _PackedCall:
                 output[tokens] = new[0] if time else new
 
 
-class SpeculativeCall(_PackedCall):
+class SpeculativeCall(PackedCall):
     """An operator of the speculative form: one kernel call for all rows, however long.
 
     defers: it leaves states unchanged and stores its inputs, so that it can be called again over the accepted tokens.
