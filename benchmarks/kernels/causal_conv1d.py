@@ -1,4 +1,7 @@
-"""Cases of ``causal_conv1d``: 10,240 channels, width 4, bias and SiLU in bfloat16, with a state updated in place."""
+"""Cases of ``causal_conv1d``: 10,240 channels in bfloat16, with a state updated in place.
+
+Width 4 has a bias and SiLU, as in Mamba2; widths 3 and 7 have neither, as in gated short convolutions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from benchmarks.kernels.tensor_call import int32, normal, operator_call, worst_e
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 
-CHANNELS, WIDTH = 10240, 4
+CHANNELS, WIDTH, SHORT_WIDTHS = 10240, 4, (3, 7)
+BANDWIDTH_SHARE = 0.9
 TOLERANCE = 3e-3
 _ITEM = 2  # bytes of a bfloat16
 
@@ -23,22 +27,37 @@ def cases() -> Iterator[KernelCase]:
     updates = [(f"update b{rows}", (rows, CHANNELS), 1.5 if rows >= 64 else 1.0) for rows in (1, 8, 64, 256)]
     prefills = [(f"prefill L{time}", (1, time, CHANNELS), 1.0) for time in (1024, 4096, 16384)]
     for name, shape, at_least in (*updates, *prefills):
-        rows, tokens = shape[0], shape[0] if len(shape) == 2 else shape[0] * shape[1]
-        size = 2 * _ITEM * CHANNELS * (tokens + rows * WIDTH) + CHANNELS * (WIDTH + 1) * _ITEM
         peers = peer_times("causal_conv1d", name)
-        yield KernelCase(name, size, TOLERANCE, partial(_prepared, shape), peers, at_least)
+        yield KernelCase(name, _bytes(shape, WIDTH), TOLERANCE, partial(_prepared, shape, WIDTH), peers, at_least)
+    for width in SHORT_WIDTHS:
+        for name, shape in ((f"update b{rows}", (rows, CHANNELS)) for rows in (1, 8, 64, 256)):
+            share = BANDWIDTH_SHARE if shape[0] >= 64 else None
+            prepare = partial(_prepared, shape, width)
+            yield KernelCase(f"{name}, width {width}", _bytes(shape, width), TOLERANCE, prepare, bandwidth_share=share)
+        shape = (1, 4096, CHANNELS)
+        yield KernelCase(
+            f"prefill L4096, width {width}", _bytes(shape, width), TOLERANCE, partial(_prepared, shape, width)
+        )
 
 
-def _prepared(shape: tuple[int, ...]) -> Prepared:
-    bf16 = torch.bfloat16
-    x, state = normal(*shape, dtype=bf16), normal(shape[0], CHANNELS, WIDTH, dtype=bf16)
-    weight, bias = normal(CHANNELS, 1, WIDTH, dtype=bf16), normal(CHANNELS, dtype=bf16)
+def _bytes(shape: tuple[int, ...], width: int) -> int:
+    rows, tokens = shape[0], shape[0] if len(shape) == 2 else shape[0] * shape[1]
+    weights = CHANNELS * (width + (width == WIDTH)) * _ITEM
+    return 2 * _ITEM * CHANNELS * (tokens + rows * width) + weights
+
+
+def _prepared(shape: tuple[int, ...], width: int) -> Prepared:
+    bf16, silu = torch.bfloat16, width == WIDTH
+    x, state = normal(*shape, dtype=bf16), normal(shape[0], CHANNELS, width, dtype=bf16)
+    weight, bias = normal(CHANNELS, 1, width, dtype=bf16), normal(CHANNELS, dtype=bf16) if silu else None
     lengths, y = int32(shape[0], shape[1] if len(shape) == 3 else 1), torch.full_like(x, float("nan"))
+    activation = "silu" if silu else "none"
     spec = spec_of("causal_conv1d")
-    run = operator_call(spec, [x, weight, bias, state, lengths], [y, state], {"activation": "silu"})
+    run = operator_call(spec, [x, weight, bias, state, lengths], [y, state], {"activation": activation})
 
     def error() -> float:
-        arguments: list[Any] = [*(tensor.double() for tensor in (x, weight, bias, state)), lengths, "silu"]
+        given = (None if tensor is None else tensor.double() for tensor in (x, weight, bias, state))
+        arguments: list[Any] = [*given, lengths, activation]
         run()
         expected_y, expected_state = causal_conv1d(*arguments)
         return worst_error([y], [expected_y]) if torch.equal(state.double(), expected_state) else float("inf")

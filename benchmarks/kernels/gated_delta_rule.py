@@ -1,4 +1,7 @@
-"""Cases of ``gated_delta_rule`` at the shape of Qwen3-Next: bfloat16 data, with a state updated in place."""
+"""Cases of ``gated_delta_rule``: bfloat16 data, with a state updated in place.
+
+One decay a head at the shape of Qwen3-Next, one a key channel at that of Kimi Linear.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,33 @@ from benchmarks.kernels.tensor_call import error_of_parts, normal, operator_call
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule import LONGEST_WALK
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
+from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
 
 KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
+CHANNELS_SINCE, CHANNELS_SHARE = 64, 0.9
 TOLERANCE = 3e-3  # o is bfloat16
 AT_LEAST = {1: 1.2, 8: 1.2}
 # Minimum speed relative to the best peer; flashinfer's time excludes the norms of q and k, ours includes them.
 PREFILL_AT_LEAST = 1 / 1.2
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
+STATES_8BIT = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
+# int8 is rounded to 1/254 of its column's largest magnitude, e4m3 to 1/16 of the value. With a decay for each key
+# channel the rows of a state differ in size after many steps, and the largest sets the unit of all.
+TOLERANCE_8BIT = {torch.int8: 1e-2, torch.float8_e4m3fn: 3.5e-2}
+CHANNELS_TOLERANCE_8BIT = {**TOLERANCE_8BIT, torch.int8: 2.5e-2}
 _CHECKED_TOKENS = 4096  # of the first row at a time, to limit the memory of the float64 reference
 
 
 def decode_cases() -> Iterator[KernelCase]:
-    """One token in 1 to 256 rows, with float32 and bfloat16 states."""
+    """One token in 1 to 256 rows, with states in float32, bfloat16, int8 and e4m3."""
     for rows in (1, 8, 64, 256):
         for name, dtype in STATES.items():
             case = f"b{rows} {name} state"
             share = BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE else None
             yield _case("gated_delta_rule_decode", case, [1] * rows, dtype, AT_LEAST.get(rows, 1.0), share)
+        for name, dtype in STATES_8BIT.items():
+            yield _case("gated_delta_rule_decode", f"b{rows} {name} state", [1] * rows, dtype)
 
 
 def prefill_cases() -> Iterator[KernelCase]:
@@ -43,6 +55,22 @@ def prefill_cases() -> Iterator[KernelCase]:
         yield _case("gated_delta_rule_prefill", f"b{rows} L0-{time} {name} state", lengths, STATES[name])
 
 
+def channel_decode_cases() -> Iterator[KernelCase]:
+    """As ``decode_cases``, with a decay for each key channel."""
+    for rows in (1, 8, 64, 256):
+        for name, dtype in STATES.items():
+            share = CHANNELS_SHARE if rows >= CHANNELS_SINCE else None
+            yield _case("kda_decode", f"b{rows} {name} state", [1] * rows, dtype, share=share, channels=True)
+        for name, dtype in STATES_8BIT.items():
+            yield _case("kda_decode", f"b{rows} {name} state", [1] * rows, dtype, channels=True)
+
+
+def channel_prefill_cases() -> Iterator[KernelCase]:
+    """One row of 1,024 and 4,096 tokens and eight of 1,024, with a decay for each key channel."""
+    for rows, time in ((1, 1024), (1, 4096), (8, 1024)):
+        yield _case("kda_prefill", f"b{rows} L{time}", [time] * rows, torch.float32, channels=True)
+
+
 def _case(
     group: str,
     case: str,
@@ -50,44 +78,61 @@ def _case(
     state: torch.dtype,
     at_least: float | None = None,
     share: float | None = None,
+    channels: bool = False,
 ) -> KernelCase:
     """q, k, v and o in bfloat16, g in float32 and beta in bfloat16; states of rows with tokens, both ways."""
-    tokens = sum(lengths) * (2 * SIZE * (2 * KEY_HEADS + 2 * VALUE_HEADS) + 6 * VALUE_HEADS)
+    key_heads, decays = (VALUE_HEADS, SIZE) if channels else (KEY_HEADS, 1)
+    tokens = sum(lengths) * (2 * SIZE * (2 * key_heads + 2 * VALUE_HEADS) + (2 + 4 * decays) * VALUE_HEADS)
     states = 2 * sum(length > 0 for length in lengths) * VALUE_HEADS * SIZE * SIZE * state.itemsize
-    prepare = partial(_prepared, lengths, state)
-    return KernelCase(case, tokens + states, TOLERANCE, prepare, peer_times(group, case), at_least, share)
+    if state in LARGEST:  # and a scale a column
+        states += 8 * len(lengths) * VALUE_HEADS * SIZE
+    prepare = partial(_prepared, lengths, state, channels)
+    tolerance = (CHANNELS_TOLERANCE_8BIT if channels else TOLERANCE_8BIT).get(state, TOLERANCE)
+    return KernelCase(case, tokens + states, tolerance, prepare, peer_times(group, case), at_least, share)
 
 
-def token_inputs(*lead: int) -> list[torch.Tensor]:
-    """q, k, v, g and beta with these first axes; q, k and v are slices of one convolution's output."""
-    keys, values = KEY_HEADS * SIZE, VALUE_HEADS * SIZE
+def token_inputs(*lead: int, channels: bool = False) -> list[torch.Tensor]:
+    """q, k, v, g and beta with these first axes; q, k and v are slices of one convolution's output.
+
+    channels: a decay for each key channel, and as many key heads as value heads.
+    """
+    keys, values = (VALUE_HEADS if channels else KEY_HEADS) * SIZE, VALUE_HEADS * SIZE
     q, k, v = normal(*lead, 2 * keys + values, dtype=torch.bfloat16).split([keys, keys, values], -1)
-    g = -torch.nn.functional.softplus(normal(*lead, VALUE_HEADS, 1) - 2.0)
+    g = -torch.nn.functional.softplus(normal(*lead, VALUE_HEADS, SIZE if channels else 1) - 2.0)
     beta = torch.sigmoid(normal(*lead, VALUE_HEADS)).to(torch.bfloat16)
     return [*(tensor.unflatten(-1, (-1, SIZE)) for tensor in (q, k, v)), g, beta]
 
 
-def _prepared(row_lengths: list[int], state_type: torch.dtype) -> Prepared:
+def _prepared(row_lengths: list[int], state_type: torch.dtype, channels: bool = False) -> Prepared:
     """The form without a token axis for one token."""
     rows, time = len(row_lengths), max(row_lengths)
-    inputs = token_inputs(rows, time) if time > 1 else token_inputs(rows)
-    state, o = normal(rows, VALUE_HEADS, SIZE, SIZE, dtype=state_type), poisoned(*inputs[2].shape)
+    inputs = token_inputs(*((rows, time) if time > 1 else (rows,)), channels=channels)
+    state, o = normal(rows, VALUE_HEADS, SIZE, SIZE), poisoned(*inputs[2].shape)
     lengths = torch.tensor(row_lengths, dtype=torch.int32, device="cuda")
-    run = operator_call(spec_of("gated_delta_rule"), [*inputs, state, lengths], [o, state])
+    scales: list[torch.Tensor] = []
+    if state_type in LARGEST:
+        state, *scales = quantized_state(state, state_type, -2)
+    state = state.to(state_type)
+    decay = "key_channel" if channels else "head"
+    spec = spec_of("gated_delta_rule_8bit" if scales else "gated_delta_rule")
+    run = operator_call(spec, [*inputs, state, *scales, lengths], [o, state, *scales], {"decay": decay})
     # All rows, or only the first where all are equally long.
     checked = 1 if time > 1 and min(row_lengths) == time else rows
 
+    def exact() -> torch.Tensor:
+        return exact_state(state, scales[0], -2) if scales else state[:checked].double()
+
     def error() -> float:
-        carried, parts = state[:checked].double(), []
+        carried, parts = exact(), []
         run()
         for begin in range(0, time, _CHECKED_TOKENS):
             part = (slice(checked), slice(begin, begin + _CHECKED_TOKENS)) if time > 1 else (slice(checked),)
             here = (lengths[:checked] - begin).clamp(0, _CHECKED_TOKENS)
-            arguments: list[Any] = [*(each[part].double() for each in inputs), carried, here, "head", 1, 0.0, 64]
+            arguments: list[Any] = [*(each[part].double() for each in inputs), carried, here, decay, 1, 0.0, 64]
             expected, carried = gated_delta_rule(*arguments)
             # The values of o after the end of a row are unspecified.
             ended = torch.arange(expected.shape[1], device="cuda") >= here[:, None] if time > 1 else here == 0
             parts.append([each.masked_fill(ended[..., None, None], 0.0) for each in (o[part], expected)])
-        return max(error_of_parts(parts), worst_error([state[:checked]], [carried]))
+        return max(error_of_parts(parts), worst_error([exact()], [carried]))
 
     return Prepared(run, error)

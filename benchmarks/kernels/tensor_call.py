@@ -47,17 +47,13 @@ def operator_call(
     outputs: Sequence[torch.Tensor],
     attributes: Mapping[str, Any] | None = None,
     planner: Planner = catalog_plan,
-    scales: Tensors = (),
 ) -> TensorCall:
-    """The kernels that ``planner`` chooses for the operator ``spec`` on these tensors.
-
-    scales: of states in 8 bits, which follow both inputs and outputs and are not the operator's own.
-    """
+    """The kernels that ``planner`` chooses for the operator ``spec`` on these tensors."""
     device = KernelDevice.current()
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     written = tuple(layout_of(tensor) for tensor in outputs)
     call = OpCall(spec, layouts, written, spec.complete_attributes(attributes or {}))
-    return TensorCall(device, planner(call, device.traits), [*inputs, *scales], [*outputs, *scales])
+    return TensorCall(device, planner(call, device.traits), inputs, outputs)
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:

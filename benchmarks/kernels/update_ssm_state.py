@@ -1,6 +1,6 @@
 """Cases of ``update_ssm_state`` at the shapes of Nemotron-H and Granite 4, with a state updated in place.
 
-One token a row with states in float32 and bfloat16, and the experimental ones of 8 bits, int8 and e4m3; and many tokens
+One token a row with states in float32 and bfloat16, and those of 8 bits, int8 and e4m3; and many tokens
 a row with a float32 state.
 """
 
@@ -17,8 +17,6 @@ import torch
 from benchmarks.kernels.case import KernelCase, Prepared, peer_times
 from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, poisoned, worst_error
 from hybridge.trt_plugins.catalog import spec_of
-from hybridge.trt_plugins.kernels.catalog import plan
-from hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit import plan_8bit
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
 from hybridge.trt_plugins.reference.quantized_state import LARGEST, exact_state, quantized_state
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
@@ -67,15 +65,15 @@ def decode_cases() -> Iterator[KernelCase]:
     for model, most in (("Nemotron", 256), ("Granite", 64)):
         for rows in (rows for rows in (1, 8, 64, 256) if rows <= most):
             for state, dtype in STATES.items():
-                name, experimental = f"{model} b{rows} {state} state", dtype in LARGEST
+                name, narrow = f"{model} b{rows} {state} state", dtype in LARGEST
                 yield KernelCase(
                     name,
-                    _decode_bytes(MODELS[model], rows, dtype.itemsize, experimental),
+                    _decode_bytes(MODELS[model], rows, dtype.itemsize, narrow),
                     STATE_TOLERANCE.get(dtype, TOLERANCE),
                     partial(_prepared_decode, MODELS[model], rows, dtype),
                     peer_times("update_ssm_state_decode", name),
-                    None if experimental else AT_LEAST.get(rows, 1.0),
-                    BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not experimental else None,
+                    None if narrow else AT_LEAST.get(rows, 1.0),
+                    BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not narrow else None,
                 )
 
 
@@ -95,10 +93,8 @@ def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
         scales = (scale,)
     state, lengths, y = state.to(dtype), int32(rows, 1), poisoned(rows, model.heads, HEAD_DIM)
     data = [x, A, B, C, D, dt, bias]
-    planner = plan_8bit if scales else plan
-    run = operator_call(
-        spec_of("update_ssm_state"), [*data, state, lengths], [y, state], planner=planner, scales=scales
-    )
+    spec = spec_of("update_ssm_state_8bit" if scales else "update_ssm_state")
+    run = operator_call(spec, [*data, state, *scales, lengths], [y, state, *scales])
 
     def exact() -> torch.Tensor:
         return exact_state(state, scales[0]) if scales else state.double()
