@@ -19,6 +19,9 @@ from hybridge.runtime.sampling.allowed_tokens import (
 from hybridge.runtime.sampling.edits import LogitEdits, mask_of
 from hybridge.runtime.sampling.params import SamplingParams
 
+# Shared by the edits of most answers, which have no such tokens.
+_NO_IDS, _NO_COUNTS = np.zeros(0, np.int64), np.zeros(0, np.float32)
+
 
 class AnswerHistory:
     """The tokens of an answer and of its prompt, as far as ``params`` ask for them.
@@ -90,7 +93,7 @@ class AnswerHistory:
             seen=_ids(self._seen or ()),
             repetition=params.repetition_penalty,
             answered=_ids(counts),
-            counts=np.fromiter(counts.values(), np.float32, len(counts)),
+            counts=np.fromiter(counts.values(), np.float32, len(counts)) if counts else _NO_COUNTS,
             frequency=params.frequency_penalty,
             presence=params.presence_penalty,
         )
@@ -124,7 +127,8 @@ def _shared_mask(tokens: tuple[int, ...], vocab: int) -> np.ndarray:
 
 
 def _ids(tokens: Iterable[int]) -> np.ndarray:
-    return np.array(list(tokens), np.int64)
+    found = list(tokens)
+    return np.array(found, np.int64) if found else _NO_IDS
 
 
 def _bias_arrays(params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
