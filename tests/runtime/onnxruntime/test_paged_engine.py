@@ -12,6 +12,7 @@ import pytest
 from hybridge.artifact.errors import EngineError
 from hybridge.exporter.families.registry import FAMILIES
 from hybridge.runtime.engines.onnxruntime import columns, graph_cache, paged_engine
+from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -145,6 +146,39 @@ def test_slots_with_and_without_gaps_give_the_same(hybrid: Exported) -> None:
     for others in found[1:]:
         for first, other in zip(found[0], others, strict=True):
             assert relative_error(other, first) < 1e-6
+
+
+@pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
+def test_states_inside_of_rows_are_those_of_their_tokens_alone(hybrid: Exported) -> None:
+    engine = engine_of(hybrid, "onnxruntime")
+    assert engine.takes_checkpoints
+    engine.allocate_pools(PoolSizes(9, 4, 6))
+    tokens = np.random.default_rng(5).integers(0, hybrid.config.vocab_size, 18)
+    engine.fill_pools(np.nan)
+    engine.zero_slots([1, 4, 5])
+    engine.step(
+        PackedInputs(
+            input_ids=tokens,
+            positions=np.array([*range(8), *range(9), 0]),
+            query_start_loc=np.array([0, 8, 17, 18], np.int32),
+            seq_lens=np.array([8, 9, 1], np.int32),
+            block_table=np.array([[3, 0, -1], [1, 2, 4], [6, -1, -1]], np.int32),
+            slot_mapping=np.array([*range(12, 16), *range(4), *range(4, 12), 16, 24], np.int32),
+            state_indices=np.array([4, 1, 5], np.int32),
+            logits_indices=np.array([7], np.int32),
+            # After 1 and 7 tokens of the first row, and 6 of the second.
+            checkpoints=np.array([[0, 3], [6, 0], [13, 2]], np.int32),
+        )
+    )
+    ends = {3: tokens[:1], 0: tokens[:7], 2: tokens[8:14], 1: tokens[8:17]}
+    states = [spec.name for spec in hybrid.config.bindings.states if not spec.grows]
+    found = {slot: [engine.read_pool(name)[slot].copy() for name in states] for slot in ends}
+    for slot, alone in ends.items():
+        engine.fill_pools(np.nan)
+        engine.zero_slots([0])
+        engine.step(packed(alone, 0, [0, 1, 2], 0))
+        for name, state in zip(states, found[slot], strict=True):
+            assert relative_error(state, engine.read_pool(name)[0]) < 1e-5, (slot, name)
 
 
 def packed(tokens: np.ndarray, past: int, pages: list[int], slot: int) -> PackedInputs:
