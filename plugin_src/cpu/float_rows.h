@@ -59,6 +59,8 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
             F numbers[rows][2];
             for (int r = 0; r < rows; ++r) {
                 const uint8_t* at = p + r * row_bytes + k * bits_of(type) / 8;
+                // Of several rows at once, the processor does not foresee which come next.
+                if (rows > 1) __builtin_prefetch(at + 2 * rows * row_bytes);
                 uint8_t last[two_bytes];
                 if (left < two) {
                     __builtin_memset(last, 0, sizeof last);
@@ -117,6 +119,8 @@ void products_of_rows(const Weight& w, int64_t n, const float* x, int64_t count,
     int64_t m = 0;
     for (; m + 4 <= count; m += 4) row_products<Isa, type, rows, 4>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
     for (; m + 2 <= count; m += 2) row_products<Isa, type, rows, 2>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
+    // A single input takes the rows one after another, as memory has them; after others they are in the cache.
+    if (m > 0 && m < count) return row_products<Isa, type, rows, 1>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
     for (int r = 0; m < count && r < rows; ++r) {
         row_products<Isa, type, 1, 1>(w, n + r, units + r, x + m * stride, stride, y + m * w.rows + n + r);
     }
