@@ -17,6 +17,8 @@ RESULTS = Path(__file__).with_name("results")
 """Stored documents: NAME.json is what ``python -m benchmarks NAME --json`` printed."""
 NO_RUN = "No run is stored in `benchmarks/results/{}.json` yet."
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+# Missed targets of one kind that are listed one by one.
+_MOST_MISSED = 4
 Document = Mapping[str, Any]
 
 
@@ -190,15 +192,23 @@ def _quantized_decode(document: Document) -> str:
             found[name]["median"] if name in found else None for found, (_, name) in zip(measured, kinds, strict=True)
         )
         rows.append((model, *("" if cell is None else number(cell) for cell in cells)))
-    missed: dict[str, list[str]] = {}
+    missed: dict[str, list[tuple[str, float]]] = {}
     for target in document["targets"]:
         if not target["met"]:
             where, _, what = target["name"].partition(": ")
-            missed.setdefault(f"{what} (target {target['limit']:g})", []).append(f"{where} {target['value']:.3g}")
-    lines = "".join(f"\n- **missed**: {what}: {'; '.join(found)}" for what, found in missed.items())
+            missed.setdefault(f"{what} (target {target['limit']:g})", []).append((where, target["value"]))
+    lines = "".join(f"\n- **missed**: {what}: {_missed(found)}" for what, found in missed.items())
     header = ("", *(f"{kind}, {name}" for kind, name in kinds))
     lines += _added_memory(document)
     return f"{_kept_machine(document)}\n\n{table(header, rows)}" + (f"\n{lines}" if lines else "")
+
+
+def _missed(found: Sequence[tuple[str, float]]) -> str:
+    """Where a target was missed, and the values; of many, their number and range."""
+    if len(found) <= _MOST_MISSED:
+        return "; ".join(f"{where} {value:.3g}" for where, value in found)
+    values = [value for _, value in found]
+    return f"{len(found)} times, {min(values):.3g} to {max(values):.3g}"
 
 
 def _added_memory(document: Document) -> str:

@@ -119,6 +119,9 @@ def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
     assert "| tiny |  | 12.3 |  |  | 12.3 |  |" in text
     assert "- **missed**: prompt, times Q4_K_M (target 13): tiny, int4 12.3" in text
     assert "- the same without imports (52 MB): at most 12.3 (tiny, int4)" in text
+    many = [{"name": f"tiny, {n}: time", "limit": 1, "value": n, "met": False} for n in range(2, 8)]
+    text = page(all_documents(), {"quantized_decode": {**SIZES, "results": {"tiny": result}, "targets": many}})
+    assert "- **missed**: time (target 1): 6 times, 2 to 7" in text
 
 
 def test_a_kept_run_of_hybrid_families_is_shown() -> None:
