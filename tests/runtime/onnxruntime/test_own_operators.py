@@ -382,6 +382,36 @@ def test_states_of_8_bits_are_updated_in_place(sizes: tuple[int, ...], instructi
         np.testing.assert_array_equal(found[name], own)
 
 
+@EACH_SET
+@pytest.mark.parametrize("sizes", [(4, 1, 64, 128), (2, 2, 80, 9), (2, 1, 16, 3), (6, 3, 5, 7)], ids=str)
+def test_one_token_over_states_of_8_bits_rounds_the_exact_ones(sizes: tuple[int, ...], instructions: int) -> None:
+    """Of whole vectors and of others, with columns of zeros, of tiny numbers, and one that is not finite."""
+    heads, groups, head_dim, state_size = sizes
+    case = ssm_case((1, 0, 1), 1, heads, groups, head_dim, state_size)
+    case.x[:, :, 0, :2] = 0.0
+    case.x[2, 0, 1, 3] = np.inf
+    random = np.random.default_rng(1)
+    values = random.integers(-127, 128, (3, heads, state_size, head_dim), np.int8)
+    scales = random.uniform(0.001, 0.1, (3, heads, head_dim)).astype(np.float32)
+    scales[:, 0, 0], scales[:, 0, 1] = 0.0, 1e-32
+    names = ("x", "A", "B", "C", "D", "dt", "dt_bias")
+    given = {name: getattr(case, name).astype(np.float32).astype(np.float64) for name in names}
+    state = (values.astype(np.float64) * scales[:, :, None]).swapaxes(2, 3)
+    with np.errstate(invalid="ignore"):
+        y, last = ssm_step_loop(replace(case, **given, state=state))
+    found = updated_8bit(case, {"values": values.copy(), "scales": scales.copy()}, instructions)
+    assert np.isnan(found["scales"][2, 1, 3]) and found["scales"][0, 0, 0] == 0.0
+    np.testing.assert_array_equal(found["values"][1], values[1])
+    np.testing.assert_array_equal(found["scales"][1], scales[1])
+    finite = np.isfinite(last).all(-1)
+    finite[1] = False
+    assert relative_error(found["y"].reshape(y.shape)[:, 0][finite], y[:, 0][finite]) < TOLERANCE
+    np.testing.assert_allclose(found["scales"][finite], np.abs(last).max(-1)[finite] / 127, rtol=1e-5)
+    units = np.where(found["scales"] > 0, found["scales"], 1.0).astype(np.float64)[..., None]
+    off = np.abs(found["values"].swapaxes(2, 3) - last / units)
+    assert off[finite].max() <= 0.5 + 1e-3
+
+
 def updated_8bit(case: SsmCase, before: dict[str, np.ndarray], instructions: int) -> dict[str, np.ndarray]:
     """y, values and scales, whose memory is that of ``before``."""
     rows, time, heads = case.x.shape[:3]
