@@ -14,12 +14,12 @@ struct RowInputs {
     DATA_T x, dt;
 
     __device__ __forceinline__ void load(const SelectiveScan& params, int row, int channel, int lane) {
-        view.slot = -1;
+        view = {0, 0, -1, 0, 0};
+        x = dt = from_float<DATA_T>(0.0f);  // set without a token too: softplus branches on it
         if (row >= params.rows.rows) return;
         view = row_view(params.rows, row);
         if (view.slot < 0) return;
         state.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
-        x = dt = from_float<DATA_T>(0.0f);
         if (view.length < 1) return;
         const int64_t at = view.first_token, group = channel / params.channels_per_group;
         x = static_cast<const DATA_T*>(params.x)[view.row * params.x_row + at * params.x_token + channel];
