@@ -17,4 +17,5 @@ GROUPS = {
     "kda_prefill": "gated_delta_rule:channel_prefill_cases",
     "paged_attention_prefill": "paged_attention:prefill_cases",
     "paged_attention_decode": "paged_attention:decode_cases",
+    "sampling": "sampling:cases",
 }
