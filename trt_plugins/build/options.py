@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hybridge.artifact.engine_record import TENSORRT_LIBRARIES
 from hybridge.artifact.settings import check_settings, setting
 from hybridge.trt_plugins.build.capability import normal_capability
+from hybridge.trt_plugins.build.presets import MOST_WORKSPACE_MIB
 
 PLUGIN_MODES = ("auto", "on", "off")
 ALIASED = "aliased"
@@ -108,6 +109,7 @@ class BuildOptions:
         "Limit of TensorRT's scratch memory.",
         metavar="MIB",
         least=1,
+        most=MOST_WORKSPACE_MIB,
         shown_default="the preset's",
         group=_BUILD,
     )

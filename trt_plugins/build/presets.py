@@ -9,7 +9,7 @@ from typing import Any
 
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.json_fields import Fields
-from hybridge.artifact.limits import PRESET_BYTES
+from hybridge.artifact.limits import LARGEST_INTEGER, PRESET_BYTES
 from hybridge.artifact.resources import data_folder
 from hybridge.artifact.untrusted_file import read_given
 from hybridge.trt_plugins.build.capability import normal_capability
@@ -20,6 +20,8 @@ else:
     import tomli as tomllib
 
 GENERIC = "generic"
+# TensorRT counts the bytes in 64 bits.
+MOST_WORKSPACE_MIB = LARGEST_INTEGER >> 20
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _preset(name: str, data: dict[str, Any], where: str) -> Preset:
         prefill_opt_seq=prefill.integer("opt_seq", minimum=1),
         prefill_max_seq=prefill.integer("max_seq", minimum=1),
         decode_opt_batch=decode.integer("opt_batch", minimum=1),
-        workspace_mib=f.integer("workspace_mib", None, minimum=1),
+        workspace_mib=f.integer("workspace_mib", None, minimum=1, maximum=MOST_WORKSPACE_MIB),
         optimization_level=f.integer("optimization_level", None, minimum=0),
     )
     for fields in (f, prefill, decode):
