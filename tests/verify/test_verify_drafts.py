@@ -20,9 +20,8 @@ from tests.support.family_layers import RECURRENT
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, speculative_tokens=3)
 
-
-# Families of which ONNX Runtime replays no state: those that decay by channel, as of selective_scan.
-NOT_REPLAYED = {"bailing_hybrid", "falcon_mamba", "jamba", "kimi_linear", "mamba", "recurrent_gemma", "zamba"}
+# Its graph computes the decays, and a token would store two numbers for each one of the state.
+NOT_REPLAYED = {"recurrent_gemma"}
 # The portable engine replays none.
 WAYS = (
     *(("onnxruntime", SNAPSHOT), ("onnxruntime", REPLAY), ("onnxruntime-portable", SNAPSHOT)),

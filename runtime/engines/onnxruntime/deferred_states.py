@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +13,8 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.paged import ROWS
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
-from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES, Accepted
+from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES
+from hybridge.runtime.engines.onnxruntime.replay_values import Accepted
 from hybridge.runtime.engines.rollback.modes import OperatorCost
 from hybridge.trt_plugins.specs.state_8bit import base_name
 from hybridge.trt_plugins.state_rounding import exact_state, rounded_state
@@ -52,6 +53,7 @@ class DeferredState:
 
     stored: name and shape, for each token, of every output that the tokens leave behind: what a replay reads, or with
     ``is_snapshot`` the state after the token, followed by its scales. scales: of states of 8 bits.
+    weights: of the model, which a replay needs, too.
     """
 
     op: str
@@ -60,6 +62,7 @@ class DeferredState:
     stored: tuple[tuple[str, tuple[int, ...]], ...]
     is_snapshot: bool = False
     scales: DeferredScales | None = None
+    weights: tuple[np.ndarray, ...] = field(default=(), compare=False)
 
     @property
     def pools(self) -> tuple[DeferredPool, ...]:
@@ -125,6 +128,7 @@ def _advanced(
 ) -> tuple[ir.Value, ...]:
     """The states, and scales of those of 8 bits, after the accepted tokens."""
     advance = ADVANCE_BODIES[base_name(state.op)]
+    stored = [*stored, *(insert.constant(weight) for weight in state.weights)]
     if state.scales is None:
         return (advance(insert, kernels, stored, past[0], accepted),)
     dtype, axis = state.scales.dtype, state.scales.axis

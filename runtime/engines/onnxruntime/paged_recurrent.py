@@ -20,7 +20,8 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import BODIES
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
-from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, Deferred, Stored, recurrent_nodes
+from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, recurrent_nodes
+from hybridge.runtime.engines.onnxruntime.replay_values import Deferred, Stored
 from hybridge.runtime.engines.onnxruntime.snapshot_bodies import SNAPSHOT_BODIES
 from hybridge.runtime.engines.onnxruntime.state_8bit import WideNode
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import POOL
@@ -142,7 +143,9 @@ class _PackedNode:
             self._graph.outputs.remove(value)
         replace_node(self._node, [self._packed_output(0, found.y), *pools])
         scales = None if wide is None else DeferredScales(str(pools[1].name), wide.dtype, wide.axis)
-        state = DeferredState(self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot, scales)
+        state = DeferredState(
+            self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot, scales, found.weights
+        )
         for value, part in zip(pools, state.pools, strict=True):
             value.shape = ir.Shape([ROWS, *part.shape])
         return state

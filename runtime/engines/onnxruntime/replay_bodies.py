@@ -1,8 +1,9 @@
 """Recurrent operators over draft tokens that leave the state unchanged, and the state after the accepted ones.
 
-Both recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known (arXiv 2405.21060,
-2412.06464). So a check of t tokens reads the state once, as a matrix that multiplies all of them, and stores g, left
-and right, from which the state after the accepted tokens follows. A convolution stores its inputs.
+With one decay for each head, recurrences are S = exp(g[t]) S + outer(left[t], right[t]) once their own terms are known
+(arXiv 2405.21060, 2412.06464). So a check of t tokens reads the state once, as a matrix that multiplies all of them,
+and stores g, left and right, from which the state after the accepted tokens follows. With other decays a check computes
+token after token. It stores the inputs, as a convolution does.
 
 Letters in shapes: b rows of a step, t tokens of each, g groups (key heads), r heads of a group, n rows of a state as
 this engine holds it (key size, state size of Mamba2), m columns (value size, head_dim of Mamba2).
@@ -10,8 +11,7 @@ this engine holds it (key size, state size of Mamba2), m columns (value size, he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -22,6 +22,7 @@ from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED
 from hybridge.runtime.engines.onnxruntime.gated_delta_rule import (
     DeltaRuleInputs,
+    delta_rule,
     delta_rule_inputs,
     has_own_rule,
     rule_operator,
@@ -30,6 +31,8 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shap
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attention
 from hybridge.runtime.engines.onnxruntime.replay_rows import TokenRows
+from hybridge.runtime.engines.onnxruntime.replay_scan import advance_scan, decay_numbers, selective_scan_replay
+from hybridge.runtime.engines.onnxruntime.replay_values import Accepted, AdvanceBody, Deferred, ReplayBody, Stored
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, ssm_operator, with_skip
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
@@ -37,52 +40,9 @@ from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
 from hybridge.trt_plugins.specs.state_8bit import base_name
 
 _HEAD_DECAY = "head"
+_SCAN = "selective_scan"
 # Values that ``advance_recurrent`` reads.
 _RECURRENT_STORED = 3
-
-
-@dataclass(frozen=True)
-class Stored:
-    """One value that the tokens store, of ``shape`` [b, t, *shape]."""
-
-    value: ir.Value
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Deferred:
-    """y, the stored values of the tokens, and the shape of a row's state in both graphs."""
-
-    y: ir.Value
-    stored: tuple[Stored, ...]
-    state_shape: tuple[int, ...]
-
-
-# (dense node of rows with equally many tokens, inserter, kernels, tokens) -> its replacement, or None if there
-# is none. tokens: of each row, None for a number that is an input of the graph.
-ReplayBody = Callable[[ir.Node, Inserter, Kernels, "int | None"], "Deferred | None"]
-# (inserter, kernels, stored values [b, t, ...], states of the rows, which tokens count) -> the states after these.
-AdvanceBody = Callable[[Inserter, Kernels, "list[ir.Value]", ir.Value, "Accepted"], ir.Value]
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """The tokens by which rows advance: the first ``counts`` [b] int64 of each, of ``time`` [1] int64.
-
-    The stored values of the others are zeros.
-    """
-
-    counts: ir.Value
-    time: ir.Value
-
-    def window(self, insert: Inserter, width: int) -> ir.Value:
-        """[b, width] indices into b * (width + t) columns: of each row, ``width`` up to the last accepted token."""
-        rows = insert.op("Squeeze", insert.op("Shape", self.counts))
-        number = insert.op("Range", insert.scalar(0), rows, insert.scalar(1))
-        start = insert.op("Mul", number, insert.op("Add", self.time, insert.ints(width)))
-        first = insert.op("Unsqueeze", insert.op("Add", start, self.counts), insert.ints(1))
-        index: ir.Value = insert.op("Add", first, insert.ints(*range(width)))
-        return index
 
 
 def causal_conv1d_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
@@ -151,19 +111,23 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
 def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
     """o = q (decayed S) + (q k' with decays) u; g, k and u, the differences that are written, are stored.
 
-    With the library's operator g, k, v and beta, of which it computes the differences again.
+    With the library's operator, and with decays of each key channel, k, v, g and beta, of which an advance computes the
+    differences again.
     """
     inputs = delta_rule_inputs(node, insert, padded=False)
-    if inputs is None or (count or 0) > MOST_REPLAYED or op_attributes(node)["decay"] != _HEAD_DECAY:
+    if inputs is None or (count or 0) > MOST_REPLAYED:
         return None
     shape = (inputs.value_heads, inputs.key_size, inputs.value_size)
     k = Stored(inputs.k, (inputs.key_heads * inputs.key_size,))
-    if kernels.own_operators and has_own_rule(inputs.key_size):
-        o, _ = rule_operator(insert, inputs)
+    is_own, is_by_channel = _is_own(kernels, inputs.key_size), op_attributes(node)["decay"] != _HEAD_DECAY
+    if is_by_channel and not is_own and not kernels.recurrent_ops:
+        return None
+    if is_own or is_by_channel:
+        o, _ = rule_operator(insert, inputs) if is_own else delta_rule(insert, inputs)
         o = insert.reshape(o, 0, 0, inputs.value_heads, inputs.value_size)
         v = Stored(inputs.v, (inputs.value_heads * inputs.value_size,))
-        others = (Stored(value, (inputs.value_heads,)) for value in (inputs.decay, inputs.beta))
-        return Deferred(o, (k, v, *others), shape)
+        decay = Stored(inputs.decay, (inputs.value_heads * (inputs.key_size if is_by_channel else 1),))
+        return Deferred(o, (k, v, decay, Stored(inputs.beta, (inputs.value_heads,))), shape)
     rows = TokenRows(insert, count, inputs.key_heads, inputs.value_heads // inputs.key_heads)
     between, from_start = rows.decays(inputs.decay)
     keys, queries = rows.by_group(inputs.k, inputs.key_size), rows.by_group(inputs.q, inputs.key_size)
@@ -188,7 +152,7 @@ def gated_delta_rule_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
 def advance_delta_rule(
     insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
 ) -> ir.Value:
-    """As ``advance_recurrent``, or by the library's operator from k, v, g and beta."""
+    """As ``advance_recurrent``, or by an operator from k, v, g and beta."""
     if len(stored) == _RECURRENT_STORED:
         return advance_recurrent(insert, kernels, stored, state, accepted)
     k, v, decay, beta = stored
@@ -197,7 +161,13 @@ def advance_delta_rule(
     heads, key_size, value_size = (size or 0 for size in shape[1:])
     key_heads = (k_shape[2] or 0) // key_size
     rule = DeltaRuleInputs(k, k, v, decay, beta, state, 1.0, key_heads, key_size, heads, value_size)
+    if not _is_own(kernels, key_size):
+        return delta_rule(insert, rule)[1]
     return rule_operator(insert, rule, insert.op("Cast", accepted.counts, to=int(ir.DataType.INT32)))[1]
+
+
+def _is_own(kernels: Kernels, key_size: int) -> bool:
+    return kernels.own_operators and has_own_rule(key_size)
 
 
 def advance_recurrent(
@@ -230,6 +200,7 @@ REPLAY_BODIES: Mapping[str, ReplayBody] = MappingProxyType(
     {
         "causal_conv1d": causal_conv1d_replay,
         "gated_delta_rule": gated_delta_rule_replay,
+        _SCAN: selective_scan_replay,
         "update_ssm_state": update_ssm_state_replay,
     }
 )
@@ -237,6 +208,7 @@ ADVANCE_BODIES: Mapping[str, AdvanceBody] = MappingProxyType(
     {
         "causal_conv1d": advance_conv1d,
         "gated_delta_rule": advance_delta_rule,
+        _SCAN: advance_scan,
         "update_ssm_state": advance_recurrent,
     }
 )
@@ -245,7 +217,7 @@ ADVANCE_BODIES: Mapping[str, AdvanceBody] = MappingProxyType(
 def replayable_operators(model: ir.Model) -> frozenset[str]:
     """The recurrent operators of a paged artifact's graph that have a replay body."""
     nodes = recurrent_nodes(model)
-    others = {n.op_type for n in nodes if op_attributes(n).get("decay", _HEAD_DECAY) != _HEAD_DECAY}
+    others = {node.op_type for node in nodes if node.op_type == _SCAN and decay_numbers(node) is None}
     found = {node.op_type for node in nodes if base_name(node.op_type) in REPLAY_BODIES}
     return frozenset(found - others)
 

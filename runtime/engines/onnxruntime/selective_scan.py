@@ -54,7 +54,7 @@ def selective_scan_body(node: ir.Node, insert: Inserter, kernels: Kernels, padde
     if inputs is None:
         return None
     shape = fixed_shape(node.inputs[0])
-    walk = scan_one_token if shape is not None and shape[1] == 1 else _scan_tokens
+    walk = scan_one_token if shape is not None and shape[1] == 1 else scan_tokens
     y, new_state = walk(insert, inputs)
     return [with_skip(node, insert, y), new_state]
 
@@ -92,7 +92,7 @@ def scan_one_token(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]
     return insert.reshape(y, 0, 1, i.channels), new_state
 
 
-def _scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
+def scan_tokens(insert: Inserter, i: ScanInputs) -> tuple[ir.Value, ir.Value]:
     """As ``scan_one_token``, for any number of tokens, one after another."""
     names = ("state", "step", "scaled", "B", "C")
     inputs = [ir.Value(name=f"{_TOKEN}{name}", type=ir.TensorType(ir.DataType.FLOAT)) for name in names]

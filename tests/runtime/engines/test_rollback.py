@@ -42,6 +42,8 @@ def portable(folder: Path) -> PagedEngine:
 ENGINES: dict[str, Callable[[Path], PagedEngine]] = {"onnxruntime": onnxruntime, "torch": torch_cpu}
 CONV = "causal_conv1d"
 FAMILIES = {"nemotron_h": "update_ssm_state", "qwen3_next": "gated_delta_rule"}
+# Those, and families with a decay for each channel.
+EVERY_DECAY = {**FAMILIES, "kimi_linear": "gated_delta_rule", "jamba": "selective_scan"}
 
 
 @pytest.fixture(scope="module", params=[(family, name) for family in FAMILIES for name in ENGINES], ids="-".join)
@@ -91,7 +93,7 @@ PAIRS = {
 @pytest.mark.parametrize(
     ("family", "name", "index"),
     sample(
-        itertools.product(FAMILIES, ENGINES, range(len(MODES))),
+        itertools.product(EVERY_DECAY, ENGINES, range(len(MODES))),
         on_push=[(*pair, index) for pair, indices in PAIRS.items() for index in indices],
     ),
 )
@@ -99,7 +101,7 @@ def test_every_mode_gives_the_states_of_the_right_tokens_alone(
     family: str, name: str, index: int, artifacts: ArtifactCache
 ) -> None:
     skip_without_delta_rule_kernels(family, name)
-    engine, scan = ENGINES[name](artifacts.get(family, "float32", layout="paged").folder), FAMILIES[family]
+    engine, scan = ENGINES[name](artifacts.get(family, "float32", layout="paged").folder), EVERY_DECAY[family]
     mode = MODES[index](scan)
     engine.prepare_rollback(ROWS, 1 + MOST, mode)
     requested = dict.fromkeys((CONV, scan), mode) if isinstance(mode, str) else mode

@@ -22,18 +22,24 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, remove_dea
 from hybridge.runtime.engines.onnxruntime.kernels import quiet_options
 from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
 from hybridge.runtime.engines.onnxruntime.session import register_cpu_library
-from tests.ops.cases import conv_case, delta_case, ssm_case
-from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
+from tests.ops.cases import conv_case, delta_case, scan_case, ssm_case
+from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, scan_step_loop, ssm_step_loop
 from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model
 
+SCAN = "selective_scan"
+CHANNELS = {"decay": "key_channel"}
 CASES: dict[str, tuple[str, Callable, Callable, dict[str, Any]]] = {
     "conv": ("causal_conv1d", conv_case, partial(conv_step_loop, activation="silu"), {"activation": "silu"}),
     "ssm": ("update_ssm_state", ssm_case, ssm_step_loop, {}),
     "ssm, all or nothing": ("update_ssm_state", partial(ssm_case, adversarial=True), ssm_step_loop, {}),
     "delta": ("gated_delta_rule", delta_case, delta_step_loop, {}),
     "delta, alike": ("gated_delta_rule", partial(delta_case, adversarial=True), delta_step_loop, {}),
+    "channels": ("gated_delta_rule", partial(delta_case, decay="key_channel"), delta_step_loop, CHANNELS),
+    "scan": ("selective_scan", scan_case, scan_step_loop, {}),
 }
-STATES = {"causal_conv1d": "conv_state", "update_ssm_state": "state", "gated_delta_rule": "state"}
+STATES = {"causal_conv1d": "conv_state", **dict.fromkeys(("update_ssm_state", "gated_delta_rule", SCAN), "state")}
+# Standard operators alone have no delta rule with decays of each key channel.
+FORMS = [(name, kernels) for name in CASES for kernels in KERNELS if (name, kernels) != ("channels", "standard")]
 
 
 def deferred_model(
@@ -60,7 +66,7 @@ def deferred_model(
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)  # the lengths
     stored = tuple((name, part.shape) for name, part in zip(names[1:], found.stored, strict=True))
-    return model, DeferredState(op, str(pool.name), found.state_shape, stored)
+    return model, DeferredState(op, str(pool.name), found.state_shape, stored, weights=found.weights)
 
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -74,9 +80,8 @@ def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {k: v for k, v in feeds.items() if k in inputs}), strict=True))
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("name", "kernels"), FORMS)
 @pytest.mark.parametrize("count", [1, 2, 5, MOST_REPLAYED])
-@pytest.mark.parametrize("name", CASES)
 def test_tokens_and_states_are_those_of_the_recurrence(name: str, count: int, kernels: str) -> None:
     op, make, loop, attributes = CASES[name]
     case = make((count,), count, seed=count)
@@ -94,13 +99,12 @@ def test_tokens_and_states_are_those_of_the_recurrence(name: str, count: int, ke
 
 
 def engine_order(op: str, states: np.ndarray) -> np.ndarray:
-    """Mamba2's states have their last two axes swapped in the engine; and back."""
-    return np.ascontiguousarray(states.swapaxes(-1, -2)) if op == "update_ssm_state" else states
+    """Mamba's states have their last two axes swapped in the engine; and back."""
+    return np.ascontiguousarray(states.swapaxes(-1, -2)) if op in ("update_ssm_state", SCAN) else states
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("name", "kernels"), FORMS)
 @pytest.mark.parametrize("counts", [(1, 1), (5, 1, 3), (2, MOST_REPLAYED, 1, 7)], ids=str)
-@pytest.mark.parametrize("name", CASES)
 def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[int, ...], kernels: str) -> None:
     """The graph gets the numbers of rows and tokens; each row advances by a different number of tokens."""
     op, make, loop, attributes = CASES[name]
@@ -122,7 +126,8 @@ def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[i
         accepted = rng.integers(0, np.array(counts) + 1)
         stored = {}
         for key, _ in deferred.stored:
-            stored[key] = np.where((np.arange(time) < accepted[:, None])[..., None], found[key], 0)
+            stored[key] = found[key].copy()
+            stored[key][np.arange(time) >= accepted[:, None]] = 0
         after = run(replay_model([deferred], KERNELS[kernels]), {STATES[op]: inner, **stored, ACCEPTED: accepted})
         moved = after[advanced_output(STATES[op])]
         np.testing.assert_array_equal(moved[accepted == 0], inner[accepted == 0])
