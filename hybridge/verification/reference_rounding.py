@@ -11,9 +11,9 @@ from hybridge.artifact.dtypes import DType
 
 @contextlib.contextmanager
 def rounded_outputs(model: Any, routers: Collection[Any], dtype: DType | None) -> Iterator[None]:
-    """Within the block, linear layers of ``model`` round their outputs to ``dtype``; None leaves them as they are.
+    """Within the block, linear layers, convolutions and experts of ``model`` round their outputs to ``dtype``.
 
-    routers: weights whose products are not rounded.
+    dtype: None leaves them as they are. routers: weights whose products are not rounded.
     """
     import torch
 
@@ -26,8 +26,13 @@ def rounded_outputs(model: Any, routers: Collection[Any], dtype: DType | None) -
     def rounded(_module: Any, _inputs: Any, output: Any) -> Any:
         return output.to(narrow).to(output.dtype)
 
-    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    hooks = [module.register_forward_hook(rounded) for module in linear if id(module.weight) not in exact]
+    def is_product(module: Any) -> bool:
+        # The weights of a layer's experts, as those of a convolution, have three axes.
+        own = list(module.parameters(recurse=False))
+        kinds = isinstance(module, torch.nn.Linear) or any(weight.ndim == 3 for weight in own)
+        return kinds and not any(id(weight) in exact for weight in own)
+
+    hooks = [module.register_forward_hook(rounded) for module in model.modules() if is_product(module)]
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from hybridge.artifact.path_kind import MODEL_FILE
 _EXPERTS = ("routed_experts", "rounded_experts")
 # What a router's logits pass through: of a MatMul the first input is a token's, the second the router's weight.
 _PRODUCT = "MatMul"
-# What its input and its weight pass through.
+# What its weight passes through.
 _FORMS = ("Cast", "Transpose")
 
 
@@ -29,8 +29,8 @@ def router_inputs(artifact: Path) -> dict[str, str]:
         if node.op_type in _EXPERTS:
             product = _product(producers, node.input[1])
             if product is not None:
-                value, weight = (_stored(producers, name) for name in product.input)
-                found[weight] = value
+                value, weight = product.input
+                found[_stored(producers, weight)] = _rounded(producers, value)
     return found
 
 
@@ -48,8 +48,15 @@ def _product(producers: dict[str, onnx.NodeProto], ids: str) -> onnx.NodeProto |
     return None
 
 
+def _rounded(producers: dict[str, onnx.NodeProto], name: str) -> str:
+    """The value that a cast to float32 widens to ``name``; what another cast rounds is not what the router reads."""
+    node = producers.get(name)
+    widens = node is not None and node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.FLOAT
+    return node.input[0] if node is not None and widens else name
+
+
 def _stored(producers: dict[str, onnx.NodeProto], name: str) -> str:
-    """The value whose type or axes the nodes that compute ``name`` change."""
+    """The weight whose type or axes the nodes that compute ``name`` change."""
     while name in producers and producers[name].op_type in _FORMS:
         name = producers[name].input[0]
     return name
