@@ -72,8 +72,9 @@ class _Variant:
             "SPECULATIVE": False,
             "AT_ONCE": self.threads_at_once,
         }
-        # e4m3 spills up to 16 bytes on some GPUs, which is faster than fewer threads at once.
-        return KernelSource.of(FILE, ENTRY, defines, hot=self.state is DType.INT8)
+        # Others spill up to 20 bytes on some GPUs; on an H200 fewer threads at once were slower.
+        hot = self.state is DType.INT8 and self.threads_at_once < _INT8_AT_ONCE
+        return KernelSource.of(FILE, ENTRY, defines, hot)
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
