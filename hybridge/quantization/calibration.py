@@ -15,6 +15,7 @@ from hybridge.evaluation.windows import check_tokens, read_text, token_windows
 from hybridge.quantization.input_products import InputProducts
 from hybridge.quantization.layerwise import LayerWalk
 from hybridge.quantization.options import CUDA
+from hybridge.quantization.resumed_model import ResumedModel
 from hybridge.quantization.samples import own_samples
 from hybridge.requirements import require
 from hybridge.runtime.text import Tokenizer
@@ -52,11 +53,9 @@ class Calibration:
             if _without_prefix(module) in self._layers
         }
 
-    def logits(self, tokens: np.ndarray) -> np.ndarray:
-        """Logits [rows, T, vocab] float32 of ``tokens`` [rows, T]."""
-        with self._model.failures("run"), self.torch.no_grad():
-            output = self._model.model(self.torch.from_numpy(tokens).to(self._model.device), use_cache=False)
-        return output.logits.float().cpu().numpy()
+    def resumed(self, tokens: np.ndarray) -> ResumedModel:
+        """The model over ``tokens`` [rows, T]."""
+        return ResumedModel(self._model, tokens)
 
     def products(self, index: int | None, modules: Iterable[str]) -> InputProducts:
         """The products of the inputs of ``modules``, those that exist in transformers, of the decoder layer ``index``,

@@ -115,9 +115,9 @@ def _divergences(
     reused = sum(work.result(step) is not None for step in steps.values())
     stage = f"measure sensitivities ({reused} are reused)" if reused else "measure sensitivities"
     progress.start(stage, len(groups))
-    for group in groups:
-        if work.result(steps[group.name]) is None:
-            work.finish(steps[group.name], [measure.divergence(group)])
+    progress.advance(reused)
+    for group in measure.ordered([group for group in groups if work.result(steps[group.name]) is None]):
+        work.finish(steps[group.name], [measure.divergence(group)])
         progress.advance()
     return {name: work.result(step)[0] for name, step in steps.items()}
 
@@ -168,6 +168,10 @@ class _Measurement:
         self._groups, self._tensors, self._context = groups, tensors, context
         self._inputs, self._calibration = inputs, calibration
         self.suffix = ", scaled" if inputs else ""
+
+    def ordered(self, groups: Sequence[_Group]) -> list[_Group]:
+        """``groups`` in the order in which they are measured fastest."""
+        return sorted(groups, key=lambda group: self._sensitivity.first_layer(group.slots)) if groups else []
 
     def divergence(self, group: _Group) -> float | None:
         """The divergence with ``group`` quantised; None if a module has no linear layer of its own in transformers."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from hybridge.evaluation.divergence import Divergence
+from hybridge.artifact.errors import EngineError
 from hybridge.quantization.calibration import Calibration
 
 # Tokens that are compared, and the most bytes of their logits, which stay in memory.
 _TOKENS = 1024
 _LOGITS_BYTES = 1 << 29
+# Numbers of one float64 block of logits.
+_BLOCK = 1 << 22
 
 
 class Sensitivity:
@@ -20,24 +22,22 @@ class Sensitivity:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._batch = self._first_windows(calibration.windows)
-        self._reference = self._logits()
+        self._model = calibration.resumed(self._first_windows(calibration.windows))
+
+    def first_layer(self, modules: Iterable[str]) -> int:
+        """The first decoder layer that weights of ``modules`` change: groups in its order are measured faster."""
+        return self._model.first_layer(self._calibration.layers_of(modules).values())
 
     def divergence(self, weights: Mapping[str, Callable[[], np.ndarray]]) -> float:
         """Mean KL divergence, in nats, when modules get the weights [rows, columns] float32 that ``weights`` compute.
 
         Modules without a linear layer of their own in transformers keep theirs. One weight at a time is in memory.
         """
-        hooks = [
-            hook
-            for module, layer in self._calibration.layers_of(weights).items()
-            for hook in self._replacing(layer, weights[module])
-        ]
+        layers = self._calibration.layers_of(weights)
+        self._model.prepare(layers.values())
+        hooks = [hook for module, layer in layers.items() for hook in self._replacing(layer, weights[module])]
         try:
-            found = Divergence()
-            for reference, logits, tokens in zip(self._reference, self._logits(), self._batch, strict=True):
-                found.add(reference[:-1], logits[:-1], tokens[1:])
-            return found.mean
+            return mean_divergence(self._model.reference[:, :-1], self._model.logits()[:, :-1])
         finally:
             for hook in hooks:
                 hook.remove()
@@ -62,5 +62,24 @@ class Sensitivity:
         length = min(len(windows[0]), max(16, most // rows))
         return np.stack([window[:length] for window in windows[:rows]])
 
-    def _logits(self) -> list[np.ndarray]:
-        return list(self._calibration.logits(self._batch))
+
+def mean_divergence(reference: Any, other: Any) -> float:
+    """The mean of KL(reference || other), in nats, of logits [rows, T, vocab] in torch; computed in float64.
+
+    EngineError where a position has NaN, +inf, or no finite number.
+    """
+    pairs = [logits.flatten(0, 1).split(max(1, _BLOCK // logits.shape[-1])) for logits in (reference, other)]
+    total = sum(float(_divergences(*pair).sum()) for pair in zip(*pairs, strict=True))
+    return total / (reference.shape[0] * reference.shape[1])
+
+
+def _divergences(reference: Any, other: Any) -> Any:
+    """KL divergence of each row of logits [n, vocab]."""
+    for peaks in (reference.amax(-1), other.amax(-1)):
+        if not bool(peaks.isfinite().all()):
+            bad = float(peaks[~peaks.isfinite()][0])
+            raise EngineError(f"expected finite logits, found {bad}: verify the model, or compute it in a wider type")
+    one, two = (logits.double().log_softmax(-1) for logits in (reference, other))
+    probability = one.exp()
+    # What the reference excludes counts for nothing, also where the other excludes it too.
+    return probability.mul_((one - two).masked_fill_(probability == 0, 0)).sum(-1).clamp_(min=0)
