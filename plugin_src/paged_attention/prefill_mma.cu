@@ -1,25 +1,28 @@
 // Ragged causal attention over pages on warp-level tensor cores (sm_80 and up), after FlashAttention-2
-// (arXiv 2307.08691): scores of a block of keys, their softmax with a running maximum, weights times values, all in
+// (arXiv 2307.08691): scores of a block of keys, their softmax with a running reference, weights times values, all in
 // registers. A block has one tile of prefill_tiles.cuh and one KV head. Each warp owns its rows of the tile, 16 or 32.
 //   scores = scale * Q K^T;  y = softmax(scores) V
-// Keys and values lie in shared memory one block at a time: a block's values arrive while its scores are computed, and
-// the next block's keys during the rest.
+// Keys and values lie in shared memory one block at a time: a block's values arrive until their weights are there, and
+// the next block's keys while those are multiplied.
 //
-// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), TILE_ROWS (64 or 128), TILE_KEYS (keys of a block, a
-// multiple of 16), SOFTCAP (0, 1). Every head of every token and slot starts at a multiple of 16 bytes.
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), WARPS, TILE_ROWS (16 or 32 for each
+// warp), TILE_KEYS (keys of a block, a multiple of 16; a power of two for each warp), SOFTCAP (0, 1). Every head of every
+// token and slot starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/prefill_tiles.cuh"
 
-constexpr int WARPS = 4;
 constexpr int WARP_ROWS = TILE_ROWS / WARPS;
 constexpr int ROW_TILES = WARP_ROWS / 16;
 constexpr int COLUMNS = (HEAD_DIM + 15) / 16 * 16;  // of a row in shared memory; those past HEAD_DIM are zero
-constexpr int WARP_KEYS = TILE_KEYS / WARPS;             // keys that a warp loads
+constexpr int WARP_KEYS = TILE_KEYS / WARPS;  // keys that a warp loads
+static_assert(32 % WARP_KEYS == 0, "lanes look up the keys of their warp in turns");
 
 using M = Mma<DATA_T>;
+// Whether a warp keeps its queries in registers, which are read from shared memory for every block of keys otherwise.
+constexpr bool HOLDS_QUERIES = sizeof(DATA_T) == 2 && ROW_TILES * COLUMNS <= 128;
 using Layout = TileLayout<DATA_T, COLUMNS>;
 constexpr int UNITS = Layout::UNITS;
 constexpr int QUERY_ELEMENTS = Layout::elements(TILE_ROWS), KEY_ELEMENTS = Layout::elements(TILE_KEYS);
@@ -88,23 +91,47 @@ struct WarpRows {
     }
 };
 
-__device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 2], const DATA_T* queries,
+// The rows of a warp as left operands: held, or read from shared memory where they are needed.
+template <bool HELD>
+struct Queries {
+    const DATA_T* tile;
+
+    __device__ __forceinline__ void hold(const DATA_T* from) { tile = from; }
+    __device__ __forceinline__ typename M::A at(int m, int k) const {
+        return M::template load_a<Layout>(tile, threadIdx.x / 32 * WARP_ROWS + m * 16, k * M::K, threadIdx.x % 32);
+    }
+};
+template <>
+struct Queries<true> {
+    typename M::A a[ROW_TILES][COLUMNS / M::K];
+
+    __device__ __forceinline__ void hold(const DATA_T* tile) {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+#pragma unroll
+            for (int k = 0; k < COLUMNS / M::K; ++k) a[m][k] = Queries<false>{tile}.at(m, k);
+        }
+    }
+    __device__ __forceinline__ const typename M::A& at(int m, int k) const { return a[m][k]; }
+};
+
+__device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 2], const Queries<HOLDS_QUERIES>& queries,
                                               const DATA_T* keys) {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * WARP_ROWS;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
         for (int i = 0; i < TILE_KEYS / 2; ++i) s[m][i] = 0.0f;
     }
 #pragma unroll
-    for (int k = 0; k < COLUMNS; k += M::K) {
+    for (int k = 0; k < COLUMNS / M::K; ++k) {
         typename M::A a[ROW_TILES];
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m) a[m] = M::template load_a<Layout>(queries, row + m * 16, k, lane);
+        for (int m = 0; m < ROW_TILES; ++m) a[m] = queries.at(m, k);
 #pragma unroll
         for (int n = 0; n < TILE_KEYS; n += 16) {
             typename M::B b[2];
-            M::template load_b<Layout>(b, keys, n, k, lane);
+            M::template load_b<Layout>(b, keys, n, k * M::K, lane);
 #pragma unroll
             for (int m = 0; m < ROW_TILES; ++m) {
                 M::multiply(*reinterpret_cast<float(*)[4]>(s[m] + n / 2), a[m], b[0]);
@@ -199,9 +226,11 @@ __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2
             hide_scores(s[m], positions, key, visible_span(p));
         }
         float correction[2];
-        rows.softmax[m].weigh(s[m], correction, factor);
+        if (rows.softmax[m].follow(s[m], correction, factor)) {
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) rows.y[m][i] *= correction[i / 2 % 2];
+            for (int i = 0; i < COLUMNS / 2; ++i) rows.y[m][i] *= correction[i / 2 % 2];
+        }
+        rows.softmax[m].weigh(s[m], factor);
     }
 }
 
@@ -210,37 +239,44 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     extern __shared__ __align__(128) unsigned char memory[];
     wait_for_earlier_kernels();
     let_later_kernels_start();
-    const Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads), static_cast<int>(blockIdx.x % p.kv_heads)};
+    Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads), static_cast<int>(blockIdx.x % p.kv_heads)};
     if (work.tile.row < 0) return;
     const KeyRange range(p, work.tile);
-    DATA_T* queries = reinterpret_cast<DATA_T*>(memory);
-    DATA_T *keys = queries + QUERY_ELEMENTS, *values = keys + KEY_ELEMENTS;
+    DATA_T* tile = reinterpret_cast<DATA_T*>(memory);
+    DATA_T *keys = tile + QUERY_ELEMENTS, *values = keys + KEY_ELEMENTS;
     const CACHE_T* key_pool = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
 
     int block = (range.end - 1) / TILE_KEYS;
     const int last_block = range.begin / TILE_KEYS;
     KeyPlace place = place_of_lane(p, work, range, block);
-    Arrival<CACHE_T, DATA_T> arrival;
-    load_queries(queries, p, work);
+    Arrival<CACHE_T, DATA_T> arriving_keys, arriving_values;
+    load_queries(tile, p, work);
     commit_copies();
-    arrival.begin(keys, key_pool, place.unit);
+    arriving_keys.begin(keys, key_pool, place.unit);
     WarpRows rows;
+    Queries<HOLDS_QUERIES> queries;
+    wait_copies<0>();
+    __syncwarp();
+    queries.hold(tile);
     const float factor = score_factor(p);
     for (; block >= last_block; --block) {
         float s[ROW_TILES][TILE_KEYS / 2];
-        arrival.end(keys, place.key_scale);
+        arriving_keys.end(keys, place.key_scale);
         wait_copies<0>();
         __syncthreads();  // the keys are there, and every warp is done with the values before these
-        arrival.begin(values, key_pool + p.pool_values, place.unit);
+        arriving_values.begin(values, key_pool + p.pool_values, place.unit);
+        // Before the products, as the table is in memory; with scales too few registers are left. Past the last block: zeros.
+        if constexpr (!IS_FP8) place = place_of_lane(p, work, range, block - 1);
         multiply_keys(s, queries, keys);
-        arrival.end(values, place.value_scale);
-        wait_copies<0>();
-        __syncthreads();  // the values are there, and every warp is done with the keys
-        if (block > last_block) {
-            place = place_of_lane(p, work, range, block - 1);
-            arrival.begin(keys, key_pool, place.unit);
-        }
+        arriving_values.end(values, place.value_scale);
+        if constexpr (IS_FP8) place = place_of_lane(p, work, range, block - 1);
+        __syncthreads();  // every warp is done with the keys
+        arriving_keys.begin(keys, key_pool, place.unit);
         weigh_scores(s, rows, p, work, range, block * TILE_KEYS, factor);
+        if constexpr (!IS_FP8) {
+            wait_copies<1>();
+            __syncthreads();  // the values are there
+        }
         if constexpr (sizeof(DATA_T) == 4) {
             static_assert(sizeof(DATA_T) != 4 || ROW_TILES == 1, "float data has 16 rows per warp");
             multiply_values_apart(rows, s, values);
@@ -248,5 +284,9 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
             multiply_values(rows, s, values);
         }
     }
+    wait_copies<0>();  // no thread ends before its copies
+    // Read again, as no register holds them through the loop.
+    work.tile.first_token = p.query_start_loc[work.tile.row];
+    work.tile.tokens = p.query_start_loc[work.tile.row + 1] - work.tile.first_token;
     store_outputs(p, work, rows, factor);
 }

@@ -48,35 +48,54 @@ __device__ __forceinline__ void hide_scores(float (&s)[N], const int (&rows)[2],
     }
 }
 
+// How far the score of a row may pass its reference, in powers of two, before the reference follows (FlashAttention-4).
+// Weights are at most 2^LAG, which changes no relative error, and what was summed up before is seldom corrected.
+constexpr float LAG = 8.0f;
+
 struct RunningSoftmax {
-    float largest[2];  // score of each row, before the factor
-    float sum[2];      // of this thread's keys, relative to the largest
+    float reference[2];  // score that has weight 1 in each row, before the factor; -infinity: no score yet
+    float sum[2];        // weights of this thread's keys
 
     __device__ __forceinline__ void clear() {
-        largest[0] = largest[1] = minus_infinity();
+        reference[0] = reference[1] = minus_infinity();
         sum[0] = sum[1] = 0.0f;
     }
-    // Scores become weights; `correction` is what everything before them must be multiplied by.
+    // Whether a row of the warp has a new reference for these scores; then `correction` is what the outputs so far must be
+    // multiplied by. A row's reference depends on its own scores alone. Called by whole warps.
     template <int N>
-    __device__ __forceinline__ void weigh(float (&s)[N], float (&correction)[2], float factor) {
+    __device__ __forceinline__ bool follow(const float (&s)[N], float (&correction)[2], float factor) {
+        float most[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float most = largest[half];
+            most[half] = fmaxf(s[2 * half], s[2 * half + 1]);
 #pragma unroll
-            for (int i = 2 * half; i < N; i += 4) most = fmaxf(most, fmaxf(s[i], s[i + 1]));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            const float reference = most == minus_infinity() ? 0.0f : most * factor;  // nothing seen yet: weights 0, not NaN
-            correction[half] = exp2_approx(largest[half] * factor - reference);
-            largest[half] = most;
-            float total = 0.0f;
+            for (int i = 2 * half + 4; i < N; i += 4) most[half] = fmaxf(most[half], fmaxf(s[i], s[i + 1]));
+        }
+        if (!__any_sync(~0u, passes(most[0], 0, factor) || passes(most[1], 1, factor))) return false;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 1));
+            most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 2));
+            const float before = reference[half];
+            const bool follows = passes(most[half], half, factor);
+            if (follows) reference[half] = most[half];
+            correction[half] = follows ? exp2_approx(before * factor - shift(half, factor)) : 1.0f;
+            sum[half] *= correction[half];
+        }
+        return true;
+    }
+    // Scores become weights.
+    template <int N>
+    __device__ __forceinline__ void weigh(float (&s)[N], float factor) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float subtracted = shift(half, factor);
 #pragma unroll
             for (int i = 2 * half; i < N; i += 4) {
-                s[i] = exp2_approx(fmaf(s[i], factor, -reference));
-                s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, -reference));
-                total += s[i] + s[i + 1];
+                s[i] = exp2_approx(fmaf(s[i], factor, -subtracted));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], factor, -subtracted));
+                sum[half] += s[i] + s[i + 1];
             }
-            sum[half] = sum[half] * correction[half] + total;
         }
     }
     // What a row's weighted values are multiplied by in the end. sink: score of the head's sink; -infinity: none.
@@ -84,6 +103,16 @@ struct RunningSoftmax {
         float total = sum[half];
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        return 1.0f / (total + exp2_approx(sink * LOG2_E - largest[half] * factor));
+        return 1.0f / (total + exp2_approx(sink * LOG2_E - reference[half] * factor));
+    }
+
+private:
+    // Of two infinities: no.
+    __device__ __forceinline__ bool passes(float score, int half, float factor) const {
+        return (score - reference[half]) * factor > LAG;
+    }
+    // What is subtracted from scores times the factor. Nothing seen yet: 0, so that weights are 0 and not NaN.
+    __device__ __forceinline__ float shift(int half, float factor) const {
+        return reference[half] == minus_infinity() ? 0.0f : reference[half] * factor;
     }
 };

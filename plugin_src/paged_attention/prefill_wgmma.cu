@@ -161,13 +161,13 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
             in_flight(s);
             release(&shared.keys_empty[at_keys.slot]);
             at_keys.advance();
-            rows.weigh(s, correction, p, block * TILE_KEYS, factor);
+            const bool corrected = rows.weigh(s, correction, p, block * TILE_KEYS, factor);
             wgmma_wait<0>();
             in_flight(rows.y);
             in_flight(weights);
             release(&shared.values_empty[at_values.slot]);
             at_values.advance();
-            rows.correct(correction);
+            if (corrected) rows.correct(correction);
             round_weights(weights, s);
         }
         barrier_arrive(&shared.queries_empty);

@@ -124,12 +124,14 @@ struct GroupRows {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; ++i) y[i] = 0.0f;
     }
-    // Scores of the block of keys that begins at `key` become weights.
-    __device__ __forceinline__ void weigh(float (&s)[TILE_KEYS / 2], float (&correction)[2], const PagedAttention& p,
+    // Scores of the block of keys that begins at `key` become weights. Whether outputs so far must be corrected.
+    __device__ __forceinline__ bool weigh(float (&s)[TILE_KEYS / 2], float (&correction)[2], const PagedAttention& p,
                                           int key, float factor) {
         if constexpr (SOFTCAP) bound_scores<false>(s, p);
         if (key < first_for_all || key + TILE_KEYS - 1 > last_for_all) hide_scores(s, position, key, visible_span(p));
-        softmax.weigh(s, correction, factor);
+        const bool corrected = softmax.follow(s, correction, factor);
+        softmax.weigh(s, factor);
+        return corrected;
     }
     __device__ __forceinline__ void correct(const float (&correction)[2]) {
 #pragma unroll

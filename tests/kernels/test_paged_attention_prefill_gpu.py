@@ -36,7 +36,8 @@ class Case:
     """new: tokens of each row; past: those that its cache holds, PADDING for a padding row.
 
     gap: elements between the tokens of the query, which is then a slice of a wider tensor, as in one projection of
-    queries, keys and values. portable: planned as for a GPU without Hopper's instructions.
+    queries, keys and values. portable: planned as for a GPU without Hopper's instructions, and few: which has a
+    multiprocessor for each tile.
     """
 
     new: tuple[int, ...] = (150, 1, 2, 70)
@@ -53,6 +54,7 @@ class Case:
     fp8: bool = False
     gap: int = 0
     portable: bool = False
+    few: bool = False
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
@@ -61,7 +63,10 @@ class Case:
     @property
     def traits(self) -> DeviceTraits:
         traits = KernelDevice.current().traits
-        return replace(traits, capability=(8, 9), shared_bytes=101376) if self.portable else traits
+        if not self.portable:
+            return traits
+        count = traits.multiprocessors if self.few else 1
+        return replace(traits, capability=(8, 9), multiprocessors=count, shared_bytes=101376)
 
     @property
     def op(self) -> OpSpec:
@@ -157,8 +162,8 @@ def compare(case: Case, y: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 BASE = Case()
-# Hopper's products where the GPU has them, warp-level products, and float.
-BASES = [BASE, replace(BASE, portable=True), replace(BASE, dtype=F32)]
+# Hopper's products where the GPU has them, warp-level products in tiles of both kinds, and float.
+BASES = [BASE, replace(BASE, portable=True), replace(BASE, portable=True, few=True), replace(BASE, dtype=F32)]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
@@ -279,7 +284,7 @@ def test_a_row_does_not_depend_on_its_neighbours(base):
     assert torch.equal(together[150:], run(alone, [query[150:], pool, table[1:], bounds, lengths[1:], sinks]))
 
 
-FP8 = [replace(BASE, fp8=True), replace(BASE, fp8=True, portable=True)]
+FP8 = [replace(BASE, fp8=True), *(replace(BASE, fp8=True, portable=True, few=few) for few in (False, True))]
 over_e4m3 = pytest.mark.parametrize("base", FP8, ids=str)
 
 

@@ -85,6 +85,15 @@ def test_every_type_and_head_dim_fits_every_gpu(architecture):
         assert launch.overlap == (device.capability >= (9, 0))
 
 
+@pytest.mark.parametrize(("tokens", "head_dim", "warps"), [(512, 128, 8), (544, 128, 4), (512, 64, 4), (512, 192, 4)])
+def test_tiles_that_leave_multiprocessors_idle_have_more_warps(tokens: int, head_dim: int, warps: int):
+    """128 multiprocessors; 8 KV heads, and 16 or 17 tiles of 128 queries for each, of 4 query heads at every token."""
+    device = replace(ADA, multiprocessors=128)
+    launch = planned(device, rows=1, tokens=tokens, head_dim=head_dim)
+    assert launch.block == (32 * warps, 1, 1) and dict(launch.source.defines)["WARPS"] == str(warps)
+    assert launch.source in set(prefill_sources())
+
+
 def test_strides_and_attributes_reach_the_kernel():
     params = planned(gap=64, sliding_window=7, softcap=30.0, scale=0.5).params
     assert (params.query_token, params.query_head) == (32 * 128 + 64, 128)

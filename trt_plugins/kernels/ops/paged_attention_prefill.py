@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridge.artifact.dtypes import DType
@@ -22,7 +22,7 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 
 MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefill_mma"
 WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"
-_MMA_THREADS, _WGMMA_THREADS = 128, 384
+_WGMMA_THREADS = 384
 _STAGES = 2  # tiles of keys, and of values, in Hopper's shared memory
 _PANEL = 64  # columns of a row that Hopper's products read as one piece
 _WORK_BYTES = 24  # what the block computes at a time
@@ -33,7 +33,8 @@ _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 class PrefillVariant:
     """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3.
 
-    wide: keys are found by heads in place of 16 bytes, in larger pools.
+    wide: keys are found by heads in place of 16 bytes, in larger pools. warps: that share the rows of a tile, without
+    Hopper's products.
     """
 
     dtype: DType
@@ -44,6 +45,11 @@ class PrefillVariant:
     hopper: bool = False
     fp8: bool = False
     wide: bool = False
+    warps: int = 4
+
+    @property
+    def threads(self) -> int:
+        return _WGMMA_THREADS if self.hopper else 32 * self.warps
 
     @property
     def shared_bytes(self) -> int:
@@ -68,6 +74,7 @@ class PrefillVariant:
             defines["WIDE_POOL"] = "1"
         if self.hopper:
             return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines | {"STAGES": _STAGES})
+        defines["WARPS"] = self.warps
         return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32)
 
 
@@ -89,7 +96,7 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, 
     launch = KernelLaunch(
         source,
         (min(blocks, device.multiprocessors) if variant.hopper else blocks, 1, 1),
-        (_WGMMA_THREADS if variant.hopper else _MMA_THREADS, 1, 1),
+        (variant.threads, 1, 1),
         params,
         paged.pointers(),
         variant.shared_bytes,
@@ -120,28 +127,39 @@ def prefill_sources() -> Iterator[KernelSource]:
     for head_dim, fp8 in itertools.product((64, 128, 256), (False, True)):
         yield _mma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
+    for softcap, fp8 in itertools.product((False, True), repeat=2):
+        yield _more_warps(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
     softcap = float(paged.call.attributes["softcap"]) != 0.0
-    choose = _wgmma_variant if hopper else _mma_variant
-    return choose(paged.dtype, paged.head_dim, softcap, paged.is_fp8, _is_wide(paged))
+    kind = paged.dtype, paged.head_dim, softcap, paged.is_fp8, _is_wide(paged)
+    if hopper:
+        return _wgmma_variant(*kind)
+    variant = _mma_variant(*kind)
+    blocks = paged.tokens * paged.group // variant.rows * paged.kv_heads
+    return _more_warps(variant) if blocks <= device.multiprocessors else variant
 
 
 def _mma_variant(
     dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False, wide: bool = False
 ) -> PrefillVariant:
-    """Tiles whose accumulators fit the registers, and which fit 99 KiB of shared memory."""
+    """Tiles whose accumulators fit the registers, and of which two fit 99 KiB of shared memory up to 128 columns."""
     if dtype is DType.FLOAT32:
         rows, keys = 64, 32 if head_dim <= 128 else 16
     elif head_dim <= 64:
         rows, keys = 128, 64
     elif head_dim <= 128:
-        rows, keys = (64, 64) if softcap or fp8 or wide else (128, 32)
+        rows, keys = (64, 64) if wide else (128, 32)
     else:
         rows, keys = 64, 32
     return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8, wide=wide)
+
+
+def _more_warps(variant: PrefillVariant) -> PrefillVariant:
+    """For grids of at most one block for each multiprocessor: twice the warps, each with half the rows."""
+    return replace(variant, keys=64, warps=8) if 64 < variant.head_dim <= 128 and variant.rows == 128 else variant
 
 
 def _wgmma_variant(
