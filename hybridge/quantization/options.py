@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridge.artifact.errors import SettingError
-from hybridge.artifact.settings import check_settings, setting
+from hybridge.artifact.settings import bad_value, check_settings, setting
 from hybridge.exporter.rounding.roles import FORMATS, GROUP_SIZES, INT4, INT8
 
 RTN, MSE, AWQ, GPTQ = "rtn", "mse", "awq", "gptq"
@@ -58,6 +58,8 @@ class QuantizeOptions:
         check_settings(self)
         if self.text is not None and not self.is_calibrated:
             raise SettingError(f"text: expected none for the method {self.method} without `bits`, found {self.text}")
+        if self.bits is not None and not (isinstance(self.bits, int | float) and 4 <= self.bits <= 12):
+            raise bad_value("bits", "a number from 4 to 12", self.bits)
         if self.bits is not None and self.format != INT4:
             raise SettingError(f"format: expected {INT4} with `bits`, which mixes formats, found {self.format}")
         if self.bits is not None and self.group_size is not None:

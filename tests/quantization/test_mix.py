@@ -88,6 +88,8 @@ def test_bits_that_cannot_be_reached(tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", tie_word_embeddings=False)
     with pytest.raises(SettingError, match=r"bits: expected 5\.\d\d or more for this model, found 4\.1"):
         hybridge.quantize(checkpoint, tmp_path / "out", bits=4.1)
+    with pytest.raises(SettingError, match="bits: expected a number from 4 to 12, found nan"):
+        hybridge.quantize(checkpoint, tmp_path / "out", bits=float("nan"))
     with pytest.raises(SettingError, match="format: expected int4 with `bits`, which mixes formats, found fp8"):
         hybridge.quantize(checkpoint, tmp_path / "out", bits=5, format="fp8")
     with pytest.raises(SettingError, match="group_size: expected none with `bits`, which mixes them, found 32"):
