@@ -12,6 +12,8 @@ from tests.project.pages import PAGES
 from tests.project.test_wheel import ROOT
 
 MACHINE_PATH = re.compile(r"(?<![\w.{}$:/-])/(?:home|root|Users|work|workspace)/\w+")
+# Of a merge; the third mark may underline a title.
+CONFLICT = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
 LARGEST_FILE = 12 << 20
 
 
@@ -22,14 +24,15 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in names.split("\0") if name and (ROOT / name).is_file()]
 
 
-def test_no_file_names_a_folder_of_one_machine() -> None:
+def test_no_file_names_a_folder_of_one_machine_or_has_marks_of_a_conflict() -> None:
     found = []
     for path in tracked():
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in MACHINE_PATH.finditer(text)]
+        for pattern in (MACHINE_PATH, CONFLICT):
+            found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(text)]
     assert not found
 
 
