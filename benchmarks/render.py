@@ -153,15 +153,11 @@ def _serving(document: Document) -> dict[str, str]:
     rows = [(name, spread_cell(spread)) for name, spread in results["tokens_per_second"].items()]
     names = ("first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99")
     latencies = [(load, *(f"{values[n]:.3g}" for n in names)) for load, values in results["latency_ms"].items()]
-    alone = {tokens: values.items() for tokens, values in results["first_token_ms"].items()}
-    cells = [(tokens, *(spread_cell(spread) for _, spread in values)) for tokens, values in alone.items()]
-    ways = [way for way, _ in next(iter(alone.values()))]
     heads = ("load", "first token, ms: p50", "p99", "between tokens, ms: p50", "p99")
     sizes = {"requests": "requests", "batch": "batch", "prompt": "prompt", "new": "new_tokens"}
     return {
         "serving": table(("", "tokens/s"), [*rows, ("**batched, times dense**", spread_cell(results["ratio"]))]),
         "latencies": table(heads, latencies),
-        "alone": table(("tokens", *ways), cells),
         **{f"serving_{name}": str(settings[key]) for name, key in sizes.items()},
     }
 
