@@ -56,8 +56,9 @@ def test_a_client_that_stops_reading_ends_its_request(demo: ModelSettings) -> No
         with connection:
             connection.connect((host, int(port)))
             connection.sendall(head.encode() + text)
-            until(lambda: served.lines("stalled"))
-            assert served.model().running == 0
+            # Linux may end the connection before the server notices that the client stalls.
+            until(lambda: served.model().running == 4)
+            until(lambda: served.model().running == 0)
         steps = served.model().llm.loop.steps
         assert steps < 1900
         assert served.post("/v1/completions", prompt="The sea", max_tokens=3)["choices"]
