@@ -56,9 +56,11 @@ def test_a_client_that_stops_reading_ends_its_request(demo: ModelSettings) -> No
         with connection:
             connection.connect((host, int(port)))
             connection.sendall(head.encode() + text)
-            # Linux may end the connection before the server notices that the client stalls.
-            until(lambda: served.model().running == 4)
+            # Linux ends the connection before its buffers are full, so the server need not find that the client stalls.
+            until(lambda: served.lines("request"))
             until(lambda: served.model().running == 0)
+        (ended,) = served.lines("request")
+        assert ended["abandoned_tokens"] > 0
         steps = served.model().llm.loop.steps
         assert steps < 1900
         assert served.post("/v1/completions", prompt="The sea", max_tokens=3)["choices"]
