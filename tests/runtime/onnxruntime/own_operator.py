@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 
 INSTRUCTIONS = {"portable": 1, "avx2": 2, "avx512": 3, "neon": 4}
+EACH_SET = pytest.mark.parametrize("instructions", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.int32): TensorProto.INT32,
