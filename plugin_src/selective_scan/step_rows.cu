@@ -2,7 +2,7 @@
 //
 // Macros: those of channel_state.cuh; THREADS; ROWS. Grid: x covers the channels, y the rows in groups of ROWS. A thread
 // writes only the elements of the state that it has read, so that it may be updated in place.
-#include "selective_scan/channel_state.cuh"
+#include "selective_scan/token.cuh"
 
 namespace {
 
@@ -10,27 +10,17 @@ namespace {
 struct RowInputs {
     RowView view;
     StoredState state;
-    Access<DATA_T, GROUP_ACCESS> B[ELEMENTS / GROUP_ACCESS], C[ELEMENTS / GROUP_ACCESS];
-    DATA_T x, dt;
+    Token token;
 
     __device__ __forceinline__ void load(const SelectiveScan& params, int row, int channel, int lane) {
         view = {0, 0, -1, 0, 0};
-        x = dt = from_float<DATA_T>(0.0f);  // set without a token too: softplus branches on it
+        token.x = token.dt = from_float<DATA_T>(0.0f);  // set without a token too: softplus branches on it
         if (row >= params.rows.rows) return;
         view = row_view(params.rows, row);
         if (view.slot < 0) return;
         state.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot, channel, lane);
         if (view.length < 1) return;
-        const int64_t at = view.first_token, group = channel / params.channels_per_group;
-        x = static_cast<const DATA_T*>(params.x)[view.row * params.x_row + at * params.x_token + channel];
-        dt = static_cast<const DATA_T*>(params.dt)[view.row * params.dt_row + at * params.dt_token + channel];
-        const DATA_T* B_row = static_cast<const DATA_T*>(params.B) + view.row * params.B_row + at * params.B_token;
-        const DATA_T* C_row = static_cast<const DATA_T*>(params.C) + view.row * params.C_row + at * params.C_token;
-#pragma unroll
-        for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) {
-            B[e / GROUP_ACCESS].load(B_row + group * params.B_group + element(lane, e));
-            C[e / GROUP_ACCESS].load(C_row + group * params.C_group + element(lane, e));
-        }
+        token.load(params, view, 0, channel, lane);
     }
 };
 
@@ -61,11 +51,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             float B[ELEMENTS], C[ELEMENTS];
 #pragma unroll
             for (int e = 0; e < ELEMENTS; e += GROUP_ACCESS) {
-                row.B[e / GROUP_ACCESS].unpack(B + e);
-                row.C[e / GROUP_ACCESS].unpack(C + e);
+                row.token.B[e / GROUP_ACCESS].unpack(B + e);
+                row.token.C[e / GROUP_ACCESS].unpack(C + e);
             }
             state.unpack(row.state);
-            const float step = time_step(params, row.dt, bias), x = to_float(row.x);
+            const float step = time_step(params, row.token.dt, bias), x = to_float(row.token.x);
             sum = fmaf(skip, x, state.update(step, step * x, B, C));
             row.state = state.packed();
         }
