@@ -47,5 +47,5 @@ def test_a_build_holds_the_weights_once(tmp_path: Path) -> None:
         for folder in ("checkpoint", "out"):
             shutil.rmtree(tmp_path / folder, ignore_errors=True)
     assert weights > 1.4e9
-    # 2.1 to 2.7 GB were seen: how many of the pages that were read are still resident differs between runs.
-    assert weights < int(result.stdout) < 1.3 * weights + 1.2e9
+    # 1.83 GB in three runs, one of them beside two busy processes on the same core.
+    assert weights < int(result.stdout) < 1.3 * weights + 4e8

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-INTERVAL_SECONDS = 0.1
+# TensorRT reads about 7 GB/s of cached pages, so at most some 70 MB stay resident: with 0.1 s it was 0.75 GB.
+INTERVAL_SECONDS = 0.01
 # From <sys/mman.h> of Linux.
 _MADV_DONTNEED = 4
 
