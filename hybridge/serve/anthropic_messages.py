@@ -75,8 +75,7 @@ def _text(blocks: Sequence[TextBlock]) -> str:
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = {"name": tool["name"], "parameters": tool["input_schema"]}
-    if "description" in tool:
-        function["description"] = tool["description"]
+    function |= {key: tool[key] for key in ("description", "strict") if key in tool}
     return {"type": "function", "function": function}
 
 

@@ -27,14 +27,15 @@ class Chat:
     add_generation_prompt: bool = True
 
     @property
-    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that the prompt shows to the model."""
-        return () if self.tool_choice == NONE else self.tools
+    def functions(self) -> list[Mapping[str, Any]]:
+        """The functions of the tools that the model may call."""
+        return [] if self.tool_choice == NONE else [tool["function"] for tool in self.tools]
 
     @property
-    def functions(self) -> list[Mapping[str, Any]]:
-        """The functions of these tools."""
-        return [tool["function"] for tool in self.shown_tools]
+    def shown_tools(self) -> Sequence[Mapping[str, Any]]:
+        """These tools as the prompt shows them to the model."""
+        shown = [{key: value for key, value in each.items() if key != "strict"} for each in self.functions]
+        return [{"type": "function", "function": function} for function in shown]
 
     @property
     def forced(self) -> list[Mapping[str, Any]]:

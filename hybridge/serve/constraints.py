@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.chat_output import ChatFormat
-from hybridge.runtime.chat_output.call_grammar import CallGrammar, Function
+from hybridge.runtime.chat_output.call_grammar import CallGrammar
+from hybridge.runtime.chat_output.call_rules import Function
 from hybridge.runtime.chat_output.parser import opens_reasoning
 from hybridge.runtime.chat_output.tagged_answer import THINK, THINK_END
 from hybridge.runtime.sampling import AllowedTokens
@@ -36,29 +38,68 @@ async def allowed_tokens(
         )
     reasons = kind.reasons and opens_reasoning(prompt_end)
     if chat.forced:
-        return await model.grammars.allowed_tokens(_calls(model, chat, kind, chat.forced, reasons))
-    content = None if chat.grammar is None else await model.grammars.allowed_tokens(chat.grammar)
-    if content is not None and chat.functions:
-        content = _either(
-            content, await model.grammars.allowed_tokens(_calls(model, chat, kind, chat.functions, False))
-        )
-    if not kind.reasons or (chat.thinking_budget is None and not (content and reasons)):
+        return await _of_calls(model, _lark(_grammar(model, kind, reasons).calls, chat, chat.forced))
+    content = None
+    if chat.grammar is not None:
+        content = await model.grammars.allowed_tokens(chat.grammar)
+        if chat.functions:
+            calls = _lark(_grammar(model, kind, False).calls, chat, chat.functions)
+            content = _either(content, await _of_calls(model, calls))
+    elif any(function.get("strict") for function in chat.functions):
+        content = await _of_calls(model, _strict_calls(model, chat, kind, reasons))
+        if chat.thinking_budget is None and not _has_reasoning_tokens(model):
+            return content  # the grammar includes the reasoning
+    reopens = chat.grammar is None
+    if not kind.reasons or (chat.thinking_budget is None and not (content and (reasons or reopens))):
         return content
     begin, end = _token(model.llm.tokenizer, THINK), _token(model.llm.tokenizer, THINK_END)
     words, budget = -(-model.llm.config.vocab_size // 32), chat.thinking_budget
-    return lambda: _AroundReasoning(begin, end, reasons, budget, words, None if content is None else content())
+    stop = model.llm.eos_token_ids[0] if content and reopens else None
+    return lambda: _AroundReasoning(begin, end, reasons, budget, words, None if content is None else content(), stop)
 
 
-def _calls(
-    model: ServedModel, chat: Chat, kind: ChatFormat, functions: Sequence[Mapping[str, Any]], in_reasoning: bool
-) -> str:
-    """The grammar of calls of ``functions``."""
-    added = {} if model.llm.tokenizer is None else model.llm.tokenizer.added_tokens
-    special = {text for text, is_special in added.items() if is_special}
+async def _of_calls(model: ServedModel, grammar: str) -> Callable[[], AllowedTokens]:
+    try:
+        return await model.grammars.allowed_tokens(grammar)
+    except RequestError as error:
+        raise ApiError(400, f"tools: {str(error).removeprefix('response_format: ')}", param="tools") from error
+
+
+def _strict_calls(model: ServedModel, chat: Chat, kind: ChatFormat, in_reasoning: bool) -> str:
+    """The grammar of any text in which calls are those of the chat's tools."""
+    if _has_reasoning_tokens(model):
+        kind, in_reasoning = replace(kind, reasons=False), False
+    functions = chat.functions
+    if kind.harmony:  # other calls are left to the model
+        functions = [each for each in functions if each.get("strict")]
+    return _lark(_grammar(model, kind, in_reasoning).calls_in_text, chat, functions)
+
+
+def _has_reasoning_tokens(model: ServedModel) -> bool:
+    """Whether the tags of reasoning are one token each."""
+    tokenizer = model.llm.tokenizer
+    return tokenizer is not None and all(
+        len(tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in (THINK, THINK_END)
+    )
+
+
+def _grammar(model: ServedModel, kind: ChatFormat, in_reasoning: bool) -> CallGrammar:
+    special = {} if model.llm.tokenizer is None else model.llm.tokenizer.special_token_ids
+    return CallGrammar(kind, special, model.llm.eos_token_ids, in_reasoning)
+
+
+def _lark(write: Callable[[Sequence[Function], bool], str], chat: Chat, functions: Sequence[Mapping[str, Any]]) -> str:
+    """The grammar that ``write`` makes for ``functions``; RequestError where a schema is wrong."""
+    forced = bool(chat.forced) or chat.grammar is not None
     found = [
-        Function(each["name"], {**(each.get("parameters") or {}), "x-guidance": JSON_OPTIONS}) for each in functions
+        Function(
+            each["name"],
+            {**(each.get("parameters") or {}), "x-guidance": JSON_OPTIONS},
+            forced or bool(each.get("strict")),
+        )
+        for each in functions
     ]
-    return lark_grammar(CallGrammar(kind, special, in_reasoning).lark(found, chat.most_calls != 1))
+    return lark_grammar(write(found, chat.most_calls != 1))
 
 
 def _either(*makers: Callable[[], AllowedTokens]) -> Callable[[], AllowedTokens]:
@@ -82,9 +123,13 @@ class _Either:
             prepare_mask(source)
 
     def accept(self, token: int) -> None:
-        self._sources = [source for source, mask in self._masks if int(mask[token // 32]) >> (token % 32) & 1]
+        self._sources = [source for source, mask in self._masks if _has(mask, token)]
         for source in self._sources:
             source.accept(token)
+
+
+def _has(mask: np.ndarray, token: int) -> int:
+    return int(mask[token // 32]) >> (token % 32) & 1
 
 
 def _token(tokenizer: Tokenizer | None, text: str) -> int:
@@ -100,22 +145,38 @@ def _token(tokenizer: Tokenizer | None, text: str) -> int:
 class _AroundReasoning:
     """``AllowedTokens``: all while the model reasons, then those of ``content``.
 
-    After ``budget`` tokens of reasoning, it has to end; None is no limit.
+    After ``budget`` tokens of reasoning, it has to end; None is no limit. In a content with ``stop``, a token that
+    ends the answer, reasoning may begin again wherever that is allowed.
     """
 
     def __init__(
-        self, begin: int, end: int, reasons: bool, budget: int | None, words: int, content: AllowedTokens | None
+        self,
+        begin: int,
+        end: int,
+        reasons: bool,
+        budget: int | None,
+        words: int,
+        content: AllowedTokens | None,
+        stop: int | None = None,
     ) -> None:
         self._begin, self._end, self._reasons, self._budget = begin, end, reasons, budget
         self._all = np.full(words, 0xFFFFFFFF, np.uint32)
         self._only_end = np.zeros(words, np.uint32)
         self._only_end[end // 32] = 1 << (end % 32)
-        self._content, self._tokens = content, 0
+        self._only_begin = np.zeros(words, np.uint32)
+        self._only_begin[begin // 32] = 1 << (begin % 32)
+        self._content, self._stop, self._tokens = content, stop, 0
 
     def mask(self) -> np.ndarray:
         if self._reasons:
             return self._only_end if self._budget is not None and self._tokens >= self._budget else self._all
-        return self._all if self._content is None else self._content.mask()
+        if self._content is None:
+            return self._all
+        mask = self._content.mask()
+        return mask.view(np.uint32) | self._only_begin if self._may_begin(mask) else mask
+
+    def _may_begin(self, mask: np.ndarray) -> bool:
+        return self._stop is not None and bool(_has(mask, self._stop))
 
     def prepare(self) -> None:
         """As ``AllowedTokens`` says."""
@@ -134,7 +195,7 @@ class _AroundReasoning:
         if self._reasons:
             self._tokens += 1
             self._reasons = token != self._end
-        elif self._content is not None:
-            self._content.accept(token)
-        else:
+        elif self._content is None or (token == self._begin and self._may_begin(self._content.mask())):
             self._reasons = token == self._begin
+        else:
+            self._content.accept(token)

@@ -1,4 +1,4 @@
-"""Lark grammars (llguidance's dialect) of answers that consist of tool calls, for requests that force one.
+"""Lark grammars (llguidance's dialect) of answers with tool calls whose arguments follow the tools' schemas.
 
 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 """
@@ -6,118 +6,138 @@ https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
+from hybridge.runtime.chat_output.call_rules import Function, json_arguments, json_call, python_call, xml_call
 from hybridge.runtime.chat_output.format import HERMES, LFM2, QWEN3_XML, ChatFormat, ToolFormat
-from hybridge.runtime.chat_output.schemas import is_string, parameter_types
-from hybridge.runtime.chat_output.tagged_answer import THINK_END
+from hybridge.runtime.chat_output.harmony_answer import ENDS, MESSAGE
+from hybridge.runtime.chat_output.tagged_answer import THINK, THINK_END
 
-_EMPTY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-@dataclass(frozen=True)
-class Function:
-    """A tool; ``parameters`` is the JSON schema of its arguments."""
-
-    name: str
-    parameters: Mapping[str, Any]
+# Text of ordinary tokens.
+_TEXT = "TEXT: /(?s:.+)/"
 
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """special: the tokenizer's special tokens, which a grammar names instead of spelling them.
+    """special: ids of the tokenizer's special tokens, which a grammar names instead of spelling them.
 
-    in_reasoning: the answer begins within reasoning, which may have any length.
+    stops: tokens that end the answer. in_reasoning: it begins within reasoning, which may have any length.
     """
 
     chat: ChatFormat
-    special: Collection[str] = ()
+    special: Mapping[str, int] = field(default_factory=dict)
+    stops: Collection[int] = ()
     in_reasoning: bool = False
 
-    def lark(self, functions: Sequence[Function], parallel: bool) -> str:
+    def calls(self, functions: Sequence[Function], parallel: bool) -> str:
         """The grammar of one call of one of ``functions``, or of several with ``parallel``; in harmony always one."""
-        named = {f"call_{index}": function for index, function in enumerate(functions)}
-        any_call = f"any_call: {' | '.join(named)}"
-        rules = [line for name, function in named.items() for line in self._call(name, function)]
         if self.chat.harmony:
-            return "\n".join(["start: any_call", any_call, *rules])
-        tools = self.chat.tools
-        assert tools is not None, "the format has no tool calls"
-        thinking = ["thinking"] if self.in_reasoning else []
+            start, rules = "any_call", self._message_calls(functions)
+        else:
+            tools = self._tools
+            start, rules = f"{self._text(tools.begin)} {self._after_begin(parallel)}", self._tagged_calls(functions)
+            if tools in (HERMES, QWEN3_XML) and parallel:
+                start = f'{start} ("\\n" {start})*'
+            if self.in_reasoning:
+                start = f'thought "\\n\\n" {start}'
+                rules += [*self._thought(), _TEXT]
+        return "\n".join([f"start: {start}", *rules])
+
+    def calls_in_text(self, functions: Sequence[Function], parallel: bool) -> str:
+        """The grammar of any text in which each call is one of ``functions``."""
+        if self.chat.harmony:
+            return self._calls_in_messages(functions)
+        begin, reasons = self._tools.begin, self.chat.reasons
+        part, end = f"before_call {self._after_begin(parallel)}", "text"
+        rules = [*self._tagged_calls(functions), *self._until("before_call", begin)]
+        if reasons:
+            part, end = f"{part} | before_thought thought", "(text | before_thought open_thought)"
+            rules += [*self._until("before_thought", THINK), *self._thought()]
+        start = f"({part})* {end}"
+        if self.in_reasoning:
+            start = f"thought {start} | open_thought"
+        others = self._others(begin, *([THINK, THINK_END] if reasons else []))
+        return "\n".join([f"start: {start}", *rules, f"text: {_any_text(others)}", _TEXT])
+
+    @property
+    def _tools(self) -> ToolFormat:
+        assert self.chat.tools is not None, "the format has no tool calls"
+        return self.chat.tools
+
+    def _after_begin(self, parallel: bool) -> str:
+        """What follows the tag that begins calls."""
+        end = self._text(self._tools.end)
+        if self._tools in (HERMES, QWEN3_XML):
+            return f'"\\n" any_call "\\n" {end}'
+        calls = 'any_call (", " any_call)*' if parallel else "any_call"
+        return f'"[" {calls} "]" {end}'
+
+    def _tagged_calls(self, functions: Sequence[Function]) -> list[str]:
+        """The rule of any call, without the tags around it."""
+        write = {QWEN3_XML: xml_call, LFM2: python_call}.get(self._tools, json_call)
+        rules = [line for index, function in enumerate(functions) for line in write(f"call_{index}", function)]
+        return [_any_call(functions), *rules]
+
+    def _message_calls(self, functions: Sequence[Function]) -> list[str]:
+        """Harmony's rule of any call as a message, without its end."""
+        channel, constrain, message = map(self._text, ("<|channel|>", "<|constrain|>", MESSAGE))
+        return [
+            _any_call(functions),
+            *(
+                f"call_{index}: {channel} {json.dumps(f'commentary to=functions.{function.name} ')} {constrain} "
+                f'"json" {message} {json_arguments(function)}'
+                for index, function in enumerate(functions)
+            ),
+        ]
+
+    def _calls_in_messages(self, functions: Sequence[Function]) -> str:
+        """Harmony's messages, where the body of one to a function follows its schema."""
+        names = _regex_of([function.name for function in functions])
+        end, others = " | ".join(map(self._text, ENDS)), self._others(MESSAGE, *ENDS)
+        header = "(before_message | before_name OTHER_NAME? after_name)"
         return "\n".join(
             [
-                " ".join(["start:", *thinking, self._calls(tools, parallel)]),
-                any_call,
-                *rules,
-                *self._reasoning(thinking),
+                f"start: (before_name any_call ({end}) | {header} before_end)* (before_name any_call | {header}? text)",
+                _any_call(functions),
+                *(
+                    f"call_{index}: {json.dumps(function.name)} after_name {json_arguments(function)}"
+                    for index, function in enumerate(functions)
+                ),
+                rf"OTHER_NAME: /[^\s<]+/ & ~/{names}/",
+                *self._until("before_name", "to=functions."),
+                *self._until("before_message", MESSAGE),
+                *self._until("before_end", *ENDS),
+                *self._after_name(others),
+                f"text: {_any_text(others)}",
+                _TEXT,
             ]
         )
 
-    def _calls(self, tools: ToolFormat, parallel: bool) -> str:
-        begin, end = self._text(tools.begin), self._text(tools.end)
-        if tools in (HERMES, QWEN3_XML):
-            call = f'{begin} "\\n" any_call "\\n" {end}'
-            return f'{call} ("\\n" {call})*' if parallel else call
-        calls = 'any_call (", " any_call)*' if parallel else "any_call"
-        return f'{begin} "[" {calls} "]" {end}'
+    def _until(self, rule: str, *markers: str, text: str = "text") -> list[str]:
+        """The rules of any text through the first of ``markers``."""
+        spelled = _regex_of([marker for marker in markers if marker not in self.special])
+        ends = [*(marker for marker in markers if marker in self.special), *([f"{rule}_text"] if spelled else [])]
+        rules = [f"{rule}: {text} ({' | '.join(ends)})"]
+        return [*rules, f"{rule}_text[lazy]: /(?s:.*){spelled}/"] if spelled else rules
 
-    def _reasoning(self, thinking: Sequence[str]) -> list[str]:
-        if not thinking:
-            return []
-        if THINK_END in self.special:
-            return [f'thinking: /(?s:.*)/ {THINK_END} "\\n\\n"']
-        return ['thinking: any_thought "\\n\\n"', f"any_thought[suffix={json.dumps(THINK_END)}]: /(?s:.*)/"]
+    def _thought(self) -> list[str]:
+        """The rules of the rest of a thought, through its end."""
+        open_thought = f"open_thought: {_any_text(self._others(THINK_END))}"
+        return [open_thought, *self._until("thought", THINK_END, text="open_thought")]
 
-    def _call(self, rule: str, function: Function) -> list[str]:
-        """The rules of one function's call, without the tags around it."""
-        schema = {**_EMPTY_OBJECT, **function.parameters} if function.parameters else _EMPTY_OBJECT
-        if self.chat.harmony:
-            header = f"commentary to=functions.{function.name} "
-            parts = [self._text("<|channel|>"), json.dumps(header), self._text("<|constrain|>"), '"json"']
-            return [f"{rule}: {' '.join(parts)} {self._text('<|message|>')} %json {json.dumps(schema)}"]
-        if self.chat.tools is QWEN3_XML:
-            return self._xml_call(rule, function, schema)
-        if self.chat.tools is LFM2:
-            return self._python_call(rule, function, schema)
-        head = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
-        return [f'{rule}: {head} %json {json.dumps(schema)} "}}"']
+    def _after_name(self, others: str) -> list[str]:
+        """Harmony's rules of the rest of a header whose last text is the name of a function."""
+        if MESSAGE not in self.special:
+            return [rf"after_name[lazy]: /([\s<](?s:.*))?{_regex_of([MESSAGE])}/"]
+        more = f"({others} TEXT?)*" if others else ""
+        return [f"after_name: SPACED? {more} {MESSAGE}", r"SPACED: /\s(?s:.*)/"]
 
-    def _xml_call(self, rule: str, function: Function, schema: Mapping[str, Any]) -> list[str]:
-        rules, parts = [], [json.dumps(f"<function={function.name}>\n")]
-        for index, (key, value, required) in enumerate(_parameters(schema)):
-            name, begin = f"{rule}_{index}", json.dumps(f"<parameter={key}>\n")
-            if is_string(parameter_types({function.name: schema}, function.name, key)) and "enum" not in value:
-                rules.append(f"{name}: {begin} {name}_text")
-                rules.append(f'{name}_text[suffix="\\n</parameter>\\n"]: /(?s:.*)/')
-            elif all(isinstance(each, str) for each in value.get("enum", [None])):
-                texts = " | ".join(json.dumps(each) for each in value["enum"])
-                rules.append(f'{name}: {begin} ({texts}) "\\n</parameter>\\n"')
-            else:
-                rules.append(f'{name}: {begin} %json {json.dumps(value)} "\\n</parameter>\\n"')
-            parts.append(name if required else f"{name}?")
-        return [f'{rule}: {" ".join(parts)} "</function>"', *rules]
-
-    def _python_call(self, rule: str, function: Function, schema: Mapping[str, Any]) -> list[str]:
-        """Keyword arguments: the required ones first, then any others, in the schema's order."""
-        known = {f"{rule}_{index}": each for index, each in enumerate(_parameters(schema))}
-        rules = [
-            f"{name}: {json.dumps(f'{key}=')} %json {json.dumps(value)}" for name, (key, value, _) in known.items()
-        ]
-        needed = [name for name, (_, _, required) in known.items() if required]
-        others = [name for name in known if name not in needed]
-        # Rule "_rest_i": the parameters of ``others`` from i on, each of them optional.
-        rests = [f"{rule}_rest_{index}" for index in range(len(others))]
-        afters = [*rests[1:], ""][: len(others)]
-        rules += [f'{rest}: (", " {name})? {after}' for rest, name, after in zip(rests, others, afters, strict=True)]
-        arguments = ' ", " '.join(needed)
-        if needed and others:
-            arguments = f"{arguments} {rests[0]}"
-        elif others:
-            first = [f"{name} {after}" for name, after in zip(others, afters, strict=True)]
-            arguments = f"({' | '.join(first)})?"
-        return [f'{rule}: {json.dumps(f"{function.name}(")} {arguments} ")"', *rules]
+    def _others(self, *markers: str) -> str:
+        """Any special token but ``markers`` and those that end the answer; empty where there is none."""
+        ids = [id for text, id in self.special.items() if text not in markers and id not in self.stops]
+        return f"<[{','.join(map(str, ids))}]>" if ids else ""
 
     def _text(self, tag: str) -> str:
         """A tag in the grammar: by name if it is a special token."""
@@ -126,7 +146,15 @@ class CallGrammar:
         return tag if tag in self.special else json.dumps(tag)
 
 
-def _parameters(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Name, schema and whether it is required, of each parameter."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
-    return [(key, value if isinstance(value, Mapping) else {}, key in required) for key, value in properties.items()]
+def _any_text(others: str) -> str:
+    """Any text, with the special tokens ``others``."""
+    return f"(TEXT{f' | {others}' if others else ''})*"
+
+
+def _regex_of(texts: Sequence[str]) -> str:
+    """A regex of one of ``texts``, empty where there is none."""
+    return f"({'|'.join(map(re.escape, texts))})".replace("/", r"\/") if texts else ""
+
+
+def _any_call(functions: Sequence[Function]) -> str:
+    return f"any_call: {' | '.join(f'call_{index}' for index in range(len(functions)))}"

@@ -14,8 +14,8 @@ from hybridge.runtime.chat_output.text_stream import Parsing, TextStream
 from hybridge.runtime.chat_output.trimmed_text import TrimmedText
 from hybridge.runtime.chat_output.writer import AnswerWriter
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+MESSAGE, _START = "<|message|>", "<|start|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
 
@@ -25,7 +25,7 @@ def harmony_answer(stream: TextStream, answer: AnswerWriter) -> Parsing[None]:
     begun: set[TrimmedText] = set()
     while True:
         parts: list[str] = []
-        marker = yield from stream.until((_MESSAGE,), parts.append)
+        marker = yield from stream.until((MESSAGE,), parts.append)
         header = "".join(parts)
         if not marker:
             # Text without a message, except the role of one that has not begun.
@@ -39,7 +39,7 @@ def _message(stream: TextStream, answer: AnswerWriter, header: str, begun: set[T
     recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
     if recipient is not None:
         answer.calls.start(recipient[1])
-        end = yield from stream.until(_ENDS, answer.calls.arguments)
+        end = yield from stream.until(ENDS, answer.calls.arguments)
         # The end of a call ends the answer, so it is not in the text.
         answer.calls.end(bool(end) or stream.ended)
         return
@@ -48,6 +48,6 @@ def _message(stream: TextStream, answer: AnswerWriter, header: str, begun: set[T
     if text in begun:
         text.push("\n\n")
     begun.add(text)
-    yield from stream.until(_ENDS, text.push)
+    yield from stream.until(ENDS, text.push)
     answer.in_reasoning = False
     text.flush()

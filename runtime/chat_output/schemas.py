@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybridge.runtime.chat_output.json_text import loaded
+from hybridge.runtime.chat_output.parameter_schemas import resolved
 
 # Name of a function -> JSON schema of its arguments.
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -15,9 +16,10 @@ _STRING = "string"
 
 def parameter_types(schemas: Schemas, function: str, parameter: str) -> frozenset[str]:
     """The JSON types that the parameter accepts; empty where the schema does not say."""
-    properties = schemas.get(function, {}).get("properties")
+    root = schemas.get(function, {})
+    properties = root.get("properties")
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
-    return _types(schema)
+    return _types(schema, root)
 
 
 def is_string(types: frozenset[str]) -> bool:
@@ -37,18 +39,29 @@ def _accepts(types: frozenset[str], value: object) -> bool:
     return _json_type(value) in types or ("integer" in types and whole)
 
 
-def _types(schema: object) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(each for each in named if isinstance(each, str))
-    if isinstance(schema.get("enum"), list):
-        return frozenset(_json_type(each) for each in schema["enum"])
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    return frozenset().union(*map(_types, parts)) if isinstance(parts, list) else frozenset()
+def _types(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The types of ``schema``, which may refer to other parts of ``root``, and to itself."""
+    found: set[str] = set()
+    known: set[int] = set()
+    waiting = [schema]
+    while waiting:
+        each = resolved(waiting.pop(), root)
+        if not isinstance(each, Mapping) or id(each) in known:
+            continue
+        known.add(id(each))
+        named = each.get("type")
+        parts = each.get("anyOf") or each.get("oneOf") or each.get("allOf")
+        if isinstance(named, str):
+            found.add(named)
+        elif isinstance(named, list):
+            found.update(name for name in named if isinstance(name, str))
+        elif isinstance(each.get("enum"), list):
+            found.update(map(_json_type, each["enum"]))
+        elif "const" in each:
+            found.add(_json_type(each["const"]))
+        elif isinstance(parts, list):
+            waiting += parts
+    return frozenset(found)
 
 
 def _json_type(value: object) -> str:

@@ -79,6 +79,12 @@ class Tokenizer:
         return MappingProxyType(dict(self._backend.added_tokens()))
 
     @cached_property
+    def special_token_ids(self) -> Mapping[str, int]:
+        """The special tokens, by their text."""
+        texts = {self._backend.token_text(token): token for token in self._backend.special_ids()}
+        return MappingProxyType({text: token for text, token in texts.items() if text is not None})
+
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token, at least 1."""
         return max(1, self._backend.longest_token())

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hybridge.serve.schemas.base import NO_EFFECT, Finite, JsonObject, PositiveInt, RequestBody, ResponseBody
-from hybridge.serve.schemas.tools import Name
+from hybridge.serve.schemas.tools import Name, Strict
 
 # Every prompt is cached.
 CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
@@ -54,6 +54,7 @@ class CustomTool(RequestBody):
     name: Name
     description: str | None = None
     input_schema: JsonObject
+    strict: Strict = None
     type: Literal["custom"] | None = None
     cache_control: CacheControl = None
 

@@ -19,7 +19,7 @@ from hybridge.serve.schemas.base import (
     ServiceTier,
     Text,
 )
-from hybridge.serve.schemas.tools import Name
+from hybridge.serve.schemas.tools import Name, Strict
 
 Status = Literal["in_progress", "completed", "incomplete"]
 ItemStatus = Annotated[Status | None, NO_EFFECT]
@@ -98,7 +98,7 @@ class ResponseTool(RequestBody):
     name: Name
     description: Text | None = None
     parameters: JsonObject | None = None
-    strict: Annotated[bool | None, NO_EFFECT] = None
+    strict: Strict = None
 
 
 class ResponseNamedTool(RequestBody):

@@ -6,18 +6,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import NO_EFFECT, JsonObject, RequestBody
+from hybridge.serve.schemas.base import JsonObject, RequestBody
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
+Strict = Annotated[
+    bool | None,
+    Field(
+        description="Whether calls follow the schema. Those that the request requires, or that replace a format, "
+        "always do. Arguments of a tool without strict are any JSON object where another tool is strict."
+    ),
+]
+
+
 class FunctionTool(RequestBody):
-    """``parameters``: a JSON schema of an object. Calls that ``tool_choice`` requires follow it, strict or not."""
+    """``parameters``: a JSON schema of an object."""
 
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
-    strict: Annotated[bool | None, NO_EFFECT] = None
+    strict: Strict = None
 
 
 class Tool(RequestBody):

@@ -33,7 +33,13 @@ SCHEMAS = {
             "where": {"anyOf": [{"type": "object"}, {"type": "null"}]},
             "code": {"type": ["string", "number"]},
             "exact": {"enum": [True, False]},
-        }
+            "place": {"$ref": "#/$defs/Place"},
+            "self": {"anyOf": [{"$ref": "#/$defs/Self"}]},
+        },
+        "$defs": {
+            "Place": {"allOf": [{"type": "object"}]},
+            "Self": {"oneOf": [{"$ref": "#/$defs/Self"}, {"const": 7}]},
+        },
     }
 }
 TOOLS = (HERMES, QWEN3_XML, NEMOTRON, GRANITE, LFM2)
@@ -121,6 +127,11 @@ OTHER: tuple[str, dict[str, object]] = ("stop", {})
         ),
         (
             ChatFormat(QWEN3_XML),
+            '<tool_call><function=weather><parameter=place>{"a":1}</parameter><parameter=self>7</parameter></function>',
+            [("weather", {"place": {"a": 1}, "self": 7})],
+        ),
+        (
+            ChatFormat(QWEN3_XML),
             "<tool_call><function=unknown><parameter=a>1</parameter></function></tool_call>",
             [("unknown", {"a": "1"})],
         ),
@@ -141,6 +152,17 @@ OTHER: tuple[str, dict[str, object]] = ("stop", {})
             ChatFormat(LFM2),
             """<|tool_call_start|>[f(a='it\\'s )', b=[1, -2.5, {"c": null}], d=True)]<|tool_call_end|>""",
             [("f", {"a": "it's )", "b": [1, -2.5, {"c": None}], "d": True})],
+        ),
+        (
+            ChatFormat(LFM2),
+            """<|tool_call_start|>[look-up( from = "a=b, c", max-n=(1, 2), ), x.y()]<|tool_call_end|>""",
+            [("look-up", {"from": "a=b, c", "max-n": [1, 2]}), ("x.y", {})],
+        ),
+        *(
+            (ChatFormat(LFM2), text, [text])
+            for text in (
+                f"<|tool_call_start|>[{call}]" for call in ("f(1)", "f(a=1, a=2)", "f(**{})", "f(a)(b)", "1(a=1)")
+            )
         ),
         (ChatFormat(LFM2), f"<|tool_call_start|>[{CALL_JSON}]<|tool_call_end|>", [CALL]),
         (
