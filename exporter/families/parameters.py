@@ -1,6 +1,6 @@
 """Every parameter of a decoder: its name in our module, its tensor in the checkpoint, its shape. No torch.
 
-Two derived parameters are computed, not referenced: A = -exp(A_log) in float32, and the rotary frequencies.
+Derived parameters are computed, not referenced: decays such as A = -exp(A_log) in float32, and rotary frequencies.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hybridge.exporter.families.recurrent_config import (
     LightningAttentionConfig,
     MambaConfig,
 )
+from hybridge.exporter.families.rg_lru import SHARPNESS
 from hybridge.exporter.families.shared_block import SharedBlockConfig, shared_block_sources
 from hybridge.exporter.families.stored_rows import QUANTIZED_TYPES, stored_shape
 
@@ -44,7 +45,8 @@ class Parameter:
 
     ``parts`` are the tensors of the checkpoint that the parameter joins, one after another, where it has no source
     of its own. ``dtype`` None is the compute type. ``derived`` names the computation: "" (none), "neg_exp",
-    "inv_freq", "log_decays", "multipliers" (of the family's one kind of Mamba2 mixer) or one of stored_rows.FORMS.
+    "softplus" (the decays of an RG-LRU), "inv_freq", "log_decays", "multipliers" (of the family's one kind of Mamba2
+    mixer) or one of stored_rows.FORMS.
     ``initializer`` is the name in the ONNX graph; ``alias`` another name of ``source``, which checkpoints may use.
     """
 
@@ -109,6 +111,10 @@ def derived_value(parameter: Parameter, config: DecoderConfig, tensors: Mapping[
     if parameter.derived == "neg_exp":
         assert parameter.source is not None
         return (-np.exp(tensors[parameter.source].map().astype(np.float64))).astype(np.float32)
+    if parameter.derived == "softplus":
+        assert parameter.source is not None
+        numbers = tensors[parameter.source].map().astype(np.float64)
+        return (-SHARPNESS * np.logaddexp(numbers, 0.0)).astype(np.float32)
     if parameter.derived == "log_decays":
         layer = config.layers[int(parameter.name.split(".")[1])]
         body = next(body for body in layer.bodies if isinstance(body, LightningAttentionConfig))
@@ -215,6 +221,9 @@ def _body_parameter(name: str, source: str, shape: tuple[int, ...]) -> Parameter
     last = name.rsplit(".", 1)[1]
     if last == "A":
         return Parameter(name, f"{source}_log", shape, source, DType.FLOAT32, "neg_exp")
+    if last == "open_log_decays":
+        stored = f"{source.removesuffix(last)}recurrent_param"
+        return Parameter(name, stored, shape, source, DType.FLOAT32, "softplus")
     if last == "log_decays":
         return Parameter(name, None, shape, source, DType.FLOAT32, "log_decays")
     if last == "multipliers":

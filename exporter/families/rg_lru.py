@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.layer_types import RG_LRU
 
+# Griffin's constant c: the log of the decay is at most c times softplus(recurrent_param).
+SHARPNESS = 8.0
+
 
 @dataclass(frozen=True)
 class RgLruConfig:
@@ -49,7 +52,7 @@ def rg_lru_shapes(r: RgLruConfig, hidden: int) -> Iterator[tuple[str, tuple[int,
         yield f"{name}.bias", (rows,)
     yield "conv1d.weight", (r.width, 1, r.conv_kernel)
     yield "conv1d.bias", (r.width,)
-    yield "rg_lru.recurrent_param", (r.width,)
+    yield "rg_lru.open_log_decays", (r.width,)
     for gate in ("input_gate", "recurrent_gate"):
         yield f"rg_lru.{gate}_weight", (r.num_heads, r.head_dim, r.head_dim)
         yield f"rg_lru.{gate}_bias", (r.num_heads, r.head_dim)

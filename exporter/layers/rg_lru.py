@@ -12,30 +12,25 @@ from hybridge.exporter.layers.mlp import ACTIVATIONS
 from hybridge.exporter.layers.packed_step import PackedStep
 from hybridge.exporter.layers.step import Step
 
-# Griffin's constant c: the log of the decay is at most c times softplus(recurrent_param).
-SHARPNESS = 8.0
 # A time step of 0 would be divided by. In wider types than float16, a smaller one than this loses nothing.
 LEAST_STEP = 1e-30
 
 
 class RgLruGates(nn.Module):
-    """The parameters of the unit: gates by matrices of each head, and its decays."""
+    """The parameters of the unit: gates by matrices of each head, and its decays.
+
+    ``open_log_decays`` [width], the logs of the decays where the recurrent gate is 1, is -c softplus(recurrent_param)
+    in float32.
+    """
 
     def __init__(self, config: RgLruConfig) -> None:
         super().__init__()
         heads, size = config.num_heads, config.head_dim
-        self.recurrent_param = nn.Parameter(torch.empty(config.width))
+        self.open_log_decays = nn.Parameter(torch.empty(config.width, dtype=torch.float32))
         self.input_gate_weight = nn.Parameter(torch.empty(heads, size, size))
         self.input_gate_bias = nn.Parameter(torch.empty(heads, size))
         self.recurrent_gate_weight = nn.Parameter(torch.empty(heads, size, size))
         self.recurrent_gate_bias = nn.Parameter(torch.empty(heads, size))
-
-    def log_decays(self) -> torch.Tensor:
-        """[width] float32: the log of the decay of an open recurrent gate."""
-        # A cast that changes nothing would rename the initializer in the graph.
-        narrow = self.recurrent_param.dtype is not torch.float32
-        parameter = self.recurrent_param.float() if narrow else self.recurrent_param
-        return nn.functional.softplus(parameter) * -SHARPNESS
 
 
 class RgLru(nn.Module):
@@ -64,7 +59,7 @@ class RgLru(nn.Module):
         """
         inputs = (self.linear_x(x), self.conv1d.weight, self.conv1d.bias, conv_state)
         inner, conv_state_out = step.recurrent("causal_conv1d", inputs, ("none",))
-        gates, log_decays = self.rg_lru, self.rg_lru.log_decays()
+        gates, log_decays = self.rg_lru, self.rg_lru.open_log_decays
         opened = self._gate(inner, gates.recurrent_gate_weight, gates.recurrent_gate_bias)
         opened = opened.clamp(min=max(torch.finfo(x.dtype).tiny, LEAST_STEP))
         entering = self._gate(inner, gates.input_gate_weight, gates.input_gate_bias) * inner.float()

@@ -8,7 +8,6 @@ from itertools import product
 import pytest
 
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.report import VerifyReport
@@ -20,8 +19,6 @@ from tests.support.family_layers import RECURRENT
 
 OPTIONS = VerifyOptions(prompt_lengths=(1, 7), decode_steps=7, tolerance=2e-5, speculative_tokens=3)
 
-# Its graph computes the decays, and a token would store two numbers for each one of the state.
-NOT_REPLAYED = {"recurrent_gemma"}
 # The portable engine replays none.
 WAYS = (
     *(("onnxruntime", SNAPSHOT), ("onnxruntime", REPLAY), ("onnxruntime-portable", SNAPSHOT)),
@@ -42,10 +39,6 @@ def test_accepted_draft_tokens_agree_with_transformers(
 ) -> None:
     exported = artifacts.get(family, "float32", layout="paged")
     options = replace(OPTIONS, engine=engine, draft_states=mode)
-    if (engine, mode) == ("onnxruntime", REPLAY) and family in NOT_REPLAYED:
-        with pytest.raises(EngineError, match="expected a mode other than 'replay'"):
-            verify(exported.checkpoint, exported.folder, options)
-        return
     report = verify(exported.checkpoint, exported.folder, options)
     assert report.passed, (report.verdict(), [c for c in report.comparisons if not c.passed][:3])
     assert_compared(report, engine, exported.config)

@@ -19,7 +19,7 @@ from hybridge.runtime.engines.onnxruntime.replay_values import Accepted, Deferre
 from hybridge.runtime.engines.onnxruntime.selective_scan import ScanInputs, scan_inputs, scan_tokens, with_skip
 
 # What a weight passes through without a change of its numbers.
-_FORMS = ("Identity", "Reshape")
+_FORMS = ("Identity", "Reshape", "Unsqueeze")
 
 
 def selective_scan_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
