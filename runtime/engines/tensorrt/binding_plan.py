@@ -75,7 +75,9 @@ def binding_plan(config: RuntimeConfig, record: EngineRecord, tensors: Mapping[s
     check_names(step_inputs, {b.name for b in config.bindings.inputs}, "config.json")
     recorded = {entry["name"]: entry for entry in record.bindings}
     profiles = checked_profiles((PREFILL, DECODE), record, tensors)
-    longest = _longest_prefill(record)
+    longest = _longest_step(record, PREFILL)
+    if (most := _longest_step(record, DECODE)) != 1:
+        raise EngineError(f"engine.json: expected the profile decode to take 1 token a row, found {most}: {AGAIN}")
     return BindingPlan(
         inputs=tuple(b for b in config.bindings.inputs if not b.is_state),
         states=tuple(
@@ -110,12 +112,13 @@ def recorded_plan(record: EngineRecord) -> BindingPlan:
             profiles={profile.name: index for index, profile in enumerate(record.profiles)},
             max_batch_size=record.max_batch_size,
             max_seq_len=record.max_seq_len,
-            max_step_tokens=_longest_prefill(record),
+            max_step_tokens=_longest_step(record, PREFILL),
         )
     except (KeyError, IndexError, StopIteration, TypeError, ValueError) as error:
         raise EngineError(f"engine.json: expected a dense engine's bindings, found some missing: {AGAIN}") from error
 
 
-def _longest_prefill(record: EngineRecord) -> int:
-    shapes = next(profile.shapes for profile in record.profiles if profile.name == PREFILL)
+def _longest_step(record: EngineRecord, name: str) -> int:
+    """The most tokens of a row in the profile ``name``."""
+    shapes = next(profile.shapes for profile in record.profiles if profile.name == name)
     return int(shapes[INPUT_IDS][-1][1])

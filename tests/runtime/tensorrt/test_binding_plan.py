@@ -97,3 +97,10 @@ def test_a_record_of_another_export_is_refused(artifact: BuiltArtifact) -> None:
     one_profile = replace(artifact.record, profiles=artifact.record.profiles[:1])
     with pytest.raises(EngineError, match="profiles prefill and decode, found"):
         binding_plan(artifact.config, one_profile, network_tensors(artifact))
+
+
+def test_swapped_profiles_are_refused(artifact: BuiltArtifact) -> None:
+    prefill, decode = artifact.record.profiles
+    swapped = [replace(prefill, name=decode.name), replace(decode, name=prefill.name)]
+    with pytest.raises(EngineError, match=r"profile decode to take 1 token a row, found \d+: run hybridge"):
+        binding_plan(artifact.config, replace(artifact.record, profiles=swapped), network_tensors(artifact))
