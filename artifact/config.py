@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hybridge.artifact.bindings import Binding, GraphBindings
+from hybridge.artifact.bindings import BATCH, NUM_SLOTS, Binding, GraphBindings
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
@@ -25,6 +25,7 @@ from hybridge.artifact.limits import LAYERS, POSITIONS, ROWS
 from hybridge.artifact.names import LOGITS
 from hybridge.artifact.paged import PAGED, check_paged, paged_inputs
 from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name, state_dtype_name
+from hybridge.artifact.state_rings import StateRing, check_state_rings
 from hybridge.artifact.state_scales import StateScales
 
 # 2: attention and its cache update are operators in dense graphs.
@@ -115,6 +116,16 @@ class RuntimeConfig:
         )
 
     @property
+    def state_rings(self) -> tuple[StateRing, ...]:
+        """The rings of the recurrent states; empty where they are written for every token."""
+        layers = zip(self.recurrent_layers, self.recurrent_layer_types, strict=True)
+        return tuple(
+            StateRing.of(r, layer, kind, self.conv_state_dtype)
+            for r, (layer, kind) in enumerate(layers)
+            if layer.has_ring
+        )
+
+    @property
     def all_logits(self) -> bool:
         """True when a step returns its result for every token [batch, seq, width], not only for the last."""
         return len(self.result.shape) == 3
@@ -173,6 +184,8 @@ class RuntimeConfig:
                 raise ArtifactError(f"{CONFIG_FILE}: {message}: export the checkpoint again")
         self.bindings.check(CONFIG_FILE)
         self._check_state_scales()
+        rows = NUM_SLOTS if self.layout == PAGED else BATCH
+        check_state_rings(self.recurrent_layers, self.recurrent_state_dtype, self.state_rings, self.bindings, rows)
         if self.layout == PAGED:
             expected = paged_inputs(
                 self.kv_layers,
@@ -213,6 +226,7 @@ def read_config(folder: Path, file: str = CONFIG_FILE) -> RuntimeConfig:
 def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
     """The JSON object of config.json; recurrent shapes are a number where all layers agree, else a list."""
     recurrent = config.recurrent_layers
+    columns = {**_RECURRENT_FIELDS, **(_RING_FIELDS if config.state_rings else {})}
     return {
         "format_version": config.format_version,
         "model_type": config.model_type,
@@ -231,7 +245,7 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
             for kv in config.kv_layers
         ],
         "kv_cache_dtype": kv_dtype_name(config.kv_cache_dtype),
-        **{key: _one_or_list([getattr(r, name) for r in recurrent]) for key, name in _RECURRENT_FIELDS.items()},
+        **{key: _one_or_list([getattr(r, name) for r in recurrent]) for key, name in columns.items()},
         "recurrent_state_dtype": state_dtype_name(config.recurrent_state_dtype),
         "conv_state_dtype": config.conv_state_dtype.value,
         "eos_token_id": list(config.eos_token_ids),
@@ -292,7 +306,9 @@ _RECURRENT_FIELDS = {
     "conv_dim": "conv_dim",
     "conv_kernel": "conv_kernel",
 }
-assert set(_RECURRENT_FIELDS.values()) == {f.name for f in fields(RecurrentLayerConfig)}
+# Only of states with rings.
+_RING_FIELDS = {"recurrent_state_ring_heads": "ring_heads", "recurrent_state_ring_decays": "ring_decays"}
+assert {*_RECURRENT_FIELDS.values(), *_RING_FIELDS.values()} == {f.name for f in fields(RecurrentLayerConfig)}
 
 
 def _one_or_list(values: list[int]) -> int | list[int] | None:
@@ -303,8 +319,8 @@ def _one_or_list(values: list[int]) -> int | list[int] | None:
 
 def _recurrent_from_json(f: Fields, count: int) -> tuple[RecurrentLayerConfig, ...]:
     columns: dict[str, list[int]] = {}
-    for key, name in _RECURRENT_FIELDS.items():
-        value = f.raw(key)
+    for key, name in {**_RECURRENT_FIELDS, **_RING_FIELDS}.items():
+        value = f.raw(key, 0) if key in _RING_FIELDS else f.raw(key)
         values = value if isinstance(value, list) else [value] * count
         if len(values) != count or not all(is_count(v) for v in values):
             raise f.fail(key, f"a count or a list of {count} counts")

@@ -29,9 +29,9 @@ def kv_dtype_from_name(name: str) -> DType:
 
 
 def filled_with(value: float, dtype: DType) -> float | int:
-    """The stored form of ``value`` in the tensors of a pool of type ``dtype``; an int8 stores NaN as its lowest."""
-    if dtype is DType.INT8:
-        return -128 if np.isnan(value) else round(value)
+    """The stored form of ``value`` in the tensors of a pool of type ``dtype``; integers store NaN as the lowest."""
+    if dtype in (DType.INT8, DType.INT32):
+        return int(np.iinfo(dtype.numpy).min) if np.isnan(value) else round(value)
     if dtype is not E4M3_BYTES:
         return value
     return int(e4m3_from_floats(np.array([value], np.float32))[0])

@@ -21,7 +21,8 @@ class RecurrentLayerConfig:
     """The states of one recurrent layer: conv [conv_dim, conv_kernel], recurrent [num_heads, head_dim, state_size].
 
     Without heads (a short convolution) there is no recurrent state, without channels (lightning attention) no conv
-    state.
+    state. ring_heads: heads of B or of the keys in the ring of a state, 0 without a ring. ring_decays: decays in it of
+    one head and token.
     """
 
     num_heads: int
@@ -29,6 +30,8 @@ class RecurrentLayerConfig:
     state_size: int
     conv_dim: int
     conv_kernel: int
+    ring_heads: int = 0
+    ring_decays: int = 0
 
     @property
     def has_recurrent_state(self) -> bool:
@@ -40,6 +43,10 @@ class RecurrentLayerConfig:
         conv = ((self.conv_dim, self.conv_kernel),) if self.has_conv_state else ()
         recurrent = ((self.num_heads, self.head_dim, self.state_size),) if self.has_recurrent_state else ()
         return (*conv, *recurrent)
+
+    @property
+    def has_ring(self) -> bool:
+        return self.ring_heads > 0
 
     @property
     def has_conv_state(self) -> bool:

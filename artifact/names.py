@@ -58,6 +58,11 @@ def state_scales(r: int) -> str:
     return f"state_scales_{r}"
 
 
+def state_ring(r: int, tensor: str) -> str:
+    """``tensor`` of the ring of recurrent layer ``r`` (local index), in every layout."""
+    return f"ring_{tensor}_{r}"
+
+
 def is_recurrent_state(name: str) -> bool:
     """Whether this is a state input or a pool of recurrent states."""
     return name.startswith(recurrent_state(0)[:-1])

@@ -11,6 +11,7 @@ from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.kv_dtypes import E4M3_BYTES
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.state_dtypes import has_state_scales
+from hybridge.artifact.state_rings import StateRing
 from hybridge.artifact.state_scales import StateScales
 
 PAGED = "paged"
@@ -63,12 +64,15 @@ def state_bindings(
 ) -> tuple[Binding, ...]:
     """The states of recurrent layer ``r`` (local index), of ``rows`` rows or slots; ``dtypes``: conv, recurrent.
 
-    Behind a recurrent state of 8 bits come its scales. kind: the type of the layer.
+    Behind a recurrent state of 8 bits come its scales, behind one with a ring the ring. kind: the type of the layer.
     """
     present = zip(dtypes, (layer.has_conv_state, layer.has_recurrent_state), strict=True)
     dtypes_of = [dtype for dtype, is_present in present if is_present]
     found = zip(layer.state_names(r), dtypes_of, layer.state_shapes, strict=True)
     bindings = tuple(Binding(name, dtype, (rows, *shape), names.present(name)) for name, dtype, shape in found)
+    if layer.has_ring:
+        # Convolution states have the type that the model computes in.
+        return (*bindings, *StateRing.of(r, layer, kind, dtypes[0]).bindings(rows))
     if not (layer.has_recurrent_state and has_state_scales(dtypes[1])):
         return bindings
     own = StateScales.of(r, layer, kind, dtypes[1])

@@ -12,7 +12,7 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES, FP8_E4M3
 from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
-from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name
+from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name, state_dtype_name
 from hybridge.exporter.rounding.roles import FORMATS
 from hybridge.exporter.weights.placing import MODES
 
@@ -50,6 +50,7 @@ class ExportOptions:
         shown_default="float32",
         group=_TYPES,
     )
+    state_rings: bool = setting(False, "Write recurrent states once in 16 decoded tokens.", group=_GRAPH)
     kv_dtype: str = setting(
         AUTO, "Keys and values: auto (as --dtype) or fp8_e4m3 (paged).", metavar="TYPE", choices=KV_DTYPES, group=_TYPES
     )
@@ -123,6 +124,11 @@ class ExportOptions:
             raise bad_value("dtype", f"one of {known}", self.dtype.value)
         if self.state_dtype not in COMPUTE_DTYPES and not has_state_scales(self.state_dtype):
             raise bad_value("state_dtype", f"one of {known}, {', '.join(STATES_8BIT)}", self.state_dtype.value)
+        if self.state_rings and has_state_scales(self.state_dtype):
+            raise SettingError(
+                f"state_rings: expected states of 16 or 32 bits, found state_dtype "
+                f"{state_dtype_name(self.state_dtype)}: leave one of them out"
+            )
         if self.layout == PAGED:
             self._check_paged()
         else:

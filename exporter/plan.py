@@ -26,6 +26,7 @@ from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
+from hybridge.exporter.families.recurrent_config import with_ring
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rg_lru import RgLruConfig
 from hybridge.exporter.families.rope_length import at_length
@@ -37,6 +38,7 @@ from hybridge.exporter.rounded_products import products_with_rounding
 from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
 from hybridge.exporter.trace.interface import runtime_config, sequence_limit
 from hybridge.exporter.weights.derived import DerivedTensor
+from hybridge.trt_plugins.specs.ring import RINGS
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,16 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
 
 def _check_state_dtype(decoder: DecoderConfig, options: ExportOptions, dtype: DType) -> None:
     """SettingError where the recurrent layers of a model that computes in ``dtype`` have no such states."""
+    scans = [body for body in decoder.recurrent_bodies if isinstance(body, Mamba1Config | RgLruConfig)]
+    if options.state_rings:
+        ringed = any(with_ring(body).has_ring for body in decoder.recurrent_bodies)
+        if scans or not ringed:
+            found = f"those of type {scans[0].layer_type} with the operator selective_scan" if scans else "none"
+            raise SettingError(
+                f"state_rings: expected recurrent layers with the operators {' or '.join(RINGS)}, found {found}: leave "
+                "it out"
+            )
     if has_state_scales(options.state_dtype):
-        scans = [body for body in decoder.recurrent_bodies if isinstance(body, Mamba1Config | RgLruConfig)]
         if scans:
             raise SettingError(
                 f"state_dtype: expected a type of 16 or 32 bits for layers of type {scans[0].layer_type} with the "

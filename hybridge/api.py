@@ -28,6 +28,7 @@ def export(
     *,
     dtype: str = "auto",
     state_dtype: str = "float32",
+    state_rings: bool = False,
     kv_dtype: str = "auto",
     layout: str = "dense",
     kernels: str = "required",
@@ -52,6 +53,7 @@ def export(
     dtype: compute type, "auto" (the checkpoint's), "float16", "bfloat16" or "float32", also as "fp16", "half", "bf16"
     or "fp32"; stored weights keep their type.
     state_dtype: type of the recurrent states, "float32" or dtype, or "int8" or "fp8_e4m3": 8 bits with a scale per row.
+    state_rings: write a recurrent state once in 16 decoded tokens, whose inputs are in a ring beside it.
     kv_dtype: type of keys and values, "auto" (dtype) or, in layout "paged", "fp8_e4m3": 8 bits with a scale per token
     and head. kernels: "required" refuses sizes of recurrent layers that no CUDA kernel supports, "optional" exports
     them for ONNX Runtime and for TensorRT's own layers.

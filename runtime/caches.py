@@ -96,10 +96,10 @@ class KVCacheManager(_Part):
 
 
 class MambaCacheManager(_Part):
-    """Convolution and recurrent states; a short convolution has no recurrent state."""
+    """Convolution and recurrent states, with their scales and rings; a short convolution has no recurrent state."""
 
     def __init__(self, owner: HybridCacheManager, layers: Sequence[RecurrentLayerConfig]) -> None:
-        names = [name for r, layer in enumerate(layers) for name in layer.state_names(r)]
+        names = [name for name, buffer in owner.states.buffers.items() if not buffer.spec.grows]
         super().__init__(owner, len(layers), names)
 
     def conv_state(self, layer: int) -> StateBuffer | None:

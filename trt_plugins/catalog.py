@@ -27,6 +27,7 @@ from hybridge.trt_plugins.specs.routed_experts import ROUTED_EXPERTS
 from hybridge.trt_plugins.specs.selective_scan import SELECTIVE_SCAN
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION, speculative_form
 from hybridge.trt_plugins.specs.state_8bit import state_8bit_form
+from hybridge.trt_plugins.specs.state_ring import ring_form
 from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
 DOMAIN = "trt_edgellm"
@@ -37,6 +38,7 @@ _IN_EVERY_LAYOUT = (
     *(ROUTED_EXPERTS, ROUNDED_EXPERTS),
     state_8bit_form(UPDATE_SSM_STATE, summed="state_size"),
     state_8bit_form(GATED_DELTA_RULE, summed="key_size"),
+    *map(ring_form, (UPDATE_SSM_STATE, GATED_DELTA_RULE)),
 )
 OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION)
 OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_IN_EVERY_LAYOUT, *OVER_CACHES)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.layer_types import GATED_DELTA_NET, LIGHTNING_ATTENTION, MAMBA, SHORT_CONV
@@ -163,6 +163,18 @@ class LightningAttentionConfig:
     @property
     def recurrent(self) -> RecurrentLayerConfig:
         return RecurrentLayerConfig(self.num_heads, self.head_dim, self.head_dim, 0, 0)
+
+
+def with_ring(body: RecurrentConfig) -> RecurrentLayerConfig:
+    """The states of ``body`` with a ring for its recurrent state; without one where it has no such operator."""
+    if isinstance(body, MambaConfig):
+        return replace(body.recurrent, ring_heads=body.num_groups, ring_decays=1)
+    if isinstance(body, LightningAttentionConfig):
+        return replace(body.recurrent, ring_heads=body.num_heads, ring_decays=1)
+    if isinstance(body, GatedDeltaConfig):
+        decays = body.key_size if body.has_channel_decay else 1
+        return replace(body.recurrent, ring_heads=body.num_key_heads, ring_decays=decays)
+    return body.recurrent
 
 
 RecurrentConfig = (

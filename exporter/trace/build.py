@@ -24,7 +24,7 @@ from hybridge.exporter.trace.cache_factors import apply_cache_factors
 from hybridge.exporter.trace.check import check_model
 from hybridge.exporter.trace.finish import finish_model, name_axes
 from hybridge.exporter.trace.interface import graph_bindings, mtp_bindings
-from hybridge.exporter.trace.states_8bit import use_8bit_states
+from hybridge.exporter.trace.state_forms import use_state_forms
 from hybridge.exporter.trace.tracing import trace_decoder, trace_module
 from hybridge.exporter.trace.unroll import distinct_layers, unroll
 from hybridge.exporter.weights.quantized import PlacedWeight
@@ -52,7 +52,7 @@ def build_model(
     distinct = distinct_layers(decoder)
     scaled = has_state_scales(config.recurrent_state_dtype)
     options = ExportOptions(
-        # States of 8 bits take their place in the traced graph.
+        # States of 8 bits and rings take their place in the traced graph.
         state_dtype=DType.FLOAT32 if scaled else config.recurrent_state_dtype,
         kv_dtype=FP8_E4M3 if config.has_kv_scales else "auto",
         layout=config.layout,
@@ -64,8 +64,8 @@ def build_model(
     _import_operators(traced, config)
     name_axes(traced.graph, bindings)
     unrolled = unroll(traced, decoder, bindings, graph_bindings(decoder, options, config.dtype))
-    if scaled:
-        use_8bit_states(unrolled.graph, config)
+    if scaled or config.state_rings:
+        use_state_forms(unrolled.graph, config)
     apply_cache_factors(unrolled.graph, cache_factors)
     model = ir.to_proto(finish_model(unrolled, config.bindings, parameters, slots, folder))
     attach_functions(model)

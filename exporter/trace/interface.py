@@ -6,8 +6,10 @@ from hybridge.artifact import names
 from hybridge.artifact.bindings import BATCH, MAX_SEQ, NUM_SLOTS, SEQ, Binding, GraphBindings
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, TOKENS, kv_pool_bindings, state_bindings
 from hybridge.exporter.families.decoder_config import DecoderConfig
+from hybridge.exporter.families.recurrent_config import RecurrentConfig, with_ring
 from hybridge.exporter.options import ExportOptions
 
 # Without --max-seq-len, a model whose config states no limit gets this one.
@@ -37,7 +39,7 @@ def _paged_bindings(config: DecoderConfig, options: ExportOptions, dtype: DType)
     for k, attention in enumerate(config.attention_bodies):
         inputs += kv_pool_bindings(k, attention.kv, options.kv_cache_dtype(dtype))
     for r, body in enumerate(config.recurrent_bodies):
-        inputs += state_bindings(r, body.recurrent, (dtype, options.state_dtype), NUM_SLOTS, body.layer_type)
+        inputs += state_bindings(r, _states_of(body, options), (dtype, options.state_dtype), NUM_SLOTS, body.layer_type)
     outputs = [Binding(names.LOGITS, DType.FLOAT32, (NUM_LOGITS, config.vocab_size))]
     outputs += [Binding(s.replaced_by, s.dtype, s.shape) for s in inputs if s.replaced_by is not None]
     return GraphBindings(tuple(inputs), tuple(outputs))
@@ -60,8 +62,12 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
         for name in (names.past_key(k), names.past_value(k)):
             states.append(Binding(name, dtype, cache, names.present(name)))
     for r, body in enumerate(config.recurrent_bodies):
-        states += state_bindings(r, body.recurrent, (dtype, options.state_dtype), BATCH, body.layer_type)
+        states += state_bindings(r, _states_of(body, options), (dtype, options.state_dtype), BATCH, body.layer_type)
     return states
+
+
+def _states_of(body: RecurrentConfig, options: ExportOptions) -> RecurrentLayerConfig:
+    return with_ring(body) if options.state_rings else body.recurrent
 
 
 def sequence_limit(config: DecoderConfig, options: ExportOptions) -> int:
@@ -84,7 +90,7 @@ def runtime_config(
         layer_types=config.layer_types,
         kv_layers=tuple(body.kv for body in config.attention_bodies),
         kv_cache_dtype=options.kv_cache_dtype(dtype),
-        recurrent_layers=tuple(body.recurrent for body in config.recurrent_bodies),
+        recurrent_layers=tuple(_states_of(body, options) for body in config.recurrent_bodies),
         recurrent_state_dtype=options.state_dtype,
         conv_state_dtype=dtype,
         eos_token_ids=eos_token_ids,

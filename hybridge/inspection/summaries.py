@@ -70,6 +70,8 @@ def state_summaries(config: RuntimeConfig) -> tuple[StateSummary, ...]:
         layers |= dict.fromkeys((names.past_key(k), names.past_value(k), names.kv_pool(k), names.kv_scales(k)), layer)
     for r, layer in enumerate(config.recurrent_layer_indices):
         layers |= dict.fromkeys((names.conv_state(r), names.recurrent_state(r), names.state_scales(r)), layer)
+    for ring in config.state_rings:
+        layers |= dict.fromkeys(ring.names, config.recurrent_layer_indices[ring.r])
     return tuple(_state(binding, layers.get(binding.name, -1)) for binding in config.bindings.states)
 
 

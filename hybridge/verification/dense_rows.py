@@ -98,10 +98,13 @@ def read_row(states: StateSet, row: int, length: int) -> dict[str, np.ndarray]:
 
 
 def exact_row(states: StateSet, row: int, length: int, config: RuntimeConfig) -> dict[str, np.ndarray]:
-    """As ``read_row``, but recurrent states of 8 bits times their scales, instead of both."""
+    """As ``read_row``, but recurrent states times their scales, or after the tokens of their rings, instead of both."""
     found = _row(states, row, length)
     for own in config.state_scales:
         found[own.name] = own.exact(found[own.name], found.pop(own.scales))
+    for ring in config.state_rings:
+        tokens = {name: found.pop(name) for name in ring.names}
+        found[ring.state] = ring.flushed(found[ring.state], tokens)
     return {name: value.astype(np.float32) for name, value in found.items()}
 
 

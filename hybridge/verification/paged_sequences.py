@@ -140,6 +140,9 @@ class PagedSequences:
                 found[name] = self._engine.read_pool(name)[sequence.slot].copy()
         for own in config.state_scales:
             found[own.name] = own.exact(found[own.name], self._engine.read_pool(own.scales)[sequence.slot])
+        for ring in config.state_rings:
+            own_ring = {name: self._engine.read_pool(name)[sequence.slot] for name in ring.names}
+            found[ring.state] = ring.flushed(found[ring.state], own_ring)
         return found
 
     def untouched(self) -> bool:
@@ -149,7 +152,7 @@ class PagedSequences:
             free = view[:, self._free_blocks] if spec.grows else view[self._free_slots]
             if spec.dtype is E4M3_BYTES:
                 free = floats_from_e4m3(free)
-            elif spec.dtype is DType.INT8:
+            elif spec.dtype in (DType.INT8, DType.INT32):
                 free = np.where(free == filled_with(np.nan, spec.dtype), np.nan, 0.0)
             if not np.isnan(free).all():
                 return False

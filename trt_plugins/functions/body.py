@@ -7,13 +7,17 @@ from collections.abc import Callable
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.state_rings import RING_LENGTHS
 from hybridge.trt_plugins import state_rounding
 from hybridge.trt_plugins.functions import packed_rows
 from hybridge.trt_plugins.functions.nodes import Nodes
+from hybridge.trt_plugins.ring_nodes import RingNodes
 from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS
 from hybridge.trt_plugins.specs.packed import has_rows, is_packed, is_pool
 from hybridge.trt_plugins.specs.speculative import is_speculative
 from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, is_8bit, scale_axis
+from hybridge.trt_plugins.specs.state_forms import base_name
+from hybridge.trt_plugins.specs.state_ring import is_ring, ring_names
 
 
 class Body(Nodes):
@@ -24,13 +28,20 @@ class Body(Nodes):
     """
 
     def read(self, name: str) -> str:
-        """Input ``name`` as float32; packed tokens and pools as rows."""
-        value, dtype, spec = self._rows(name), self.signature.type_of(name), self.signature.spec
+        """Input ``name`` as float32; packed tokens and pools as rows, a state with a ring after its tokens."""
+        value, dtype, spec = self.rows(name), self.signature.type_of(name), self.signature.spec
         if name == STATE and is_8bit(spec):
-            return state_rounding.exact_state(self, value, self._rows(STATE_SCALES), dtype, scale_axis(spec))
-        return value if dtype is DType.FLOAT32 else self.op("Cast", value, to=DType.FLOAT32.onnx)
+            return state_rounding.exact_state(self, value, self.rows(STATE_SCALES), dtype, scale_axis(spec))
+        value = value if dtype is DType.FLOAT32 else self.op("Cast", value, to=DType.FLOAT32.onnx)
+        if name != STATE or not is_ring(spec):
+            return value
+        return self.ring().flushed(value, [self.read(tensor) for tensor in ring_names(spec)])
 
-    def _rows(self, name: str) -> str:
+    def ring(self) -> RingNodes[str]:
+        """Nodes for the ring of the state, for an operator of that form."""
+        return RingNodes(self, base_name(self.signature.op), self.rows(RING_LENGTHS))
+
+    def rows(self, name: str) -> str:
         """Input ``name`` in its own type, by row."""
         tensor = self.signature.input(name)
         if has_rows(self.signature.spec) and is_packed(tensor):
@@ -83,5 +94,5 @@ class Body(Nodes):
         for own, output, value in zip(inputs, outputs, stored, strict=True):
             rank = len(self.signature.input(own).dims)
             # A row without tokens keeps its state bit for bit: rounding it again may change its scale.
-            value = self.op("Where", self.unsqueeze(has_tokens, *range(1, rank)), value, self._rows(own))
+            value = self.op("Where", self.unsqueeze(has_tokens, *range(1, rank)), value, self.rows(own))
             self.output(packed_rows.scattered(self, own, value) if packed else value, output)

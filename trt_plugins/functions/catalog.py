@@ -19,7 +19,7 @@ from hybridge.trt_plugins.functions.selective_scan import selective_scan_functio
 from hybridge.trt_plugins.functions.signature import Signature
 from hybridge.trt_plugins.functions.update_ssm_state import update_ssm_state_function
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
-from hybridge.trt_plugins.specs.state_8bit import base_name
+from hybridge.trt_plugins.specs.state_forms import base_name
 
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "attention_step": attention_step_function,

@@ -13,7 +13,10 @@ import onnx
 from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
 from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.state_ring import first_token, write_flushed, write_ring
 from hybridge.trt_plugins.functions.update_ssm_state import with_time
+from hybridge.trt_plugins.specs.speculative import is_speculative
+from hybridge.trt_plugins.specs.state_ring import is_ring
 
 _NORM_EPSILON = 1e-6
 # Tokens of a chunk with one decay a key channel: its segment decays are tokens x tokens x key_size numbers a head.
@@ -26,6 +29,7 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     """Tokens are cut into chunks of min(chunk_size, t): one token is one chunk of one."""
     body = Body(signature)
     q, k, v, g, beta = (with_time(body, name) for name in ("q", "k", "v", "g", "beta"))
+    raw_k = k
     q, k = (_normed(body, tensor) for tensor in (q, k))
     time = body.size(v, 1)
     lengths = clamped_lengths(body, time)
@@ -49,8 +53,24 @@ def gated_delta_rule_function(signature: Signature) -> onnx.FunctionProto:
     body.write(o, "o", like="v")
     touched = body.op("Greater", body.unsqueeze(lengths, 1, 2, 3), body.constant(0))
     last = body.op("Where", touched, body.op("Reshape", last, body.op("Shape", state)), state)
-    body.write_state(last, lambda count: _states_after(body, (q, k, v, g, beta), valid, count), "state_out", "state")
+
+    def after(count: str) -> str:
+        return _states_after(body, (q, k, v, g, beta), valid, count)
+
+    if is_ring(signature.spec) and is_speculative(signature.spec):
+        write_flushed(body, last, after)
+    elif is_ring(signature.spec):
+        write_ring(body, time, last, _ring_entry(body, state, raw_k, v, g, beta))
+    else:
+        body.write_state(last, after, "state_out", "state")
     return body.function()
+
+
+def _ring_entry(body: Body, state: str, *tokens: str) -> tuple[str, ...]:
+    """What the ring holds of the first of the ``tokens``, k as given, v, g and beta; ``state``: before it."""
+    k, v, g, beta = (first_token(body, tensor) for tensor in tokens)
+    norm = _norm(body, k) if body.signature.attribute("use_qk_l2norm") else None
+    return body.ring().delta_entry(state, k, norm, v, g, body.unsqueeze(beta, 3))
 
 
 def _states_after(body: Body, tokens: tuple[str, ...], valid: str, count: str) -> str:
@@ -87,9 +107,12 @@ def _chunk_size(body: Body) -> int:
 def _normed(body: Body, tensor: str) -> str:
     if not body.signature.attribute("use_qk_l2norm"):
         return tensor
+    return body.op("Div", tensor, _norm(body, tensor))
+
+
+def _norm(body: Body, tensor: str) -> str:
     squares = body.op("ReduceSumSquare", tensor, body.constant([3]), keepdims=1)
-    norm = body.op("Sqrt", body.op("Add", squares, body.float32(_NORM_EPSILON)))
-    return body.op("Div", tensor, norm)
+    return body.op("Sqrt", body.op("Add", squares, body.float32(_NORM_EPSILON)))
 
 
 def _scale(body: Body, q: str) -> str:

@@ -68,7 +68,7 @@ def gathered(body: Nodes, pool: str) -> str:
 
 
 def scattered(body: Nodes, pool: str, rows: str) -> str:
-    """``pool`` with ``rows`` [rows, ...] in their slots."""
+    """``pool`` with ``rows`` [rows, ...] in the slots that they begin with."""
     rank = len(body.signature.input(pool).dims)
     return placed(body, pool, [slots(body)], rows, rank)
 
@@ -78,10 +78,10 @@ def stored_count(body: Nodes) -> str:
     return body.op("Min", longest_row(body), _slots_per_row(body))
 
 
-def scattered_states(body: Nodes, pool: str, states: str, last: str) -> str:
+def scattered_states(body: Nodes, pool: str, states: str, last: str, before: str = "") -> str:
     """``pool`` with the states after every draft token, and the last ones of rows of more tokens.
 
-    states [rows, stored_count, ...], last [rows, ...].
+    states [rows, stored_count, ...], last [rows, ...]. before: a value of the pool's shape instead of it.
     """
     lengths, count, rank = row_lengths(body), stored_count(body), len(body.signature.input(pool).dims)
     many = body.op("Greater", lengths, _slots_per_row(body))
@@ -93,7 +93,7 @@ def scattered_states(body: Nodes, pool: str, states: str, last: str) -> str:
     targets = body.reshape(body.op("Where", inside, columns, nowhere), minus)
     targets = body.concat(targets, body.op("Where", many, slots(body), nowhere))
     entries = body.concat(body.reshape(states, minus, body.size(last, 1, rank)), last)
-    return placed(body, pool, [targets], entries, rank)
+    return placed(body, before or pool, [targets], entries, rank)
 
 
 def placed(body: Nodes, pool: str, targets: list[str], entries: str, rank: int) -> str:

@@ -16,6 +16,9 @@ from hybridge.trt_plugins.functions.body import Body
 from hybridge.trt_plugins.functions.lengths import clamped_lengths, valid_tokens
 from hybridge.trt_plugins.functions.nodes import TO_END
 from hybridge.trt_plugins.functions.signature import Signature
+from hybridge.trt_plugins.functions.state_ring import first_token, write_flushed, write_ring
+from hybridge.trt_plugins.specs.speculative import is_speculative
+from hybridge.trt_plugins.specs.state_ring import is_ring
 
 _SWAP_CHUNKS_AND_HEADS = [0, 3, 4, 1, 2, 5]
 """[b, c, q, g, r, .] to [b, g, r, c, q, .], and the same way back."""
@@ -29,8 +32,19 @@ def update_ssm_state_function(signature: Signature) -> onnx.FunctionProto:
     if not signature.has_time:
         y = body.op("Squeeze", y, body.constant([1]))
     body.write(y, "y", like="x")
-    body.write_state(state, after, "state_out", like="state")
+    if is_ring(signature.spec) and is_speculative(signature.spec):
+        write_flushed(body, state, after)
+    elif is_ring(signature.spec):
+        write_ring(body, body.size(x, 1), state, _ring_entry(body, x, B, dt))
+    else:
+        body.write_state(state, after, "state_out", like="state")
     return body.function()
+
+
+def _ring_entry(body: Body, *tokens: str) -> tuple[str, ...]:
+    """What the ring holds of the first of the ``tokens``, x, B and dt."""
+    x, B, dt = (first_token(body, tensor) for tensor in tokens)
+    return body.ring().ssm_entry(x, B, _bounded_step(body, dt), body.read("A"))
 
 
 def ssm_outputs(body: Body, x: str, B: str, C: str, dt: str) -> tuple[str, str, Callable[[str], str]]:
@@ -83,6 +97,10 @@ def with_time(body: Body, name: str) -> str:
 
 def time_step(body: Body, dt: str, valid: str) -> str:
     """clamp(softplus(dt + dt_bias)), zero where ``valid`` is false; dt, valid and the result [b, t, h]."""
+    return body.op("Where", valid, _bounded_step(body, dt), body.float32(0.0))
+
+
+def _bounded_step(body: Body, dt: str) -> str:
     low, high = (float(body.signature.attribute(f"time_step_{end}")) for end in ("min", "max"))
     step = body.op("Add", dt, body.read("dt_bias"))
     if body.signature.attribute("dt_softplus"):
@@ -92,7 +110,7 @@ def time_step(body: Body, dt: str, valid: str) -> str:
         step = body.op("Max", step, body.float32(low))
     if high < math.inf:
         step = body.op("Min", step, body.float32(high))
-    return body.op("Where", valid, step, body.float32(0.0))
+    return step
 
 
 @dataclass(frozen=True)

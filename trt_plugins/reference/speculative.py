@@ -53,6 +53,12 @@ def speculative_reference(spec: OpSpec, dense: Callable) -> Callable:
     return speculative
 
 
+def slots_of_rows(spec: OpSpec, inputs: tuple[object, ...]) -> tuple[list[int], list[int]]:
+    """The slots that the rows with tokens read, and those that they write."""
+    rows = [(slot, parts) for slot, parts in _rows(spec, inputs) if parts]
+    return [slot for slot, _ in rows], [part.slot for _, parts in rows for part in parts if part.slot >= 0]
+
+
 def _rows(spec: OpSpec, inputs: tuple[object, ...]) -> Iterator[tuple[int, list[_Part]]]:
     """The slot that each active row reads, and the row's parts."""
     found = [inputs[spec.input_index(t.name)] for t in (QUERY_START_LOC, STATE_INDICES, NUM_ACCEPTED_TOKENS)]

@@ -7,8 +7,8 @@ call on packed rows of one token reads both:
 * Otherwise the ring and the token are written into the state, and the ring becomes empty.
 * A row without a token has its ring flushed into the state.
 
-The engine stores the rings and their lengths beside the pools of states. Engines of exported graphs use this
-form of an operator (as they do with slots for draft tokens); it is not in model files.
+The engine stores the rings and their lengths beside the pools of states. The torch engine uses this form of the
+operators of a graph without rings; that of graphs with rings is in state_ring.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.state_rings import RING_TOKENS
 from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
 from hybridge.trt_plugins.specs.update_ssm_state import UPDATE_SSM_STATE
 
-RING = 16
+RING = RING_TOKENS
 """Tokens per write of a state; a ring holds at most one fewer."""
 
 

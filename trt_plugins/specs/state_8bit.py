@@ -7,9 +7,9 @@ from dataclasses import replace
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.state_dtypes import LARGEST
 from hybridge.trt_plugins.spec import OpSpec, TensorSpec, TypeVariable
+from hybridge.trt_plugins.specs.state_forms import SUFFIX_8BIT
 
 STATE, STATE_SCALES = "state", "state_scales"
-SUFFIX = "_8bit"
 _TYPE = "Q"
 
 
@@ -24,7 +24,7 @@ def state_8bit_form(spec: OpSpec, summed: str) -> OpSpec:
     doc = f"{spec.doc} The state has 8 bits and is multiplied by state_scales; only what is stored is rounded."
     return replace(
         spec,
-        name=spec.name + SUFFIX,
+        name=spec.name + SUFFIX_8BIT,
         doc=doc,
         inputs=tuple(tensor for given in spec.inputs for tensor in _with_scales(given, summed)),
         outputs=tuple(tensor for given in spec.outputs for tensor in _with_scales(given, summed)),
@@ -36,11 +36,6 @@ def state_8bit_form(spec: OpSpec, summed: str) -> OpSpec:
 def is_8bit(spec: OpSpec) -> bool:
     """Whether ``spec`` is of that form."""
     return any(tensor.name == STATE_SCALES for tensor in spec.inputs)
-
-
-def base_name(name: str) -> str:
-    """The operator that ``name``, of that form or not, is a form of."""
-    return name.removesuffix(SUFFIX)
 
 
 def scale_axis(spec: OpSpec) -> int:

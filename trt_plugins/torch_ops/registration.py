@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridge.artifact.dtypes import DType
-from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, all_specs
+from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, all_specs, spec_of
 from hybridge.trt_plugins.reference.attention_step import attention_step
 from hybridge.trt_plugins.reference.cached_attention import cached_attention
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
@@ -23,11 +23,14 @@ from hybridge.trt_plugins.reference.routed_experts import routed_experts
 from hybridge.trt_plugins.reference.selective_scan import selective_scan
 from hybridge.trt_plugins.reference.speculative import speculative_reference
 from hybridge.trt_plugins.reference.state_8bit import state_8bit_reference
+from hybridge.trt_plugins.reference.state_ring import ring_reference, speculative_ring_reference
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 from hybridge.trt_plugins.spec import OpSpec, TensorSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import is_speculative
-from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
+from hybridge.trt_plugins.specs.state_8bit import is_8bit
+from hybridge.trt_plugins.specs.state_forms import base_name
+from hybridge.trt_plugins.specs.state_ring import is_ring
 from hybridge.trt_plugins.torch_ops.schema import check_torch_call, overload_name, torch_schema
 
 _EAGER: dict[str, Callable] = {
@@ -58,12 +61,18 @@ def register_all() -> None:
 
 
 def _eager_form(spec: OpSpec) -> Callable:
-    reference = _EAGER[base_name(spec.name)]
+    if is_ring(spec) and is_speculative(spec):
+        plain = spec_of(base_name(spec.name), spec.version)
+        reference = speculative_ring_reference(spec, plain, _EAGER[plain.name])
+    elif is_ring(spec):
+        reference = ring_reference(OPS[spec.name], OPS[base_name(spec.name)], _EAGER[base_name(spec.name)])
+    else:
+        reference = _EAGER[base_name(spec.name)]
     if is_8bit(spec):
         reference = state_8bit_reference(OPS[spec.name], reference)
-    if is_speculative(spec):
+    if is_speculative(spec) and not is_ring(spec):
         reference = speculative_reference(spec, reference)
-    elif spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):
+    elif not is_speculative(spec) and spec.version != DENSE_VERSION and spec.name in OPS and has_rows(spec):
         reference = packed_reference(spec, reference)
 
     def eager(*arguments: object) -> tuple[Tensor, ...] | Tensor:

@@ -61,7 +61,7 @@ class DeferredStates:
             self._io = self._session.io_binding()
         stored = {name: shape for state in self._replayed for name, shape in state.stored}
         self._stored, self._accepted = RowArrays(stored), RowArrays(stored)
-        pools = [pool for state in self._states for pool in state.pools]
+        pools = [pool for state in self._states for pool in state.pools_read]
         dtypes = {pool.name: pool.dtype.numpy for pool in pools}
         self._copies = RowArrays({pool.name: pool.shape for pool in pools}, dtypes)
         self._parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
@@ -114,10 +114,10 @@ class DeferredStates:
         states, stored = self._bound
         found = self._stored_by(batch, accepted)
         if batch.states is not states:
+            for name in (pool.name for state in self._replayed for pool in state.pools_read):
+                self._io.bind_ortvalue_input(name, batch.states[name][1])
             for name in replayed:
-                _, value = batch.states[name]
-                self._io.bind_ortvalue_input(name, value)
-                self._io.bind_ortvalue_output(advanced_output(name), value)
+                self._io.bind_ortvalue_output(advanced_output(name), batch.states[name][1])
         if found is not stored:
             for name, (_, value) in found.items():
                 self._io.bind_ortvalue_input(name, value)
@@ -150,7 +150,7 @@ class DeferredStates:
             if len(self._parts) == _MOST_PARTS:
                 self._parts.clear()
             arrays = self._pools.arrays
-            names = [pool.name for state in self._states for pool in state.pools]
+            names = [pool.name for state in self._states for pool in state.pools_read]
             self._parts[first, stop] = {name: bound(arrays[name][first:stop]) for name in names}
         return self._parts[first, stop]
 

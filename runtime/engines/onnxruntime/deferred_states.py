@@ -15,8 +15,10 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES
 from hybridge.runtime.engines.onnxruntime.replay_values import Accepted
+from hybridge.runtime.engines.onnxruntime.state_ring import in_order_of_bodies, in_order_of_declaration
 from hybridge.runtime.engines.rollback.modes import OperatorCost
-from hybridge.trt_plugins.specs.state_8bit import base_name
+from hybridge.trt_plugins.ring_nodes import RingNodes
+from hybridge.trt_plugins.specs.state_forms import base_name
 from hybridge.trt_plugins.state_rounding import exact_state, rounded_state
 
 ACCEPTED = "accepted"
@@ -31,6 +33,14 @@ class DeferredScales:
     pool: str
     dtype: DType
     axis: int
+
+
+@dataclass(frozen=True)
+class DeferredRing:
+    """The pools of a state's ring: those of its tensors by name with their shapes, and that of its length."""
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    lengths: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class DeferredState:
     """One pool whose states a graph leaves unchanged. op: its operator. shape: of a slot's state, in the graph.
 
     stored: name and shape, for each token, of every output that the tokens leave behind: what a replay reads, or with
-    ``is_snapshot`` the state after the token, followed by its scales. scales: of states of 8 bits.
+    ``is_snapshot`` the state after the token, followed by its scales, or the length of its ring. scales: of states of 8
+    bits. ring: of states with one; they advance by being written, with an empty ring.
     weights: of the model, which a replay needs, too.
     """
 
@@ -62,17 +73,29 @@ class DeferredState:
     stored: tuple[tuple[str, tuple[int, ...]], ...]
     is_snapshot: bool = False
     scales: DeferredScales | None = None
+    ring: DeferredRing | None = None
     weights: tuple[np.ndarray, ...] = field(default=(), compare=False)
 
     @property
     def pools(self) -> tuple[DeferredPool, ...]:
-        """The pool and that of its scales."""
+        """The pools that advance: that of the state, and that of its scales, or of its ring's lengths."""
+        if self.ring is not None:
+            lengths = DeferredPool(self.ring.lengths, (1,), DType.INT32)
+            return DeferredPool(self.pool, self.shape, DType.FLOAT32), lengths
         if self.scales is None:
             return (DeferredPool(self.pool, self.shape, DType.FLOAT32),)
         shape = list(self.shape)
         del shape[self.scales.axis]
         scales = DeferredPool(self.scales.pool, tuple(shape), DType.FLOAT32)
         return DeferredPool(self.pool, self.shape, self.scales.dtype), scales
+
+    @property
+    def pools_read(self) -> tuple[DeferredPool, ...]:
+        """All pools that the operator reads, in its order."""
+        if self.ring is None:
+            return self.pools
+        state, lengths = self.pools
+        return (state, *(DeferredPool(name, shape, DType.FLOAT32) for name, shape in self.ring.tensors), lengths)
 
     @property
     def cost(self) -> OperatorCost:
@@ -105,14 +128,16 @@ def replay_model(states: Sequence[DeferredState], kernels: Kernels) -> ir.Model:
     insert, inputs = Inserter(graph, end), []
     for state in states:
         past = tuple(
-            add_input(graph, pool.name, ir.DataType(pool.dtype.onnx), [ROWS, *pool.shape]) for pool in state.pools
+            add_input(graph, pool.name, ir.DataType(pool.dtype.onnx), [ROWS, *pool.shape]) for pool in state.pools_read
         )
         stored = [add_input(graph, name, ir.DataType.FLOAT, [ROWS, SEQ, *shape]) for name, shape in state.stored]
         inputs.append((past, stored))
     accepted = Accepted(counts, insert.size(inputs[0][1][0], 1))
     for state, (past, stored) in zip(states, inputs, strict=True):
-        for before, after in zip(past, _advanced(insert, kernels, state, stored, past, accepted), strict=True):
-            after.name, after.type, after.shape = advanced_output(str(before.name)), before.type, before.shape
+        by_name = {str(value.name): value for value in past}
+        for pool, after in zip(state.pools, _advanced(insert, kernels, state, stored, past, accepted), strict=True):
+            before = by_name[pool.name]
+            after.name, after.type, after.shape = advanced_output(pool.name), before.type, before.shape
             graph.outputs.append(after)
     graph.remove(end, safe=True)
     return ir.Model(graph, ir_version=10)
@@ -126,9 +151,19 @@ def _advanced(
     past: tuple[ir.Value, ...],
     accepted: Accepted,
 ) -> tuple[ir.Value, ...]:
-    """The states, and scales of those of 8 bits, after the accepted tokens."""
+    """The states, and scales of those of 8 bits or lengths of rings, after the accepted tokens."""
     advance = ADVANCE_BODIES[base_name(state.op)]
     stored = [*stored, *(insert.constant(weight) for weight in state.weights)]
+    if state.ring is not None:
+        operator, (before, *ring, lengths) = base_name(state.op), past
+        flushed = RingNodes(insert, operator, lengths).flushed(before, ring)
+        inner = in_order_of_bodies(insert, operator, flushed, before)
+        after = in_order_of_declaration(insert, operator, advance(insert, kernels, stored, inner, accepted))
+        # A product with the new state's size, so that no length is overwritten before the ring has been read.
+        empty = insert.op("Cast", insert.op("Mul", insert.size(after, 1), insert.ints(0)), to=DType.INT32.onnx)
+        has_tokens = insert.op("Unsqueeze", insert.op("Greater", accepted.counts, insert.scalar(0)), insert.ints(1))
+        written = insert.op("Where", insert.op("Unsqueeze", has_tokens, insert.ints(2, 3)), after, before)
+        return written, insert.op("Where", has_tokens, empty, lengths)
     if state.scales is None:
         return (advance(insert, kernels, stored, past[0], accepted),)
     dtype, axis = state.scales.dtype, state.scales.axis

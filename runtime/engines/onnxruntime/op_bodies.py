@@ -18,6 +18,7 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.routed_experts import routed_experts_body
 from hybridge.runtime.engines.onnxruntime.selective_scan import selective_scan_body
 from hybridge.runtime.engines.onnxruntime.state_8bit import body_8bit
+from hybridge.runtime.engines.onnxruntime.state_ring import body_ring
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import update_ssm_state_body
 from hybridge.trt_plugins.catalog import DOMAIN
 
@@ -28,10 +29,12 @@ BODIES: Mapping[str, OpBody] = MappingProxyType(
         "causal_conv1d": causal_conv1d_body,
         "gated_delta_rule": gated_delta_rule_body,
         "gated_delta_rule_8bit": body_8bit(gated_delta_rule_body),
+        "gated_delta_rule_ring": body_ring(gated_delta_rule_body),
         "routed_experts": routed_experts_body,
         "selective_scan": selective_scan_body,
         "update_ssm_state": update_ssm_state_body,
         "update_ssm_state_8bit": body_8bit(update_ssm_state_body),
+        "update_ssm_state_ring": body_ring(update_ssm_state_body),
     }
 )
 

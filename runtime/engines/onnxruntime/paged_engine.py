@@ -264,7 +264,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             return {}
         # Rows of one token share the run of deferred rows.
         slots = self.limits.max_rows * self._deferred_tokens
-        return {state.pool: slots for state in self._session(_DEFERRING).deferred if state.is_snapshot}
+        states = [state for state in self._session(_DEFERRING).deferred if state.is_snapshot]
+        return {pool.name: slots for state in states for pool in state.pools}
 
     def _deferred_states(self, session: PagedSession) -> DeferredStates:
         """The deferred rows of steps that ``session``, or another one that defers states, runs."""

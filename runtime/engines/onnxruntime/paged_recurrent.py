@@ -9,12 +9,15 @@ states are deferred, become a rectangle by a Gather (ragged_rows.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import onnx_ir as ir
 
 from hybridge.artifact.bindings import SEQ
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.paged import ROWS
-from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredScales, DeferredState
+from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredRing, DeferredScales, DeferredState
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, replace_node
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import BODIES
@@ -24,6 +27,7 @@ from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES, re
 from hybridge.runtime.engines.onnxruntime.replay_values import Deferred, Stored
 from hybridge.runtime.engines.onnxruntime.snapshot_bodies import SNAPSHOT_BODIES
 from hybridge.runtime.engines.onnxruntime.state_8bit import WideNode
+from hybridge.runtime.engines.onnxruntime.state_ring import TRANSPOSED_OPERATOR, FlushedNode
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import POOL
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.spec import TensorSpec
@@ -35,7 +39,9 @@ from hybridge.trt_plugins.specs.packed import (
     is_packed,
     is_pool,
 )
-from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
+from hybridge.trt_plugins.specs.state_8bit import is_8bit
+from hybridge.trt_plugins.specs.state_forms import base_name
+from hybridge.trt_plugins.specs.state_ring import is_ring
 
 _FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
@@ -117,10 +123,13 @@ class _PackedNode:
         is_snapshot = self._node.op_type in snapshots
         body = self._states_after if is_snapshot else REPLAY_BODIES.get(base_name(self._node.op_type))
         wide = WideNode.of(dense, Inserter(self._graph, dense), kernels) if is_8bit(self._spec) else None
-        node = dense if wide is None else wide.node
+        flushed = FlushedNode.of(dense, Inserter(self._graph, dense)) if is_ring(self._spec) else None
+        node = flushed.node if flushed is not None else dense if wide is None else wide.node
         found = None if body is None else body(node, Inserter(self._graph, node), kernels, count)
         if found is not None and wide is not None and is_snapshot:
             found = _rounded(found, wide, self._insert)
+        if found is not None and flushed is not None:
+            found = self._with_empty_rings(found, is_snapshot)
         for temporary in dict.fromkeys((node, dense)):
             self._graph.remove(temporary, safe=True)
         if found is None:
@@ -132,10 +141,12 @@ class _PackedNode:
         pool = pools[0]
         assert pool.name is not None
         stored = []
+        # Snapshots of a state with a ring are those of the state and of the ring's length.
+        of_snapshot = pools if flushed is None else (pools[0], pools[-1])
         for index, each in enumerate(found.stored):
             # A separate graph output: the value may already be the output of another name.
             output = self._insert.op("Identity", each.value)
-            output.name, output.type = f"{pool.name}.stored_{index}", pools[index].type if is_snapshot else _FLOAT
+            output.name, output.type = f"{pool.name}.stored_{index}", of_snapshot[index].type if is_snapshot else _FLOAT
             output.shape = ir.Shape([ROWS, SEQ, *each.shape])
             self._graph.outputs.append(output)
             stored.append((output.name, each.shape))
@@ -143,12 +154,27 @@ class _PackedNode:
             self._graph.outputs.remove(value)
         replace_node(self._node, [self._packed_output(0, found.y), *pools])
         scales = None if wide is None else DeferredScales(str(pools[1].name), wide.dtype, wide.axis)
+        ring = None if flushed is None else _ring_of(pools)
         state = DeferredState(
-            self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot, scales, found.weights
+            self._node.op_type, pool.name, found.state_shape, tuple(stored), is_snapshot, scales, ring, found.weights
         )
-        for value, part in zip(pools, state.pools, strict=True):
+        for value, part in zip(pools, state.pools_read, strict=True):
             value.shape = ir.Shape([ROWS, *part.shape])
         return state
+
+    def _with_empty_rings(self, found: Deferred, is_snapshot: bool) -> Deferred:
+        """``found``, of the plain operator, with states in the order of the declaration; snapshots have empty rings."""
+        shape = next(fixed_shape(value) for tensor, value in self._given if is_pool(tensor))
+        assert shape is not None
+        sizes, insert = tuple(size or 1 for size in shape[1:]), self._insert
+        if not is_snapshot:
+            return Deferred(found.y, found.stored, sizes, found.weights)
+        (states,) = found.stored
+        swaps = base_name(self._node.op_type) == TRANSPOSED_OPERATOR
+        value = insert.op("Transpose", states.value, perm=[0, 1, 2, 4, 3]) if swaps else states.value
+        rows = insert.op("Concat", insert.op("Shape", value, start=0, end=2), insert.ints(1), axis=0)
+        empty = insert.op("Expand", insert.constant(np.zeros(1, np.int32)), rows)
+        return Deferred(found.y, (Stored(value, sizes), Stored(empty, (1,))), sizes, found.weights)
 
     @property
     def _given(self) -> list[tuple[TensorSpec, ir.Value | None]]:
@@ -227,6 +253,13 @@ class _PackedNode:
             tokens = tokens_from_rows(insert, tokens)
         tokens.type, tokens.shape = old.type, old.shape
         return tokens
+
+
+def _ring_of(pools: Sequence[ir.Value]) -> DeferredRing:
+    """The ring of the first of ``pools``, those of one operator."""
+    _, *tensors, lengths = pools
+    shapes = (tuple(size or 1 for size in (fixed_shape(value) or ())[1:]) for value in tensors)
+    return DeferredRing(tuple(zip((str(value.name) for value in tensors), shapes, strict=True)), str(lengths.name))
 
 
 def _rounded(deferred: Deferred, wide: WideNode, insert: Inserter) -> Deferred:

@@ -110,7 +110,7 @@ def rewrite_paged(
     parts = use_dense_bodies(model, kernels, form, neighbours)
     if is_prompt and neighbours:
         return_checkpoints(model.graph, {b.name for b in config.bindings.states if not b.grows})
-    left_alone = frozenset(pool.name for state in deferred for pool in state.pools)
+    left_alone = frozenset(pool.name for state in deferred for pool in state.pools_read)
     fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
     if not packs and (tokens or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):

@@ -37,7 +37,7 @@ from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, ss
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
-from hybridge.trt_plugins.specs.state_8bit import base_name
+from hybridge.trt_plugins.specs.state_forms import base_name
 
 _HEAD_DECAY = "head"
 _SCAN = "selective_scan"

@@ -20,7 +20,8 @@ from hybridge.runtime.engines.onnxruntime.update_ssm_state import (
     transpose_state,
 )
 from hybridge.trt_plugins.catalog import DOMAIN, OPS
-from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, base_name, scale_axis
+from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, scale_axis
+from hybridge.trt_plugins.specs.state_forms import base_name
 from hybridge.trt_plugins.state_rounding import exact_state, rounded_state
 
 # The operator whose bodies swap the last two axes of the state.

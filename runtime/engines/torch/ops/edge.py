@@ -17,7 +17,8 @@ from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
-from hybridge.trt_plugins.specs.state_8bit import base_name, is_8bit
+from hybridge.trt_plugins.specs.state_8bit import is_8bit
+from hybridge.trt_plugins.specs.state_forms import base_name
 
 
 def _run(context: NodeContext) -> Run:

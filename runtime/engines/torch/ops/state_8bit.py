@@ -20,7 +20,8 @@ from hybridge.trt_plugins.reference.state_8bit import STORED
 from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.common import CONTEXT_LENGTHS
 from hybridge.trt_plugins.specs.speculative import NUM_ACCEPTED_TOKENS, is_speculative
-from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, base_name, scale_axis
+from hybridge.trt_plugins.specs.state_8bit import STATE, STATE_SCALES, scale_axis
+from hybridge.trt_plugins.specs.state_forms import base_name
 
 
 def dense_call(spec: OpSpec, wide: Callable[..., tuple[torch.Tensor, ...]]) -> Run:
