@@ -65,7 +65,7 @@ struct ChannelState {
 #pragma unroll
         for (int e = 0; e < ELEMENTS; ++e) rate[e] = fmaxf(rate[e] * LOG2_E, -LARGEST);
     }
-    // One token; returns C times the new state, summed over all lanes. scaled: the time step times x.
+    // One token; returns this lane's part of C times the new state. scaled: the time step times x.
     __device__ __forceinline__ float update(float step, float scaled, const float (&B)[ELEMENTS],
                                             const float (&C)[ELEMENTS]) {
         float sum = 0.0f;
@@ -74,8 +74,6 @@ struct ChannelState {
             h[e] = fmaf(exp2_approx(rate[e] * step), h[e], scaled * B[e]);
             sum = fmaf(h[e], C[e], sum);
         }
-#pragma unroll
-        for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
         return sum;
     }
 };

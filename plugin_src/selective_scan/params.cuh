@@ -17,6 +17,8 @@ struct SelectiveScan {
     const void* state;    // slot s: s * state_slot
     void* y;              // as x
     void* state_out;      // as state
+    float* chunk_states;  // row r, chunk k: (r * chunks + k) * channels * STATE_SIZE, then as in a slot of the states
+    float* chunk_steps;   // the same without the axis of STATE_SIZE
     int64_t x_row;
     int64_t x_token;
     int64_t B_row;
@@ -33,6 +35,9 @@ struct SelectiveScan {
     int64_t state_out_slot;
     int channels;
     int channels_per_group;
+    int block_rows;    // of one block of step_rows
+    int chunks;        // that a row is cut into; 1: rows are not cut
+    int chunk_tokens;  // a multiple of TILE
     float dt_min;
     float dt_max;
 };

@@ -38,7 +38,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             token.C[e / GROUP_ACCESS].unpack(C + e);
         }
         const float step = time_step(params, token.dt, bias), x = to_float(token.x);
-        const float sum = state.update(step, step * x, B, C);
+        float sum = state.update(step, step * x, B, C);
+#pragma unroll
+        for (int apart = LANES / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
         if (is_owner && lane == 0) y[(view.first_token + t) * params.y_token] = from_float<DATA_T>(fmaf(skip, x, sum));
         if (DRAFTS) {
             const int slot = draft_slot(params.rows, blockIdx.y, t);

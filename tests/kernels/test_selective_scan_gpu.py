@@ -103,6 +103,20 @@ def test_lengths(time, dtype):
     check(Case((time, max(time - 3, 0), time // 2, 0), time, dtype=dtype))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("state", [F32, BF16], ids=str)
+@pytest.mark.parametrize("time", [256, 1000, 4097])
+@pytest.mark.parametrize("changes", [{}, {"channels": 96, "groups": 3}, {"state_size": 40}, {"gap": 1}], ids=str)
+def test_rows_cut_into_chunks(changes, time, state, in_place):
+    lengths = (time, 1, 0, time // 2 + 1, time - 1, time // 4, 128, 129)
+    check(Case(lengths, time, state=state, **changes), in_place)
+
+
+@pytest.mark.parametrize("changes", [{"rate": 1e30}, {"rate": 1e-6}, {"dt_scale": 1e4}], ids=str)
+def test_extreme_decays_over_chunks(changes):
+    check(Case((1000, 999), 1000, dtype=F32, **changes), in_place=True)
+
+
 @pytest.mark.parametrize("time", [None, 35])
 @pytest.mark.parametrize("state_size", (1, *range(8, 65, 8)))
 @pytest.mark.parametrize(("channels", "groups"), [(1, 1), (33, 1), (96, 3), (1536, 1), (10, 2)])
@@ -147,10 +161,13 @@ def test_many_rows(dtype):
         {"channels": 1530, "groups": 3},
         {"state_size": 8},
         {"state_size": 1},
-        {"dtype": F16, "state": F16, "side": F16},
+        {"dtype": F16, "side": F16},
+        {"dtype": F32},
     ],
     ids=str,
 )
-def test_many_rows_of_16_bit_states(changes):
-    """Several rows in a block, the last of which has fewer."""
-    check(Case((1, 0, *(1,) * 61), **{"channels": 1536, "dtype": BF16, "state": BF16, **changes}), in_place=True)
+@pytest.mark.parametrize("state", [F32, None], ids=str)
+def test_several_rows_in_a_block(changes, state):
+    """The last block has fewer. state None: the type of the data."""
+    case = {"channels": 1536, "dtype": BF16, **changes}
+    check(Case((1, 0, *(1,) * 61), **{**case, "state": state or case["dtype"]}), in_place=True)

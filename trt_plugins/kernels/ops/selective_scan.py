@@ -1,6 +1,7 @@
-"""Kernels of ``selective_scan``: both walk through the tokens of a row, with the state in registers.
+"""Kernels of ``selective_scan``: all walk through the tokens of a row, with the state in registers.
 
 The tokens of prompts come through shared memory, in tiles; a few tokens are loaded by the threads that need them.
+Prompts that are too few to fill the GPU are cut into chunks, whose states a kernel of their own computes first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, OpCall
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative, plan_drafts
 from hybridge.trt_plugins.kernels.ops.rows import token_count
@@ -24,15 +25,26 @@ TOKENS_FILE = "selective_scan/walk_tokens.cu"
 TILES_FILE = "selective_scan/walk_tiles.cu"
 ROWS_FILE = "selective_scan/step_rows.cu"
 _THREADS, _FEW_THREADS = 128, 64
-# Rows of a thread of the one-token kernel where there are many: more take registers that other threads need.
-_ROWS_OF_THREAD = 2
+# With many blocks of one token a row: rows that a thread loads at once, by the bytes of an element of the data and of
+# the state, and blocks of a multiprocessor that registers are to allow.
+_ROWS_OF_THREAD = {(2, 4): 4, (2, 2): 2, (4, 4): 2}
+_ROWS_OF_UNALIGNED = 2
+_ROWS_BLOCKS = 7
+# Rows of a block, by the bytes of an element of the state: up to these where one wave of blocks suffices. Reading A
+# once for more rows is faster where A is larger than a row's state.
+_MOST_BLOCK_ROWS = {4: 4, 2: 64}
 _FEW_BLOCKS, _MANY_BLOCKS, _SEVERAL_ROWS_BLOCKS = 2, 8, 16  # per multiprocessor
 # Lanes of a channel: fewer have less to reduce for y, more need fewer registers each.
 _LEAST_LANES, _MOST_LANES, _MOST_UNIT, _WIDEST_UNIT = 4, 8, 4, 8
 # With many blocks: so few lanes that the work that each lane repeats for a token costs less than the accesses.
-_FEW_LANES, _WIDE_LANES = 2, 16  # lanes, and the largest state_size with them
+_FEW_LANES, _ROW_LANES, _WIDE_LANES = 2, 4, 16  # lanes, those of several rows, and the largest state_size with them
 _TILE, _SMALL_TILE = 32, 16
 _USUAL_STATE_SIZE = 16  # other ones have small tiles, for registers
+# Prompts: blocks of a multiprocessor that registers are to allow, for lanes of few elements and for others.
+_TILES_BLOCKS, _WIDE_TILES_BLOCKS, _FEW_ELEMENTS = 4, 3, 4
+# Rows are cut into chunks where whole ones make fewer blocks of a multiprocessor than the first number, into as many as
+# make the second. Each exponential is then computed twice.
+_UNCUT_BLOCKS, _CUT_BLOCKS, _LEAST_CHUNK_TOKENS = 1.5, 6, 128
 _OVERLAP_SINCE = (9, 0)
 _LARGEST_GRID_YZ = 65535
 
@@ -45,7 +57,9 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     if is_speculative(call):
         return plan_drafts(call, lambda rows: _Scan(rows).tokens(device, drafts=True), lambda rows: plan(rows, device))
     scan = _Scan(call)
-    launch = scan.tokens(device) if token_count(call) <= 1 else scan.tiles(device)
+    if token_count(call) > 1:
+        return scan.prompts(device)
+    launch = scan.tokens(device)
     return CallPlan((launch,), name=launch.source.label)
 
 
@@ -62,7 +76,9 @@ def sources() -> Iterator[KernelSource]:
                 few = replace(typed, most_lanes=_FEW_LANES)
                 yield from few.sources(tiles=False)
                 unit = min(_WIDEST_UNIT, ACCESS_BYTES // state.itemsize)
-                yield replace(few, unit=unit, group_unit=min(unit, ACCESS_BYTES // dtype.itemsize)).rows()
+                for units in (unit, 1):
+                    group_unit = min(units, ACCESS_BYTES // dtype.itemsize)
+                    yield replace(few, unit=units, group_unit=group_unit, most_lanes=_ROW_LANES).rows()
     yield from replace(base, state_size=1, unit=1, group_unit=1, softplus=False).sources()
     for size in range(8, 65, 8):
         for unit in (1, math.gcd(_MOST_UNIT, size // _LEAST_LANES)):
@@ -95,25 +111,38 @@ class _Variant:
         """Channels of one block."""
         return self.threads // self.lanes
 
+    @property
+    def rows_of_thread(self) -> int:
+        """Rows that a thread of the kernel for several rows loads at once."""
+        most = _ROWS_OF_THREAD[self.dtype.itemsize, self.state.itemsize]
+        return most if self.unit > 1 else min(most, _ROWS_OF_UNALIGNED)
+
+    @property
+    def tile(self) -> int:
+        """Tokens of a tile."""
+        return _TILE if self.state_size == _USUAL_STATE_SIZE else _SMALL_TILE
+
     def tokens(self, drafts: bool) -> KernelSource:
         """The kernel for a few tokens."""
         return KernelSource.of(TOKENS_FILE, "selective_scan_walk_tokens", {**self._defines(), "DRAFTS": drafts})
 
     def rows(self) -> KernelSource:
         """The kernel for one token in each of several rows."""
-        defines = {**self._defines(), "ROWS": _ROWS_OF_THREAD}
+        defines = {**self._defines(), "ROWS": self.rows_of_thread, "BLOCKS": _ROWS_BLOCKS}
         return KernelSource.of(ROWS_FILE, "selective_scan_step_rows", defines)
 
-    def tiles(self) -> KernelSource:
+    def tiles(self, only_states: bool = False) -> KernelSource:
         """The kernel for many tokens."""
-        tile = _TILE if self.state_size == _USUAL_STATE_SIZE else _SMALL_TILE
-        return KernelSource.of(TILES_FILE, "selective_scan_walk_tiles", {**self._defines(), "TILE": tile})
+        few = self.state_size // self.lanes <= _FEW_ELEMENTS
+        blocks = _TILES_BLOCKS if few else _WIDE_TILES_BLOCKS
+        defines = {**self._defines(), "TILE": self.tile, "ONLY_STATES": only_states, "BLOCKS": blocks}
+        return KernelSource.of(TILES_FILE, "selective_scan_walk_tiles", defines)
 
     def sources(self, tiles: bool = True) -> Iterator[KernelSource]:
         """The kernels of these macros."""
         yield from (self.tokens(drafts=False), self.tokens(drafts=True))
         if tiles:
-            yield self.tiles()
+            yield from (self.tiles(), self.tiles(only_states=True))
 
     def _defines(self) -> dict[str, object]:
         return {
@@ -170,15 +199,43 @@ class _Scan:
 
     def _several_rows(self, device: DeviceTraits) -> KernelLaunch:
         """One token per row, several rows in a block."""
-        variant = replace(self._variant(_THREADS, _WIDEST_UNIT, _FEW_LANES), most_lanes=_FEW_LANES)
-        grid = (_blocks(self.channels, variant.channels), _blocks(self.rows, _ROWS_OF_THREAD), 1)
-        return self._launch(variant.rows(), grid, variant.threads, device)
+        variant = replace(self._variant(_THREADS, _WIDEST_UNIT, least_lanes=1), most_lanes=_ROW_LANES)
+        across, step = _blocks(self.channels, variant.channels), variant.rows_of_thread
+        one_wave = _blocks(across * self.rows, _ROWS_BLOCKS * device.multiprocessors)
+        rows = min(_blocks(one_wave, step) * step, _MOST_BLOCK_ROWS[self.state.dtype.itemsize])
+        launch = self._launch(variant.rows(), (across, _blocks(self.rows, rows), 1), variant.threads, device)
+        launch.params.block_rows = rows
+        return launch
 
-    def tiles(self, device: DeviceTraits) -> KernelLaunch:
+    def prompts(self, device: DeviceTraits) -> CallPlan:
         """Any number of tokens per row."""
         variant = self._variant(_THREADS)
         grid = (_blocks(self.channels // self.groups, variant.channels), self.groups, self.rows)
-        return self._launch(variant.tiles(), grid, variant.threads, device)
+        chunks, tokens = self._chunks(math.prod(grid) / device.multiprocessors, variant)
+        launches = [self._launch(variant.tiles(), (*grid[:2], self.rows * chunks), variant.threads, device)]
+        states = 4 * self.rows * chunks * self.channels * self.state_size
+        if chunks > 1:
+            launches.insert(0, replace(launches[0], source=variant.tiles(only_states=True)))
+            work = {
+                "chunk_states": PointerSource(Memory.WORKSPACE),
+                "chunk_steps": PointerSource(Memory.WORKSPACE, offset=states),
+            }
+            launches = [replace(launch, pointers={**launch.pointers, **work}) for launch in launches]
+        for launch in launches:
+            launch.params.chunks, launch.params.chunk_tokens = chunks, tokens
+        workspace = states + states // self.state_size if chunks > 1 else 0
+        return CallPlan(tuple(launches), workspace, launches[-1].source.label)
+
+    def _chunks(self, blocks: float, variant: _Variant) -> tuple[int, int]:
+        """Chunks of the longest row and tokens of each, for so many blocks of whole rows a multiprocessor."""
+        time = token_count(self.call)
+        if blocks >= _UNCUT_BLOCKS:
+            return 1, time
+        chunks = min(math.ceil(_CUT_BLOCKS / blocks), time // _LEAST_CHUNK_TOKENS, _LARGEST_GRID_YZ // self.rows)
+        if chunks < 2:
+            return 1, time
+        tokens = _blocks(_blocks(time, chunks), variant.tile) * variant.tile
+        return _blocks(time, tokens), tokens
 
     def _variant(self, threads: int, most_unit: int = _MOST_UNIT, least_lanes: int = _LEAST_LANES) -> _Variant:
         state, A_bytes = self.state.dtype, self.call.input("A").alignment
