@@ -119,9 +119,18 @@ def test_one_factor(base, change):
     check(replace(base, **change), in_place=True)
 
 
+@pytest.mark.parametrize("width", [3, 4, 7])
 @pytest.mark.parametrize("rows", [1, 2, 5, 64, 300])
-def test_decode_batches(rows):
-    check(replace(DECODE, rows=rows, channels=10240), in_place=True)
+def test_decode_batches(rows, width):
+    check(replace(DECODE, rows=rows, channels=10240, width=width), in_place=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("width", [3, 5, 6, 7])
+@pytest.mark.parametrize("channels", [1, 7, 16, 200, 264, 1022])
+def test_decode_widths_that_are_no_power_of_two(channels, width, dtype):
+    lengths = tuple(row % 5 and 1 for row in range(63))
+    check(replace(DECODE, rows=63, channels=channels, width=width, dtype=dtype, lengths=lengths), in_place=True)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -64,6 +64,13 @@ def test_an_update_reads_16_bytes_of_state_where_it_can(dtype, width, channels):
     assert variant(launch_of(3, 64, dtype=dtype, width=width))["CHANNELS"] == str(channels)
 
 
+def test_widths_without_such_an_access_are_shifted_in_shared_memory():
+    assert launch_of(3, 64, width=7).source.entry == "causal_conv1d_update_shared"
+    assert launch_of(3, 64, width=6, dtype=torch.float32).source.entry == "causal_conv1d_update_shared"
+    others = (launch_of(3, 60, width=7), launch_of(3, 64, width=7, gap=1), launch_of(3, 64, width=3))
+    assert {other.source.entry for other in others} == {"causal_conv1d_update"}
+
+
 def test_odd_sizes_and_strides_fall_back_to_single_channels():
     assert variant(launch_of(3, 63))["CHANNELS"] == "1"
     assert variant(launch_of(3, 64, gap=1))["CHANNELS"] == "1"

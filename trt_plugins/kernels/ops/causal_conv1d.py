@@ -1,5 +1,7 @@
 """Kernels of ``causal_conv1d``: a shift of the state for one token per row, a sliding window for more.
 
+The state of widths from 5 on that are no power of two is shifted in shared memory.
+
 Draft tokens of speculative rows shift the state one after another, each to its own slot.
 """
 
@@ -17,9 +19,11 @@ from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 UPDATE_FILE = "causal_conv1d/shift_update.cu"
+SHARED_FILE = "causal_conv1d/shift_shared.cu"
 PREFILL_FILE = "causal_conv1d/sliding_window.cu"
 DRAFTS_FILE = "causal_conv1d/shift_drafts.cu"
 _ACCESS_BYTES = 16
+_WARP = 32
 _PREFILL_THREADS = 128
 _STEP = 16
 _DRAFT_INPUTS = 8  # of a thread, loaded before the first of them is used; at most half as many tokens
@@ -33,6 +37,8 @@ _LONG_BLOCKS = 32  # per multiprocessor
 _UPDATE_THREADS, _SMALL_UPDATE_THREADS = 256, 64
 _SMALL_UPDATES = 512  # threads per multiprocessor
 _DRAFT_THREADS = 128
+# Of the kernel with shared memory: threads of a block, their rows, and the widths that it takes.
+_SHARED_THREADS, _SHARED_ROWS, _LEAST_SHARED_WIDTH = 128, 1, 5
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
 _PREFETCH_BLOCKS = 2
 
@@ -60,7 +66,9 @@ def sources() -> Iterator[KernelSource]:
                     yield _drafts_source(dtype, 4, activation, channels, threads)
             for channels in (_vector_channels(dtype), 1):
                 yield _prefill_source(dtype, 4, activation, channels)
+            yield _shared_source(dtype, 7, activation)
     for width in range(2, 9):
+        yield _shared_source(DType.BFLOAT16, width, "silu")
         yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS)
         yield _drafts_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _DRAFT_THREADS)
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
@@ -88,11 +96,28 @@ class _Convolution:
 
     def update(self, device: DeviceTraits) -> KernelLaunch:
         """One token per row (or none)."""
+        if self._takes_shared():
+            return self._shared_update(device)
         channels = self._channels(_update_channels(self.dtype, self.width))
         threads = self._update_threads(channels, _UPDATE_THREADS, device)
         source = _update_source(self.dtype, self.width, self.activation, channels, threads)
         grid = (_blocks(self.channels, channels * threads), self.rows, 1)
         return self._launch(source, grid, threads, device)
+
+    def _takes_shared(self) -> bool:
+        """Whether a thread's channels would take many accesses, and runs of 16 bytes are the whole state of a row."""
+        if not self.width & (self.width - 1) or self.width < _LEAST_SHARED_WIDTH:
+            return False
+        item, weight = self.dtype.itemsize, self.call.input("weight")
+        strides = (self.state.strides[0] * item, self.state_out.strides[0] * item, self.channels * self.width * item)
+        alignments = (layout.alignment for layout in (self.state, self.state_out, weight))
+        vector = _vector_channels(self.dtype)
+        return math.gcd(_ACCESS_BYTES, *strides, *alignments) == _ACCESS_BYTES and self._channels(vector) == vector
+
+    def _shared_update(self, device: DeviceTraits) -> KernelLaunch:
+        source = _shared_source(self.dtype, self.width, self.activation)
+        across = _blocks(self.channels, _vector_channels(self.dtype) * _SHARED_THREADS)
+        return self._launch(source, (across, _blocks(self.rows, _SHARED_ROWS), 1), _SHARED_THREADS, device)
 
     def _update_threads(self, channels: int, most: int, device: DeviceTraits) -> int:
         """Threads of a block, ``most`` or, where there are few in all, a small number."""
@@ -171,6 +196,11 @@ def _vector_channels(dtype: DType) -> int:
 def _update_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
     more = {"CHANNELS": channels, "THREADS": threads}
     return KernelSource.of(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
+
+
+def _shared_source(dtype: DType, width: int, activation: str) -> KernelSource:
+    more = {"ROWS": _SHARED_ROWS, "THREADS": _SHARED_THREADS}
+    return KernelSource.of(SHARED_FILE, "causal_conv1d_update_shared", _defines(dtype, width, activation, **more))
 
 
 def _drafts_source(dtype: DType, width: int, activation: str, channels: int, threads: int) -> KernelSource:
