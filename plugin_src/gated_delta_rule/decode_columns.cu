@@ -18,7 +18,7 @@ namespace {
 constexpr float NORM_EPSILON = 1e-6f;
 constexpr int RUN = 8;        // neighbouring rows of a lane, and neighbouring columns of one access
 constexpr int WARPS = KEY_SIZE / (4 * RUN), THREADS = 32 * WARPS;
-constexpr int ACCESSES = VALUE_SIZE > 64 ? 2 : 1;
+constexpr int PARTS = CHANNEL_DECAY ? 2 : 1;  // of a number, whose sum it is
 constexpr int SLICE = 8 * RUN * ACCESSES, SLICES = VALUE_SIZE / SLICE;
 constexpr int FINISHED = (SLICE + THREADS - 1) / THREADS;  // columns of a thread
 static_assert(KEY_SIZE % (4 * RUN) == 0 && VALUE_SIZE % SLICE == 0, "warps and blocks are full");
@@ -38,6 +38,35 @@ __device__ __forceinline__ unsigned low_halves(unsigned row, unsigned next) { re
 __device__ __forceinline__ unsigned high_halves(unsigned row, unsigned next) { return __byte_perm(row, next, 0x7632); }
 __device__ __forceinline__ unsigned word_of(const Run& run, int i) { return reinterpret_cast<const unsigned*>(&run.word)[i]; }
 
+// Decays of a lane's rows, or the head's.
+struct Decays {
+    float values[CHANNEL_DECAY ? RUN : 1];
+
+    // g: logarithms, from the lane's first row on.
+    __device__ __forceinline__ explicit Decays(const float* g) {
+#pragma unroll
+        for (int i = 0; i < (CHANNEL_DECAY ? RUN : 1); ++i) values[i] = expf(g[i]);
+    }
+    __device__ __forceinline__ float of_row(int i) const { return values[CHANNEL_DECAY ? i : 0]; }
+    // What is left of the sums over rows: those already have the decays of rows.
+    __device__ __forceinline__ float of_sums() const { return CHANNEL_DECAY ? 1.0f : values[0]; }
+    // k or q as the first product takes it.
+    __device__ __forceinline__ void apply(Run (&parts)[PARTS], const Run& k_q) const {
+        parts[0] = k_q;
+        if constexpr (CHANNEL_DECAY) {
+            float whole[RUN], high[RUN];
+            k_q.unpack(whole);
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) whole[i] *= values[i];
+            parts[0].pack(whole);
+            parts[0].unpack(high);
+#pragma unroll
+            for (int i = 0; i < RUN; ++i) whole[i] -= high[i];
+            parts[1].pack(whole);
+        }
+    }
+};
+
 // Lane 4g + t has rows 8t .. 8t + 7 of its warp's 32 in columns 64a + 8g .. 64a + 8g + 7.
 struct Rows8 {
     Run rows[RUN][ACCESSES];
@@ -55,8 +84,8 @@ struct Rows8 {
 #pragma unroll
             for (int a = 0; a < ACCESSES; ++a) rows[i][a].store_streamed(state + i * VALUE_SIZE + a * 64);
     }
-    // k @ state and q @ state over the warp's rows. k_q: of lanes with g = 0 k, with g = 1 q, of others zeros.
-    __device__ __forceinline__ void multiply(float (&columns)[2][SLICE], const Run& k_q) const {
+    // k @ state and q @ state over the warp's rows. k_q: parts of k in lanes with g = 0, of q with g = 1, of others zeros.
+    __device__ __forceinline__ void multiply(float (&columns)[2][SLICE], const Run (&k_q)[PARTS]) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int a = 0; a < ACCESSES; ++a) {
@@ -67,9 +96,11 @@ struct Rows8 {
                 for (int i = 0; i < RUN; i += 4) {
                     const unsigned row = word_of(rows[i][a], pair), next = word_of(rows[i + 1][a], pair);
                     const unsigned third = word_of(rows[i + 2][a], pair), last = word_of(rows[i + 3][a], pair);
-                    Product::multiply(sums[pair], {{low_halves(row, next), high_halves(row, next), low_halves(third, last),
-                                                    high_halves(third, last)}},
-                                      {{word_of(k_q, i / 2), word_of(k_q, i / 2 + 1)}});
+#pragma unroll
+                    for (int part = 0; part < PARTS; ++part)
+                        Product::multiply(sums[pair], {{low_halves(row, next), high_halves(row, next),
+                                                        low_halves(third, last), high_halves(third, last)}},
+                                          {{word_of(k_q[part], i / 2), word_of(k_q[part], i / 2 + 1)}});
                 }
             if (t != 0) continue;  // their columns of the product are zero
 #pragma unroll
@@ -80,8 +111,8 @@ struct Rows8 {
                         make_float4(sums[2 * half][kind], sums[2 * half][2 + kind], sums[2 * half + 1][kind], sums[2 * half + 1][2 + kind]);
         }
     }
-    // Row r becomes decay times itself, plus k[r] * written, and is stored at `state`.
-    __device__ __forceinline__ void update(DATA_T* state, float decay, const Run& k_q, const float* written) {
+    // Row r becomes its decay times itself, plus k[r] * written, and is stored at `state`.
+    __device__ __forceinline__ void update(DATA_T* state, const Decays& decays, const Run& k_q, const float* written) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         Run k;
         k.word = make_uint4(__shfl_sync(~0u, k_q.word.x, t), __shfl_sync(~0u, k_q.word.y, t), __shfl_sync(~0u, k_q.word.z, t),
@@ -99,7 +130,7 @@ struct Rows8 {
                 float values[RUN];
                 rows[i][a].unpack(values);
 #pragma unroll
-                for (int e = 0; e < RUN; ++e) values[e] = fmaf(keys[i], u[e], decay * values[e]);
+                for (int e = 0; e < RUN; ++e) values[e] = fmaf(keys[i], u[e], decays.of_row(i) * values[e]);
                 rows[i][a].pack(values);
                 rows[i][a].store_streamed(state + i * VALUE_SIZE + a * 64);
             }
@@ -174,13 +205,17 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
 #pragma unroll
     for (int i = 0; i < FINISHED; ++i)
         if (int(threadIdx.x) + i * THREADS < SLICE) values[i] = v[threadIdx.x + i * THREADS];
-    const float decay = expf(params.g[view.row * params.g_row + token * params.g_token + head]);
+    const Decays decays(params.g + view.row * params.g_row + token * params.g_token +
+                        (CHANNEL_DECAY ? head * KEY_SIZE + first_row : head));
     const float beta = to_float(static_cast<const DATA_T*>(params.beta)[view.row * params.beta_row + token * params.beta_token + head]);
 
     share_products(shared.products[warp], k_q);
-    state.multiply(shared.columns[warp], k_q);
+    Run decayed[PARTS];
+    decays.apply(decayed, k_q);
+    state.multiply(shared.columns[warp], decayed);
     __syncthreads();
     const Factors factors(shared, params.scale);
+    const float decay = decays.of_sums();
 #pragma unroll
     for (int i = 0; i < FINISHED; ++i) {
         const int c = threadIdx.x + i * THREADS;
@@ -197,7 +232,7 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
     }
     __syncthreads();
     if (view.length > 0)
-        state.update(state_out, decay, k_q, shared.written);
+        state.update(state_out, decays, k_q, shared.written);
     else
         state.store(state_out);
 }

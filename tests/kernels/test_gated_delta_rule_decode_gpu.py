@@ -134,14 +134,20 @@ def test_rows(rows, state, decay):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize(("dtype", "decay"), [(F16, "head"), (BF16, "head"), (BF16, "key_channel")], ids=str)
 @pytest.mark.parametrize(("key_size", "value_size"), [(128, 128), (64, 64), (96, 256), (256, 128)])
-def test_many_states_of_16_bits(key_size, value_size, dtype, in_place):
+def test_many_states_of_16_bits(key_size, value_size, dtype, decay, in_place):
     """More bytes than all multiprocessors hold at once, where whole rows of blocks go through tensor cores."""
     rows = 20_000_000 // (32 * key_size * value_size * 2) + 1
     lengths = tuple(row % 5 and 1 for row in range(rows))
     sizes = {"key_heads": 16, "value_heads": 32, "key_size": key_size, "value_size": value_size}
-    check(Case(rows=rows, dtype=dtype, state=dtype, lengths=lengths, **sizes), in_place)
+    check(Case(rows=rows, dtype=dtype, state=dtype, lengths=lengths, decay=decay, **sizes), in_place)
+
+
+@pytest.mark.parametrize("decay_rate", [1e-4, 30.0])
+def test_many_states_of_16_bits_with_extreme_decays_of_channels(decay_rate):
+    case = Case(rows=64, key_heads=16, value_heads=32, dtype=BF16, state=BF16, decay="key_channel")
+    check(replace(case, decay_rate=decay_rate), in_place=True)
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,15 @@ def test_states_are_cut_by_their_bytes_for_each_multiprocessor():
 
 
 def test_many_states_of_16_bits_run_on_tensor_cores():
-    launch = decode(rows=64, state=BF16)
-    assert launch.source.file == "gated_delta_rule/decode_columns.cu"
+    taken = (decode(rows=64, state=BF16), decode(rows=64, state=BF16, decay="key_channel"))
+    assert [variant(launch)["CHANNEL_DECAY"] for launch in taken] == ["0", "1"]
+    assert {launch.source.file for launch in taken} == {"gated_delta_rule/decode_columns.cu"}
     others = (
         decode(rows=64),
         decode(rows=8, state=BF16),
         decode(rows=64, state=BF16, gap=4),
         decode(rows=64, state=BF16, time=4),
-        decode(rows=64, state=BF16, decay="key_channel"),
+        decode(rows=64, dtype=torch.float16, state=torch.float16, decay="key_channel"),
         decode(rows=64, state=BF16, value_size=96),
         decode(rows=128, state=BF16, key_size=80),
     )

@@ -12,7 +12,7 @@ from hybridge.trt_plugins.kernels.source import KernelSource
 
 FILE, ENTRY = "gated_delta_rule/decode_columns.cu", "gated_delta_rule_decode"
 _ROWS_OF_WARP = 32
-_NARROW, _WIDE = 64, 128  # columns of a block
+_ACCESS_COLUMNS, _WIDE = 64, 128  # of a warp's access, and of two
 _WARPS_OF_MULTIPROCESSOR = 12
 
 
@@ -23,12 +23,18 @@ class Columns:
     dtype: DType
     key_size: int
     value_size: int
+    channel_decay: bool
     normed: bool
+
+    @property
+    def accesses(self) -> int:
+        """Of a lane to a row of the state."""
+        return min(2, self.value_size // _ACCESS_COLUMNS)
 
     @property
     def slices(self) -> int:
         """Blocks that share a head."""
-        return max(1, self.value_size // _WIDE)
+        return self.value_size // (self.accesses * _ACCESS_COLUMNS)
 
     @property
     def threads(self) -> int:
@@ -40,6 +46,8 @@ class Columns:
             "DATA_T": self.dtype,
             "KEY_SIZE": self.key_size,
             "VALUE_SIZE": self.value_size,
+            "CHANNEL_DECAY": self.channel_decay,
+            "ACCESSES": self.accesses,
             "NORMED": self.normed,
             "BLOCKS": max(1, _WARPS_OF_MULTIPROCESSOR // warps),
         }
@@ -50,16 +58,17 @@ def takes_columns(call: DeltaCall) -> bool:
     """Whether this kernel can run a call with one token per row."""
     return (
         call.state.dtype.itemsize == call.dtype.itemsize == 2
-        and not call.channel_decay
+        and (call.dtype is DType.BFLOAT16 or not call.channel_decay)
         and call.key_size % _ROWS_OF_WARP == 0
-        and (call.value_size == _NARROW or call.value_size % _WIDE == 0)
+        and (call.value_size == _ACCESS_COLUMNS or call.value_size % _WIDE == 0)
         and call.token_access_bytes("q", "k") == ACCESS_BYTES
     )
 
 
 def columns_sources() -> Iterator[KernelSource]:
     """Both types at the usual size, and other sizes in bfloat16."""
-    for dtype in (DType.BFLOAT16, DType.FLOAT16):
-        yield Columns(dtype, 128, 128, True).source()
+    for dtype, channel_decay in ((DType.BFLOAT16, False), (DType.FLOAT16, False), (DType.BFLOAT16, True)):
+        yield Columns(dtype, 128, 128, channel_decay, True).source()
     for key_size, value_size in ((64, 64), (96, 128), (128, 256), (256, 256)):
-        yield Columns(DType.BFLOAT16, key_size, value_size, False).source()
+        for channel_decay in (False, True):
+            yield Columns(DType.BFLOAT16, key_size, value_size, channel_decay, False).source()

@@ -125,7 +125,7 @@ def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -
     many = drafts or call.time > 1
     share = _bytes_of_state(call) / device.multiprocessors
     if not many and share > _ONE_WAVE_BYTES and takes_columns(call):
-        columns = Columns(call.dtype, call.key_size, call.value_size, call.normed)
+        columns = Columns(call.dtype, call.key_size, call.value_size, call.channel_decay, call.normed)
         return _launch(call, device, columns.source(), columns.slices, columns.threads)
     plain, walked = not (many or call.channel_decay), many and not drafts
     cut = _slice(call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain, walked)
