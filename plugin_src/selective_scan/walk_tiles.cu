@@ -137,7 +137,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     selective_scan_walk_tiles(const __grid_constant__ SelectiveScan params) {
     __shared__ Shared shared;
     wait_for_earlier_kernels();
-    let_later_kernels_start();
     Chunk chunk(params, blockIdx.z);
     const RowView view = row_view(params.rows, chunk.row);
     if (view.slot < 0) return;
@@ -241,6 +240,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         }
         y += TILE * params.y_token;
     }
+    // Not before: blocks of the next kernel would take multiprocessors from this one's, unevenly.
+    let_later_kernels_start();
     if (!is_owner) return;
     if (ONLY_STATES) {
         const int64_t place = chunk_place(params, chunk, chunk.index + 1, channel);

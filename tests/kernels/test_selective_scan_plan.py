@@ -21,12 +21,14 @@ def planned(*lead: int, channels: int = 8192, state: torch.dtype = BF16, packed:
     return plan(op_call("selective_scan", inputs, [torch.empty_like(x), states], {}, packed), H200)
 
 
-@pytest.mark.parametrize(("state", "block_rows"), [(torch.float32, 4), (BF16, 10)])
-def test_many_rows_of_one_token_share_blocks(state, block_rows):
-    (launch,) = planned(63, state=state).launches
+@pytest.mark.parametrize(("rows", "state", "block_rows"), [(63, BF16, 8), (80, BF16, 10), (63, torch.float32, 8)])
+def test_many_rows_of_one_token_share_blocks(rows, state, block_rows):
+    """As many as make all blocks run at once, or fewer."""
+    (launch,) = planned(rows, state=state).launches
     assert launch.source.file == "selective_scan/step_rows.cu"
     assert launch.params.block_rows == block_rows
-    assert launch.grid[1] == -(-63 // block_rows)
+    assert launch.grid[1:] == (1, -(-rows // block_rows))
+    assert block_rows <= int(dict(launch.source.defines)["BLOCK_ROWS"])
 
 
 def test_prompts_that_fill_the_gpu_are_not_cut():
@@ -34,6 +36,8 @@ def test_prompts_that_fill_the_gpu_are_not_cut():
     (launch,) = found.launches
     assert (launch.params.chunks, launch.params.chunk_tokens, found.workspace_bytes) == (1, 1024, 0)
     assert launch.grid[2] == 8
+    assert dict(launch.source.defines)["LANES"] == "2"
+    assert dict(planned(1, 1024).launches[0].source.defines)["LANES"] == "4"
 
 
 @pytest.mark.parametrize("packed", [None, PackedRows(2, 1000)])

@@ -25,21 +25,17 @@ TOKENS_FILE = "selective_scan/walk_tokens.cu"
 TILES_FILE = "selective_scan/walk_tiles.cu"
 ROWS_FILE = "selective_scan/step_rows.cu"
 _THREADS, _FEW_THREADS = 128, 64
-# With many blocks of one token a row: rows that a thread loads at once, by the bytes of an element of the data and of
-# the state, and blocks of a multiprocessor that registers are to allow.
-_ROWS_OF_THREAD = {(2, 4): 4, (2, 2): 2, (4, 4): 2}
-_ROWS_OF_UNALIGNED = 2
-_ROWS_BLOCKS = 7
-# Rows of a block, by the bytes of an element of the state: up to these where one wave of blocks suffices. Reading A
-# once for more rows is faster where A is larger than a row's state.
-_MOST_BLOCK_ROWS = {4: 4, 2: 64}
+# With many blocks of one token a row: rows that a thread loads at once; blocks of a multiprocessor, which registers are
+# to allow; the most rows of a block with which all blocks run at once; rows of a block where they do not.
+_ROWS_OF_THREAD, _ROWS_BLOCKS, _ONE_WAVE_ROWS, _BLOCK_ROWS = 2, 8, 12, 8
 _FEW_BLOCKS, _MANY_BLOCKS, _SEVERAL_ROWS_BLOCKS = 2, 8, 16  # per multiprocessor
 # Lanes of a channel: fewer have less to reduce for y, more need fewer registers each.
 _LEAST_LANES, _MOST_LANES, _MOST_UNIT, _WIDEST_UNIT = 4, 8, 4, 8
 # With many blocks: so few lanes that the work that each lane repeats for a token costs less than the accesses.
 _FEW_LANES, _ROW_LANES, _WIDE_LANES = 2, 4, 16  # lanes, those of several rows, and the largest state_size with them
 _TILE, _SMALL_TILE = 32, 16
-_USUAL_STATE_SIZE = 16  # other ones have small tiles, for registers
+_USUAL_STATE_SIZE = 16  # other ones, and few lanes, have small tiles, for registers
+_FEW_LANES_BLOCKS = 6  # of a multiprocessor, with which few lanes fill it
 # Prompts: blocks of a multiprocessor that registers are to allow, for lanes of few elements and for others.
 _TILES_BLOCKS, _WIDE_TILES_BLOCKS, _FEW_ELEMENTS = 4, 3, 4
 # Rows are cut into chunks where whole ones make fewer blocks of a multiprocessor than the first number, into as many as
@@ -112,15 +108,10 @@ class _Variant:
         return self.threads // self.lanes
 
     @property
-    def rows_of_thread(self) -> int:
-        """Rows that a thread of the kernel for several rows loads at once."""
-        most = _ROWS_OF_THREAD[self.dtype.itemsize, self.state.itemsize]
-        return most if self.unit > 1 else min(most, _ROWS_OF_UNALIGNED)
-
-    @property
     def tile(self) -> int:
         """Tokens of a tile."""
-        return _TILE if self.state_size == _USUAL_STATE_SIZE else _SMALL_TILE
+        few_registers = self.state_size == _USUAL_STATE_SIZE and self.lanes >= _LEAST_LANES
+        return _TILE if few_registers else _SMALL_TILE
 
     def tokens(self, drafts: bool) -> KernelSource:
         """The kernel for a few tokens."""
@@ -128,7 +119,8 @@ class _Variant:
 
     def rows(self) -> KernelSource:
         """The kernel for one token in each of several rows."""
-        defines = {**self._defines(), "ROWS": self.rows_of_thread, "BLOCKS": _ROWS_BLOCKS}
+        more = {"ROWS": _ROWS_OF_THREAD, "BLOCK_ROWS": _ONE_WAVE_ROWS, "BLOCKS": _ROWS_BLOCKS}
+        defines = {**self._defines(), **more}
         return KernelSource.of(ROWS_FILE, "selective_scan_step_rows", defines)
 
     def tiles(self, only_states: bool = False) -> KernelSource:
@@ -143,6 +135,8 @@ class _Variant:
         yield from (self.tokens(drafts=False), self.tokens(drafts=True))
         if tiles:
             yield from (self.tiles(), self.tiles(only_states=True))
+            if self.state_size == _USUAL_STATE_SIZE:
+                yield replace(self, most_lanes=_FEW_LANES).tiles()
 
     def _defines(self) -> dict[str, object]:
         return {
@@ -191,7 +185,7 @@ class _Scan:
         if blocks < _FEW_BLOCKS:
             variant = replace(variant, threads=_FEW_THREADS)
         elif blocks >= _MANY_BLOCKS and self.state_size <= _WIDE_LANES:
-            if not drafts and blocks >= _SEVERAL_ROWS_BLOCKS:
+            if not drafts and blocks >= _SEVERAL_ROWS_BLOCKS and self.channels // self.groups >= _THREADS:
                 return self._several_rows(device)
             variant = replace(variant, most_lanes=_FEW_LANES)
         grid = (_blocks(self.channels, variant.channels), self.rows, 1)
@@ -200,10 +194,12 @@ class _Scan:
     def _several_rows(self, device: DeviceTraits) -> KernelLaunch:
         """One token per row, several rows in a block."""
         variant = replace(self._variant(_THREADS, _WIDEST_UNIT, least_lanes=1), most_lanes=_ROW_LANES)
-        across, step = _blocks(self.channels, variant.channels), variant.rows_of_thread
-        one_wave = _blocks(across * self.rows, _ROWS_BLOCKS * device.multiprocessors)
-        rows = min(_blocks(one_wave, step) * step, _MOST_BLOCK_ROWS[self.state.dtype.itemsize])
-        launch = self._launch(variant.rows(), (across, _blocks(self.rows, rows), 1), variant.threads, device)
+        across = _blocks(self.channels // self.groups, variant.channels)
+        at_once = _ROWS_BLOCKS * device.multiprocessors
+        rows = _blocks(_blocks(across * self.groups * self.rows, at_once), _ROWS_OF_THREAD) * _ROWS_OF_THREAD
+        rows = rows if rows <= _ONE_WAVE_ROWS else _BLOCK_ROWS
+        grid = (across, self.groups, _blocks(self.rows, rows))
+        launch = self._launch(variant.rows(), grid, variant.threads, device)
         launch.params.block_rows = rows
         return launch
 
@@ -211,7 +207,11 @@ class _Scan:
         """Any number of tokens per row."""
         variant = self._variant(_THREADS)
         grid = (_blocks(self.channels // self.groups, variant.channels), self.groups, self.rows)
-        chunks, tokens = self._chunks(math.prod(grid) / device.multiprocessors, variant)
+        blocks = math.prod(grid) / device.multiprocessors
+        if blocks >= _FEW_LANES_BLOCKS and self.state_size == _USUAL_STATE_SIZE:
+            variant = replace(variant, most_lanes=_FEW_LANES)
+            grid = (_blocks(self.channels // self.groups, variant.channels), *grid[1:])
+        chunks, tokens = self._chunks(blocks, variant)
         launches = [self._launch(variant.tiles(), (*grid[:2], self.rows * chunks), variant.threads, device)]
         states = 4 * self.rows * chunks * self.channels * self.state_size
         if chunks > 1:
