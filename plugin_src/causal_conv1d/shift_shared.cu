@@ -14,7 +14,7 @@ namespace {
 
 constexpr int C = 4 / sizeof(DATA_T);  // channels of a thread
 constexpr int K = KERNEL;
-constexpr int LEAST_BLOCKS = ROWS > 2 ? 5 : 8;  // of a multiprocessor, which registers are to allow
+constexpr int LEAST_BLOCKS = (ROWS > 2 ? 640 : 1024) / THREADS;  // of a multiprocessor, which registers are to allow
 constexpr int WARP_BYTES = 32 * 4 * K;
 constexpr int UNITS = WARP_BYTES / 16, UNITS_OF_LANE = (UNITS + 31) / 32;
 using Columns = Run<DATA_T, C * K>;
@@ -41,37 +41,41 @@ struct Units {
     }
 };
 
-// The columns of this thread from the warp's runs, through the warp's shared memory, and back.
-__device__ __forceinline__ Columns columns_of(const Units& units, uint4* shared) {
-    __syncwarp();
-    units.store(shared, UNITS);
-    __syncwarp();
-    Columns columns;
-    columns.load(reinterpret_cast<const DATA_T*>(shared) + threadIdx.x % 32 * (C * K));
-    return columns;
-}
-__device__ __forceinline__ Units units_of(const Columns& columns, uint4* shared) {
-    columns.store(reinterpret_cast<DATA_T*>(shared) + threadIdx.x % 32 * (C * K));  // what this thread alone has read
-    __syncwarp();
-    Units units;
-    units.load(shared, UNITS);
-    return units;
+// Asks for what the first loads of the kernel wait for, as far as its place depends on no memory.
+__device__ __forceinline__ void prefetch(const CausalConv1d& params, int first_channel, int of_row) {
+    const int lane = threadIdx.x % 32, bytes = min(of_row * 16, WARP_BYTES);
+    if (blockIdx.y == 0 && lane * 32 < bytes)
+        prefetch_to_l2(static_cast<const char*>(params.weight) + first_channel * K * int(sizeof(DATA_T)) + lane * 32);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const int64_t row = blockIdx.y * ROWS + r;
+        if (row >= params.rows.rows) continue;
+        if (!params.rows.state_indices && lane * 32 < bytes)
+            prefetch_to_l2(reinterpret_cast<const char*>(static_cast<const DATA_T*>(params.state) +
+                                                         row * params.state_stride + first_channel * K) + lane * 32);
+        if (!params.rows.query_start_loc && lane < 4)
+            prefetch_to_l2(reinterpret_cast<const char*>(static_cast<const DATA_T*>(params.x) +
+                                                         row * params.x_row_stride + first_channel) + lane * 32);
+        if (threadIdx.x == 0 && params.rows.context_lengths) prefetch_to_l2(params.rows.context_lengths + row);
+    }
 }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
     causal_conv1d_update_shared(const __grid_constant__ CausalConv1d params) {
-    __shared__ uint4 shared[THREADS / 32][UNITS];
+    __shared__ uint4 shared[THREADS / 32][ROWS + 1][UNITS];
     let_later_kernels_start();
-    wait_for_earlier_kernels();
     const int warp = threadIdx.x / 32, first_channel = (blockIdx.x * (THREADS / 32) + warp) * 32 * C;
-    if (first_channel >= params.channels) return;
     const int channel = first_channel + threadIdx.x % 32 * C;
     const int of_row = (params.channels - first_channel) * K * int(sizeof(DATA_T)) / 16;
+    if (int(blockIdx.x + gridDim.x * blockIdx.y) < params.prefetch_blocks && of_row > 0)
+        prefetch(params, first_channel, of_row);
+    wait_for_earlier_kernels();
+    if (of_row <= 0) return;
     const bool is_inside = channel < params.channels;
     RowView views[ROWS];
-    Units states[ROWS];
+    Units states[ROWS] = {};
     Channels x[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -87,23 +91,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
             x[r].load(static_cast<const DATA_T*>(params.x) + views[r].row * params.x_row_stride +
                       views[r].first_token * params.x_token_stride + channel);
     }
-    Units taps;
+    Units taps = {};
     Channels bias = {};
     taps.load(reinterpret_cast<const uint4*>(static_cast<const DATA_T*>(params.weight) + first_channel * K), of_row);
     if (params.bias && is_inside) bias.load(static_cast<const DATA_T*>(params.bias) + channel);
-    const Columns weight = columns_of(taps, shared[warp]);
-
+    taps.store(shared[warp][ROWS], UNITS);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) states[r].store(shared[warp][r], UNITS);
+    __syncwarp();
+    const int own = threadIdx.x % 32 * (C * K);
+    Columns weight;
+    weight.load(reinterpret_cast<const DATA_T*>(shared[warp][ROWS]) + own);
+    Channels y[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        DATA_T* columns = reinterpret_cast<DATA_T*>(shared[warp][r]) + own;
+        Columns state;
+        state.load(columns);
+        if (views[r].length > 0) push_column<DATA_T, C, K>(state, x[r]);
+        y[r] = filter_columns<DATA_T, C, K, SILU>(state, weight, bias, params.bias, views[r].length > 0);
+        state.store(columns);
+    }
+    __syncwarp();
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const RowView& view = views[r];
         if (view.slot < 0) continue;
-        Columns state = columns_of(states[r], shared[warp]);
-        if (view.length > 0) push_column<DATA_T, C, K>(state, x[r]);
-        const Channels y = filter_columns<DATA_T, C, K, SILU>(state, weight, bias, params.bias, view.length > 0);
         DATA_T* state_out = static_cast<DATA_T*>(params.state_out) + view.slot * params.state_out_stride + first_channel * K;
-        units_of(state, shared[warp]).store(reinterpret_cast<uint4*>(state_out), of_row);
+        states[r].load(shared[warp][r], UNITS);
+        states[r].store(reinterpret_cast<uint4*>(state_out), of_row);
         if (view.written > 0 && is_inside)
-            y.store(static_cast<DATA_T*>(params.y) + view.row * params.y_row_stride +
-                    view.first_token * params.y_token_stride + channel);
+            y[r].store(static_cast<DATA_T*>(params.y) + view.row * params.y_row_stride +
+                       view.first_token * params.y_token_stride + channel);
     }
 }

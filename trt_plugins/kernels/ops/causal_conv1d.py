@@ -37,8 +37,10 @@ _LONG_BLOCKS = 32  # per multiprocessor
 _UPDATE_THREADS, _SMALL_UPDATE_THREADS = 256, 64
 _SMALL_UPDATES = 512  # threads per multiprocessor
 _DRAFT_THREADS = 128
-# Of the kernel with shared memory: threads of a block, their rows, and the widths that it takes.
-_SHARED_THREADS, _SHARED_ROWS, _LEAST_SHARED_WIDTH = 128, 1, 5
+# Of the kernel with shared memory: threads of a block, and the least width that it takes.
+_SHARED_THREADS, _LEAST_SHARED_WIDTH = 128, 5
+# Its rows of a thread where there would be so many blocks for each multiprocessor; else one.
+_SHARED_ROWS, _SHARED_ROWS_BLOCKS = 2, 48
 # Blocks a multiprocessor that prefetch while the kernel before still runs; more of them only ask for everything twice.
 _PREFETCH_BLOCKS = 2
 
@@ -66,9 +68,9 @@ def sources() -> Iterator[KernelSource]:
                     yield _drafts_source(dtype, 4, activation, channels, threads)
             for channels in (_vector_channels(dtype), 1):
                 yield _prefill_source(dtype, 4, activation, channels)
-            yield _shared_source(dtype, 7, activation)
+            yield from (_shared_source(dtype, 7, activation, rows) for rows in (1, _SHARED_ROWS))
     for width in range(2, 9):
-        yield _shared_source(DType.BFLOAT16, width, "silu")
+        yield _shared_source(DType.BFLOAT16, width, "silu", _SHARED_ROWS)
         yield _update_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _UPDATE_THREADS)
         yield _drafts_source(DType.BFLOAT16, width, "silu", _update_channels(DType.BFLOAT16, width), _DRAFT_THREADS)
         yield _prefill_source(DType.BFLOAT16, width, "silu", _vector_channels(DType.BFLOAT16))
@@ -115,9 +117,10 @@ class _Convolution:
         return math.gcd(_ACCESS_BYTES, *strides, *alignments) == _ACCESS_BYTES and self._channels(vector) == vector
 
     def _shared_update(self, device: DeviceTraits) -> KernelLaunch:
-        source = _shared_source(self.dtype, self.width, self.activation)
         across = _blocks(self.channels, _vector_channels(self.dtype) * _SHARED_THREADS)
-        return self._launch(source, (across, _blocks(self.rows, _SHARED_ROWS), 1), _SHARED_THREADS, device)
+        rows = _SHARED_ROWS if across * self.rows >= _SHARED_ROWS_BLOCKS * device.multiprocessors else 1
+        source = _shared_source(self.dtype, self.width, self.activation, rows)
+        return self._launch(source, (across, _blocks(self.rows, rows), 1), _SHARED_THREADS, device)
 
     def _update_threads(self, channels: int, most: int, device: DeviceTraits) -> int:
         """Threads of a block, ``most`` or, where there are few in all, a small number."""
@@ -198,8 +201,8 @@ def _update_source(dtype: DType, width: int, activation: str, channels: int, thr
     return KernelSource.of(UPDATE_FILE, "causal_conv1d_update", _defines(dtype, width, activation, **more))
 
 
-def _shared_source(dtype: DType, width: int, activation: str) -> KernelSource:
-    more = {"ROWS": _SHARED_ROWS, "THREADS": _SHARED_THREADS}
+def _shared_source(dtype: DType, width: int, activation: str, rows: int) -> KernelSource:
+    more = {"ROWS": rows, "THREADS": _SHARED_THREADS}
     return KernelSource.of(SHARED_FILE, "causal_conv1d_update_shared", _defines(dtype, width, activation, **more))
 
 
