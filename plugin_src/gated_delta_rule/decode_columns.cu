@@ -173,6 +173,18 @@ struct Factors {
     }
 };
 
+// Brings the state of the block that comes `ahead` blocks after this one to the L2, while this one computes.
+__device__ __forceinline__ void prefetch_later_state(const GatedDeltaDecode& params) {
+    if (params.ahead == 0) return;
+    const unsigned later = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x + params.ahead;
+    const unsigned row = later / (gridDim.x * gridDim.y), head = later % (gridDim.x * gridDim.y);
+    if (row >= gridDim.z) return;
+    const int64_t slot = row_view(params.rows, row).slot;
+    if (slot < 0) return;
+    prefetch_bulk_to_l2(static_cast<const DATA_T*>(params.state) + slot * params.state_slot + int64_t(head) * KEY_SIZE * VALUE_SIZE,
+                        KEY_SIZE * VALUE_SIZE * int(sizeof(DATA_T)));
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -190,6 +202,7 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
     const int64_t place = (int64_t(head) * KEY_SIZE + first_row) * VALUE_SIZE + slice + g * RUN;
     Rows8 state;
     state.load(static_cast<const DATA_T*>(params.state) + view.slot * params.state_slot + place);
+    if (SLICES == 1 && threadIdx.x == 0) prefetch_later_state(params);
     DATA_T* state_out = static_cast<DATA_T*>(params.state_out) + view.slot * params.state_out_slot + place;
     if (view.written == 0) return state.store(state_out);
 

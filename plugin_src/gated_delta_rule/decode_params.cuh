@@ -34,5 +34,6 @@ struct GatedDeltaDecode {
     int64_t state_slot;
     int64_t state_out_slot;
     int values_per_key;  // value heads of a key head
+    int ahead;           // blocks from one to the one whose state it prefetches; 0: none
     float scale;         // of q
 };

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.call import DeviceTraits
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.source import KernelSource
@@ -13,7 +14,7 @@ from hybridge.trt_plugins.kernels.source import KernelSource
 FILE, ENTRY = "gated_delta_rule/decode_columns.cu", "gated_delta_rule_decode"
 _ROWS_OF_WARP = 32
 _ACCESS_COLUMNS, _WIDE = 64, 128  # of a warp's access, and of two
-_WARPS_OF_MULTIPROCESSOR = 12
+_WARPS_OF_MULTIPROCESSOR = 8  # more have a longer tail, where the last blocks leave some multiprocessors idle
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,16 @@ class Columns:
     def threads(self) -> int:
         return self.key_size
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of a multiprocessor, which registers are to allow."""
+        return max(1, _WARPS_OF_MULTIPROCESSOR * _ROWS_OF_WARP // self.key_size)
+
+    def ahead(self, device: DeviceTraits) -> int:
+        """Blocks from one to that whose state it prefetches: as many as run at once."""
+        return self.blocks * device.multiprocessors if self.slices == 1 else 0
+
     def source(self) -> KernelSource:
-        warps = self.key_size // _ROWS_OF_WARP
         defines = {
             "DATA_T": self.dtype,
             "KEY_SIZE": self.key_size,
@@ -49,7 +58,7 @@ class Columns:
             "CHANNEL_DECAY": self.channel_decay,
             "ACCESSES": self.accesses,
             "NORMED": self.normed,
-            "BLOCKS": max(1, _WARPS_OF_MULTIPROCESSOR // warps),
+            "BLOCKS": self.blocks,
         }
         return KernelSource.of(FILE, ENTRY, defines)
 

@@ -126,7 +126,9 @@ def decode_launch(call: DeltaCall, device: DeviceTraits, drafts: bool = False) -
     share = _bytes_of_state(call) / device.multiprocessors
     if not many and share > _ONE_WAVE_BYTES and takes_columns(call):
         columns = Columns(call.dtype, call.key_size, call.value_size, call.channel_decay, call.normed)
-        return _launch(call, device, columns.source(), columns.slices, columns.threads)
+        launch = _launch(call, device, columns.source(), columns.slices, columns.threads)
+        launch.params.ahead = columns.ahead(device)
+        return launch
     plain, walked = not (many or call.channel_decay), many and not drafts
     cut = _slice(call.dtype, call.state.dtype, call.key_size, call.value_size, share, plain, walked)
     variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many, drafts)
