@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hybridge.trt_plugins.kernels.call import PackedRows
+from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import UnsupportedError
+from hybridge.trt_plugins.kernels.call import CallPlan, PackedRows
 from hybridge.trt_plugins.kernels.ops import paged_attention
 from tests.kernels.test_paged_attention_decode_plan import call_of
 from tests.support.kernel_calls import H200
@@ -22,3 +26,41 @@ def test_longer_rows_follow_in_launches_of_their_own(packed: PackedRows | None) 
     plan = paged_attention.plan(call_of(rows=8, tokens=100, packed=packed), H200)
     decode, *prefill = plan.launches
     assert prefill and decode.params.every_token == 0 and decode.params.items == 8
+
+
+def wide(**call: object) -> CallPlan:
+    sizes = {"rows": 8, "heads": 32, "kv_heads": 1, "head_dim": 576, **call}
+    return paged_attention.plan(call_of(**sizes), H200)  # type: ignore[arg-type]
+
+
+def test_wide_heads_split_positions_where_rows_are_few() -> None:
+    few, many = wide(packed=PackedRows(8, 1)), wide(rows=200, packed=PackedRows(200, 1))
+    assert [launch.source.entry for launch in few.launches] == ["paged_attention_wide", "paged_attention_wide_merge"]
+    assert few.launches[0].grid[0::2] == (1, 8) and few.launches[0].params.splits == few.launches[0].grid[1] > 1
+    assert few.workspace_bytes >= 8 * few.launches[0].params.splits * 32 * (576 + 2) * 4
+    (only,) = many.launches
+    assert only.grid == (1, 1, 200) and many.workspace_bytes == 0
+
+
+def test_wide_heads_take_prompts_as_tiles_of_queries() -> None:
+    launch = wide(tokens=100, packed=PackedRows(8, 30)).launches[0]
+    assert launch.params.tiles == launch.grid[0] == 30
+
+
+@pytest.mark.parametrize("shared_bytes", [232448, 166912])
+def test_wide_heads_take_fewer_positions_where_shared_memory_is_small(shared_bytes: int) -> None:
+    device = replace(H200, shared_bytes=shared_bytes)
+    launch = paged_attention.plan(call_of(rows=200, heads=32, kv_heads=1, head_dim=576), device).launches[0]
+    assert launch.shared_bytes <= shared_bytes
+    assert dict(launch.source.defines)["KEYS"] == ("32" if shared_bytes > 200_000 else "16")
+
+
+@pytest.mark.parametrize(("call", "message"), [({"head_dim": 520}, "head_dim"), ({"dtype": DType.FLOAT32}, "head_dim")])
+def test_other_wide_heads_are_refused(call: dict[str, object], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        wide(**call)
+
+
+def test_wide_heads_are_refused_without_the_shared_memory() -> None:
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        paged_attention.plan(call_of(heads=32, kv_heads=1, head_dim=576), replace(H200, shared_bytes=101376))

@@ -13,6 +13,8 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_by
 from hybridge.trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
 
 OVERLAP_SINCE = (9, 0)
+# Heads of 16 bits that kernels of their own take: multiples of the step above the operator's limit.
+_WIDE_STEP, _WIDEST = 64, 576
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class PagedCall:
         tokens, heads, head_dim = call.input("query").shape
         block_size, kv_heads = call.input("kv_pool").shape[2:4]
         rows, max_blocks = call.input("block_table").shape
-        dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
-        call.spec.check_kernel_dims(dims)
         found = cls(call, tokens, rows, heads, kv_heads, head_dim, block_size, max_blocks)
+        dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": None if found.is_wide else head_dim}
+        call.spec.check_kernel_dims({**dims, "block_size": block_size})
         found._check_layouts()
         return found
 
@@ -79,6 +81,12 @@ class PagedCall:
     def is_fp8(self) -> bool:
         """Whether the pool is of e4m3 with scales."""
         return has_kv_scales(self.call.spec)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the kernels for wide heads run the call."""
+        wide = _WIDEST >= self.head_dim > 256 and self.head_dim % _WIDE_STEP == 0
+        return wide and self.dtype.itemsize == 2 and not self.is_fp8
 
     @property
     def y(self) -> TensorLayout:

@@ -1,0 +1,71 @@
+"""Heads wider than 256 of ``paged_attention`` on the GPU, against the float64 reference.
+
+Outputs are full of NaN before, and so is every place of the pool that no token of a row sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
+from hybridge.trt_plugins.kernels.ops.paged_attention import plan
+from tests.kernels.test_paged_attention_decode_gpu import BF16, F16, NAN, TOLERANCE, Case, inputs_of, reference
+from tests.support.kernel_calls import layout_of, run_plan
+
+pytestmark = pytest.mark.gpu
+
+LATENT = Case(kv_heads=1, group=32, head_dim=576)
+
+
+def check(case: Case) -> None:
+    inputs, spec = inputs_of(case), case.op
+    assert inputs[0] is not None
+    y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
+    layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
+    packed = PackedRows(len(case.lengths), 1, False) if case.one_token_rows else None
+    call = OpCall(spec, layouts, (layout_of(y),), spec.complete_attributes(case.attributes), packed)
+    planned = plan(call, case.traits)
+    assert planned.launches[0].source.entry == "paged_attention_wide"
+    run_plan(planned, inputs, [y])
+    attends = [length > 0 for length, new in zip(case.lengths, case.tokens, strict=True) for _ in range(new)]
+    found, expected = y[attends].double(), reference(case, inputs)[attends]
+    error = float((found - expected).norm() / expected.norm())
+    assert error <= TOLERANCE[case.dtype], f"relative error {error:.3g}"
+
+
+@pytest.mark.parametrize("processors", [1, 7, 0])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("group", [1, 20, 32, 128])
+def test_one_token_a_row(group, dtype, processors):
+    """Positions are split where there are more multiprocessors than rows."""
+    check(replace(LATENT, group=group, dtype=dtype, processors=processors, one_token_rows=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sinks": True},
+        {"softcap": 20.0},
+        {"sliding_window": 33},
+        {"sliding_window": 100, "sinks": True, "softcap": 5.0},
+        {"kv_heads": 2, "group": 4},
+        {"block_size": 64},
+        {"gap": 64},
+        {"scale": 0.07},
+        {"head_dim": 320},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("new", [(1, 1, 0, 1, 1), (70, 1, 0, 3, 40)], ids=["decode", "prompts"])
+@pytest.mark.parametrize("processors", [1, 0])
+def test_one_factor(changes, new, processors):
+    lengths = (200, 1, 0, 65, 1030)
+    check(replace(LATENT, **{"lengths": lengths, "new": new, "group": 20, "processors": processors, **changes}))
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 31, 32, 33, 64, 65, 500])
+def test_lengths_of_prompts(length):
+    check(replace(LATENT, lengths=(length, length + 7), new=(length, 1)))
