@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.kernels.timing import graph_time, input_sets
 
@@ -70,6 +72,8 @@ def measured(case: KernelCase) -> dict[str, Any]:
     row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
     peers = {**case.peers, **case.timed_peers()}
     goals = {"copy_bandwidth_share": case.bandwidth_share}
+    if case.bandwidth_share is not None:
+        row["same_size_copy_share"] = _copy_time(case.bytes) / time.median
     if peers:
         best = min(peers, key=lambda name: peers[name])
         row |= {"peers_us": peers, "best_peer": best, "speed_up": peers[best] / time.median}
@@ -88,6 +92,15 @@ def _peers() -> dict[str, Any]:
     """Times of public kernels on the same card model, with their versions."""
     peers: dict[str, Any] = json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
     return peers
+
+
+def _copy_time(nbytes: int) -> float:
+    """Microseconds of torch's multiplication in place that reads and writes ``nbytes`` together, outside of the L2.
+
+    Few bytes cannot move at COPY_GBPS: a launch and the latency of memory take most of the time.
+    """
+    tensors = [torch.ones(max(1, nbytes // 8), device="cuda") for _ in range(input_sets(nbytes))]
+    return graph_time([partial(tensor.mul_, 1.0) for tensor in tensors]).median
 
 
 def _compared(case: KernelCase, prepared: Prepared) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. Steps of one token per row are
 compared with kernels measured elsewhere; prompts with torch's attention over contiguous tensors in the same process.
+Latents are those of multi-head latent attention: one KV head of 576 for 32 query heads.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import plan_prefil
 from hybridge.trt_plugins.reference.paged_attention import paged_attention, paged_attention_fp8
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
+LATENT_DIM = 576
 TOLERANCE = 3e-3  # y and the weights are bfloat16
 CONTEXTS = {"1k": 1024, "8k": 8192, "32k": 32768}
+LATENT_CONTEXTS = ("1k", "8k")
 # Goals against the fastest kernel over blocks; the rest must not be slower.
 AT_LEAST = {"1k b1": 1.3, "1k b8": 1.3, "8k b1": 1.3}
 CONTIGUOUS = "cuDNN, contiguous"
@@ -49,6 +52,8 @@ class Shape:
     rows: int
     new: int
     past: int = 0
+    kv_heads: int = KV_HEADS
+    head_dim: int = HEAD_DIM
 
     @property
     def total(self) -> int:
@@ -57,8 +62,8 @@ class Shape:
 
     def nbytes(self, fp8: bool = False) -> int:
         """Queries, keys and values once, outputs once."""
-        kv_row = HEAD_DIM + 4 if fp8 else 2 * HEAD_DIM
-        return self.rows * (4 * self.new * HEADS * HEAD_DIM + 2 * self.total * KV_HEADS * kv_row)
+        kv_row = self.head_dim + 4 if fp8 else 2 * self.head_dim
+        return self.rows * (4 * self.new * HEADS * self.head_dim + 2 * self.total * self.kv_heads * kv_row)
 
 
 PREFILLS = {
@@ -80,6 +85,10 @@ def decode_cases() -> Iterator[KernelCase]:
             yield KernelCase(case, shape.nbytes(), TOLERANCE, partial(_prepared_decode, shape), peers, at_least)
             prepare = partial(_prepared_decode, shape, fp8=True)
             yield KernelCase(f"e4m3 {case}", shape.nbytes(fp8=True), TOLERANCE, prepare)
+            if name in LATENT_CONTEXTS:
+                latents = Shape(rows, 1, context - 1, 1, LATENT_DIM)
+                prepare = partial(_prepared_decode, latents)
+                yield KernelCase(f"latents {case}", latents.nbytes(), TOLERANCE, prepare)
 
 
 def _decode_goal(case: str, peers: Mapping[str, float], large: bool) -> float | None:
@@ -102,13 +111,16 @@ def prefill_cases() -> Iterator[KernelCase]:
         shape = PREFILLS[name]
         prepare = partial(_prepared_prefill, shape, fp8=True)
         yield KernelCase(f"e4m3 {name}", shape.nbytes(fp8=True), TOLERANCE, prepare)
+    shape = Shape(1, 4096, 0, 1, LATENT_DIM)
+    prepare = partial(_prepared_prefill, shape)
+    yield KernelCase("latents b1 L4096", shape.nbytes(), TOLERANCE, prepare)
 
 
 def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
     """Rows of equal length, with blocks in random order."""
     blocks = shape.rows * shape.total // BLOCK
     table = torch.randperm(blocks, device="cuda", dtype=torch.int32).view(shape.rows, -1)
-    inputs = _inputs(shape, _random_pools(blocks, fp8), table)
+    inputs = _inputs(shape, _random_pools(shape, blocks, fp8), table)
     y = torch.full_like(inputs[0], float("nan"))
     ends = {*range(min(shape.rows, _CHECKED_ROWS)), *range(max(0, shape.rows - _CHECKED_ROWS), shape.rows)}
 
@@ -123,14 +135,15 @@ def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
 def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
     """The pool is twice as large as needed."""
     blocks = -(-shape.total // BLOCK)
-    pools = _random_pools(2 * shape.rows * blocks, fp8)
+    pools = _random_pools(shape, 2 * shape.rows * blocks, fp8)
     order = torch.randperm(pools[0].shape[1], device="cuda")[: shape.rows * blocks]
     inputs = _inputs(shape, pools, order.reshape(shape.rows, blocks).int())
     y = torch.full_like(inputs[0], float("nan"))
     begin, count = (shape.rows - 1) * shape.new, min(_CHECKED_TOKENS, shape.new)
 
     def prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
-        return CallPlan(plan_prefill(PagedCall.of(call), device))
+        paged = PagedCall.of(call)
+        return plan(call, device) if paged.is_wide else CallPlan(plan_prefill(paged, device))
 
     def error() -> float:
         """Over the first and the last tokens of the last row."""
@@ -152,14 +165,14 @@ def _call(inputs: list[torch.Tensor], y: torch.Tensor, fp8: bool, planner: Any =
 
 def _inputs(shape: Shape, pools: list[torch.Tensor], table: torch.Tensor) -> list[torch.Tensor]:
     """query, kv_pool (and kv_scales), block_table, query_start_loc, seq_lens."""
-    query = normal(shape.rows * shape.new, HEADS, HEAD_DIM, dtype=torch.bfloat16)
+    query = normal(shape.rows * shape.new, HEADS, shape.head_dim, dtype=torch.bfloat16)
     bounds = torch.arange(shape.rows + 1, device="cuda") * shape.new
     return [query, *pools, table, bounds.int(), int32(shape.rows, shape.total)]
 
 
-def _random_pools(blocks: int, fp8: bool) -> list[torch.Tensor]:
+def _random_pools(of: Shape, blocks: int, fp8: bool) -> list[torch.Tensor]:
     """Normal numbers in bfloat16; or with deviation 100 in e4m3, and scales for a deviation of about 1."""
-    shape = (2, blocks, BLOCK, KV_HEADS, HEAD_DIM)
+    shape = (2, blocks, BLOCK, of.kv_heads, of.head_dim)
     if not fp8:
         return [torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()]
     pool = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
