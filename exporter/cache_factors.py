@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,42 +14,54 @@ from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.parameters import Parameter
 
 _OUTPUT = ".o_proj.weight"
+_LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 
 
 def cache_factors(
     decoder: DecoderConfig, parameters: Iterable[Parameter], scales: CacheScales
 ) -> tuple[CacheFactors | None, ...]:
-    """What each attention layer divides keys and values by before it caches them, in [1, 2); None for 1.
+    """What each attention layer of a model or of a prediction head divides keys and values by before it caches them.
 
-    These are the checkpoint's scales without their powers of two: caches have powers of two of their own, which
-    do not change how a number is rounded. Errors as of ``CacheScales.factors``, and CheckpointError where no scale
-    belongs to a layer.
+    In [1, 2), None for 1: these are the checkpoint's scales without their powers of two. Caches have powers of two of
+    their own, which do not change how a number is rounded. A layer whose attention is shared has scales of its own, or
+    those of the layer that stores the weights. Errors as of ``CacheScales.factors``.
     """
     if not scales.of_e4m3:
         return ()
-    stored = {p.name: p.source for p in parameters if p.name.endswith(_OUTPUT)}
-    found = tuple(_of_layers(decoder, stored, scales))
-    if not any(found):
+    found = []
+    for body, modules in _attentions(decoder, parameters):
+        of_modules = (scales.factors(module, body.num_kv_heads) for module in modules)
+        factors = next((each for each in of_modules if each is not None), None)
+        if factors is not None and isinstance(body, LatentAttentionConfig):
+            # Both caches of latent attention hold the same numbers.
+            factors = CacheFactors(factors.keys, factors.keys)
+        found.append(None if factors is None else _mantissas(factors))
+    return tuple(found)
+
+
+def check_scales_used(
+    decoder: DecoderConfig, parameters: Iterable[Parameter], ignored: Sequence[str], scales: CacheScales
+) -> None:
+    """CheckpointError for scales of no attention of ``decoder`` whose names begin with none of ``ignored``."""
+    modules = [f"{module}." for _, each in _attentions(decoder, parameters) for module in each]
+    unused = [name for name in scales.tensors if not name.startswith((*modules, *ignored))]
+    if scales.of_e4m3 and unused:
         raise CheckpointError(
-            f"expected k_scale and v_scale of the layers with attention, found only {next(iter(scales.tensors))}: the "
-            "config does not describe this checkpoint"
+            f"expected scales of keys and values of the layers with attention, found {unused[0]}: the config does not "
+            "describe this checkpoint"
         )
-    return tuple(None if factors is None else _mantissas(factors) for factors in found)
 
 
-def _of_layers(
-    decoder: DecoderConfig, stored: dict[str, str | None], scales: CacheScales
-) -> Iterator[CacheFactors | None]:
+def _attentions(decoder: DecoderConfig, parameters: Iterable[Parameter]) -> Iterator[tuple[CachedConfig, list[str]]]:
+    """Each attention and the names of its module in the checkpoint: the layer's own, and the one with the weights."""
+    stored = {p.name: p.source for p in parameters if p.name.endswith(_OUTPUT)}
     for i, layer in enumerate(decoder.layers):
         for body in layer.bodies:
             if isinstance(body, CachedConfig):
                 source = next(source for name, source in stored.items() if name.startswith(f"layers.{i}."))
                 assert source is not None
-                attention = source.removesuffix(".weight").rpartition(".")[0]
-                factors = scales.factors(attention, body.num_kv_heads)
-                # Both caches of latent attention hold the same numbers.
-                is_latent = isinstance(body, LatentAttentionConfig)
-                yield CacheFactors(factors.keys, factors.keys) if factors is not None and is_latent else factors
+                module = source.removesuffix(".weight").rpartition(".")[0]
+                yield body, [_LAYER.sub(str(i), module, count=1), module]
 
 
 def _mantissas(factors: CacheFactors) -> CacheFactors | None:

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, RuntimeConfig, config_text
+from hybridge.artifact.config import CONFIG_FILE, MTP_CONFIG_FILE, MTP_MODEL_FILE, config_text
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import located
 from hybridge.artifact.folder import atomic_folder
+from hybridge.artifact.kv_dtypes import FP8_E4M3
 from hybridge.artifact.manifest import Manifest, record_file, write_manifest
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.progress import NoProgress, Progress
@@ -167,17 +168,25 @@ def _graph(plan: ExportPlan, options: ExportOptions, slots: Slots, folder: Path,
         model = build_model(*own, slots, folder, options.all_logits, options.head, plan.cache_factors)
         (folder / MODEL_FILE).write_bytes(model.SerializeToString())
         if plan.mtp is not None:
-            _mtp_graph(plan.mtp, plan.config, slots, folder)
+            _mtp_graph(plan.mtp, plan, slots, folder)
     return len(model.graph.node)
 
 
-def _mtp_graph(head: MtpHead, model: RuntimeConfig, slots: Slots, folder: Path) -> None:
+def _mtp_graph(head: MtpHead, plan: ExportPlan, slots: Slots, folder: Path) -> None:
     """Write mtp.onnx and, as config.json does for the model, what is in it."""
     from hybridge.exporter.trace.build import build_mtp_model
 
-    own = ExportOptions(layout=PAGED, max_batch_size=model.max_batch_size, max_seq_len=model.max_seq_len)
+    model = plan.config
+    own = ExportOptions(
+        layout=PAGED,
+        kv_dtype=FP8_E4M3 if model.has_kv_scales else "auto",
+        max_batch_size=model.max_batch_size,
+        max_seq_len=model.max_seq_len,
+    )
     config = runtime_config(head.decoder, own, model.dtype, model.eos_token_ids)
-    (folder / MTP_MODEL_FILE).write_bytes(build_mtp_model(head, config, slots, folder).SerializeToString())
+    (folder / MTP_MODEL_FILE).write_bytes(
+        build_mtp_model(head, config, slots, folder, plan.mtp_factors).SerializeToString()
+    )
     (folder / MTP_CONFIG_FILE).write_text(config_text(config), encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedE
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_name
-from hybridge.exporter.cache_factors import cache_factors
+from hybridge.exporter.cache_factors import cache_factors, check_scales_used
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.quantized.cache_scales import CacheFactors
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
@@ -25,7 +25,12 @@ from hybridge.exporter.families.mamba1_config import Mamba1Config
 from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
-from hybridge.exporter.families.parameters import Parameter, bind_parameters, derived_value
+from hybridge.exporter.families.parameters import (
+    Parameter,
+    bind_parameters,
+    derived_value,
+    ignored_prefixes,
+)
 from hybridge.exporter.families.recurrent_config import with_ring
 from hybridge.exporter.families.registry import decoder_config
 from hybridge.exporter.families.rg_lru import RgLruConfig
@@ -45,8 +50,8 @@ from hybridge.trt_plugins.specs.ring import RINGS
 class ExportPlan:
     """The decoder, its runtime contract, and the source of every parameter.
 
-    rounded: the weights whose products round their inputs. cache_factors: of the attention layers' keys and values, in
-    order; empty where there are none.
+    rounded: the weights whose products round their inputs. cache_factors, mtp_factors: of keys and values of the
+    attention layers, and of those of the prediction head, in order; empty where there are none.
     """
 
     decoder: DecoderConfig
@@ -58,6 +63,7 @@ class ExportPlan:
     mtp: MtpHead | None = None
     rounded: frozenset[str] = frozenset()
     cache_factors: tuple[CacheFactors | None, ...] = ()
+    mtp_factors: tuple[CacheFactors | None, ...] = ()
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
@@ -162,13 +168,21 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     if limit is not None and config.max_seq_len > limit:
         notes.append(f"max_seq_len {config.max_seq_len} exceeds the {limit} positions that the model was trained for")
     mtp = _mtp_head(decoder, parameters, source, options, notes)
-    factors = cache_factors(decoder, parameters, source.cache_scales) if config.has_kv_scales else ()
-    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp, cache_factors=factors)
+    plan = ExportPlan(decoder, config, parameters, source.dtype, 0, (), mtp)
+    if config.has_kv_scales:
+        plan = _with_cache_factors(plan, source)
     rounded = products_with_rounding(source, plan.all_parameters, options, notes)
     plan = replace(plan, rounded=rounded, notes=tuple(notes))
     weight_bytes = sum(source.tensors[name].nbytes for name in plan.sources)
     config = replace(config, quantization=_quantization(source, plan))
     return source, replace(plan, config=config, weight_bytes=weight_bytes)
+
+
+def _with_cache_factors(plan: ExportPlan, source: Checkpoint) -> ExportPlan:
+    scales, decoder, mtp = source.cache_scales, plan.decoder, plan.mtp
+    check_scales_used(decoder, plan.parameters, ignored_prefixes(decoder, source.tensors), scales)
+    of_head = () if mtp is None else cache_factors(mtp.decoder, mtp.parameters, scales)
+    return replace(plan, cache_factors=cache_factors(decoder, plan.parameters, scales), mtp_factors=of_head)
 
 
 def _check_state_dtype(decoder: DecoderConfig, options: ExportOptions, dtype: DType) -> None:

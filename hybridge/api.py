@@ -89,6 +89,7 @@ def quantize(
     bits: float | None = None,
     method: str = "mse",
     text: StrPath | None = None,
+    keep_head: bool = False,
     device: str = "cpu",
     resume: bool = False,
     overwrite: bool = False,
@@ -105,12 +106,13 @@ def quantize(
     of 512 tokens (without a text, samples of the model itself): "awq" multiplies the columns of matrices by scales of
     their inputs, by which norms and the matrices before them are divided, and "gptq" rounds each column so that it
     compensates for the errors of earlier ones. device: "cpu" or "cuda", where the model and gptq compute.
+    keep_head: do not quantise the LM head.
 
     resume: go on where a run of the same checkpoint, settings and text was killed or interrupted; it left the layers
     that it had finished in a hidden folder beside ``out``, which the next run without ``resume`` removes.
 
-    The head gets 8 bits. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction heads and
-    vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.
+    The head gets 8 bits otherwise. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction
+    heads and vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.
     """
     parameters = locals()
     from hybridge.quantization.options import QuantizeOptions

@@ -83,7 +83,7 @@ def bind_parameters(
     parameters = tuple(declared(config, root, tensors))
     check_sources(parameters, tensors)
     used = {source for p in parameters for source in p.sources}
-    ignored = tuple(config.ignored_sources) + tuple(root + s for s in config.ignored_sources)
+    ignored = ignored_prefixes(config, tensors)
     unused = sorted(n for n in tensors if n not in used and not n.startswith(ignored) and not n.endswith(REDUNDANT))
     own_head = head_source(root)
     if config.tie_word_embeddings and own_head in unused and _same_bytes(tensors, own_head, parameters[0].source):
@@ -95,6 +95,12 @@ def bind_parameters(
             "the config does not describe this checkpoint"
         )
     return parameters if head else tuple(p for p in parameters if p.name != LM_HEAD)
+
+
+def ignored_prefixes(config: DecoderConfig, tensors: Mapping[str, TensorSlot]) -> tuple[str, ...]:
+    """What names of tensors begin with that the decoder does not need."""
+    root = tensor_root(config, tensors)
+    return (*config.ignored_sources, *(root + source for source in config.ignored_sources))
 
 
 def check_sources(parameters: Iterable[Parameter], tensors: Mapping[str, TensorSlot]) -> None:

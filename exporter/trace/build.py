@@ -75,13 +75,18 @@ def build_model(
 
 
 def build_mtp_model(
-    head: MtpHead, config: RuntimeConfig, slots: Mapping[str, TensorSlot | PlacedWeight], folder: Path
+    head: MtpHead,
+    config: RuntimeConfig,
+    slots: Mapping[str, TensorSlot | PlacedWeight],
+    folder: Path,
+    cache_factors: Sequence[CacheFactors | None] = (),
 ) -> onnx.ModelProto:
-    """The model of a multi-token prediction head, with the pools and step of ``config``; errors as above."""
+    """The model of a multi-token prediction head, with the pools and step of ``config``; all else as above."""
     bindings = mtp_bindings(config)
     traced = trace_module(lambda: MtpDecoder(head.decoder, config.has_kv_scales), bindings, config.dtype)
     _import_operators(traced, config)
     name_axes(traced.graph, bindings)
+    apply_cache_factors(traced.graph, cache_factors)
     model = ir.to_proto(finish_model(traced, bindings, head.parameters, slots, folder))
     attach_functions(model)
     check_model(model, bindings)

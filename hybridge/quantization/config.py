@@ -8,7 +8,9 @@ from typing import Any
 
 from hybridge.quantization.scheme import Scheme
 
-_LINEAR = ["Linear"]
+_LINEAR = "Linear"
+# vLLM's module of an LM head is no "Linear": a head is quantised there only if a target names it.
+_HEAD, _HEADS = "lm_head", "re:.*lm_head$"
 
 
 def quantization_config(modules: Mapping[str, Scheme], ignored: list[str], default: Scheme) -> dict[str, Any]:
@@ -19,7 +21,8 @@ def quantization_config(modules: Mapping[str, Scheme], ignored: list[str], defau
     # The library takes the first group that matches a module.
     others = dict.fromkeys(scheme for scheme in modules.values() if scheme != default)
     targets = {scheme: [name for name, own in modules.items() if own == scheme] for scheme in others}
-    schemes = {**targets, default: _LINEAR}
+    heads = [_HEADS] if any(_is_head(name) and own == default for name, own in modules.items()) else []
+    schemes = {**targets, default: [_LINEAR, *heads]}
     formats = {scheme.format for scheme in schemes}
     return {
         "quant_method": "compressed-tensors",
@@ -33,6 +36,10 @@ def quantization_config(modules: Mapping[str, Scheme], ignored: list[str], defau
         },
         "ignore": [_target(name) for name in ignored],
     }
+
+
+def _is_head(name: str) -> bool:
+    return name.rpartition(".")[2] == _HEAD
 
 
 def _target(name: str) -> str:

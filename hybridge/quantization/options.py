@@ -50,6 +50,7 @@ class QuantizeOptions:
         metavar="FILE",
         shown_default="the model's own samples",
     )
+    keep_head: bool = setting(False, "Do not quantise the LM head.")
     device: str = setting(CPU, "cpu or cuda (calibration, gptq).", metavar="NAME", choices=(CPU, CUDA))
     resume: bool = setting(False, "Continue an interrupted run.")
     overwrite: bool = setting(False, "Replace a checkpoint that hybridge quantize wrote.")

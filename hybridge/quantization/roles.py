@@ -40,6 +40,7 @@ class Roles:
 
 def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: bool) -> Roles:
     """The scheme of each matrix in ``tensors``. tied: the head shares the embedding, which stays as it is."""
+    keep_head = tied or options.keep_head
     schemes: dict[str, Scheme] = {}
     ignored: list[str] = []
     others: list[str] = []
@@ -52,14 +53,14 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
         if len(slot.shape) != 2 or module == name or 0 in slot.shape or is_embedding(module):
             continue
         head = is_head(module)
-        if (head and tied) or is_unchanged(module):
+        if (head and keep_head) or is_unchanged(module):
             ignored.append(module)
             continue
         form = HEAD_FORMATS[options.format] if head else options.format
         schemes[module], is_usual = _scheme(form, slot.shape[1], options)
         if not is_usual:
             others.append(module)
-    if tied and "lm_head" not in ignored:
+    if keep_head and "lm_head" not in ignored:
         ignored.append("lm_head")  # a linear layer of the model, though not a tensor of the checkpoint
     return Roles(schemes, ignored, (*_other_notes(schemes, others), *_stacked_notes(stacked)))
 

@@ -18,6 +18,7 @@ from hybridge.exporter.checkpoint.quantized.reader import MODELOPT_FILE, without
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 
 _NAME = re.compile(r"(?!mtp\.)(?:.*\.)?layers\.(\d+)\..*\b([kv])_scale")
+_HEAD_NAME = re.compile(r"mtp\.layers\.(\d+)\..*\b([kv])_scale")
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,18 @@ class CacheScale:
         return keys, values
 
 
-def stored_cache_scales(checkpoint: Path) -> dict[int, CacheScale]:
-    """Layer to the scales of its cache in the folder ``checkpoint``, where an artifact with an FP8 cache uses any."""
+def stored_cache_scales(checkpoint: Path, head: bool = False) -> dict[int, CacheScale]:
+    """Layer to the scales of its cache in the folder ``checkpoint``, where an artifact with an FP8 cache uses any.
+
+    head: of the layers of the prediction head instead of the model's.
+    """
     config = read_json(checkpoint, CONFIG_FILE) or {}
     _, quantization = without_quantization(config, read_json(checkpoint, MODELOPT_FILE))
     if quantization is None or not _is_e4m3(quantization):
         return {}
     found: dict[int, dict[str, tuple[float, ...]]] = {}
     for name, slot in tensors_of(read_shards(checkpoint)).items():
-        if match := _NAME.fullmatch(name):
+        if match := (_HEAD_NAME if head else _NAME).fullmatch(name):
             part = {"k": "keys", "v": "values"}[match[2]]
             found.setdefault(int(match[1]), {})[part] = tuple(slot.map().astype(np.float32).reshape(-1).tolist())
     return {layer: CacheScale(**own) for layer, own in found.items()}

@@ -12,6 +12,7 @@ from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.untrusted_file import has_file
 from hybridge.verification import paged_scenarios
+from hybridge.verification.cache_scales import stored_cache_scales
 from hybridge.verification.compare import compared
 from hybridge.verification.expected import Inputs, StoredRuns
 from hybridge.verification.head_engines import HEAD_ENGINES, open_head
@@ -52,6 +53,7 @@ class HeadCases:
 
 
 def head_cases(
+    source: Path,
     checkpoint: Path,
     artifact: Path,
     model: RuntimeConfig,
@@ -62,6 +64,7 @@ def head_cases(
 ) -> HeadCases | None:
     """The cases of the artifact's head; None where it has none, or with a note where it cannot be compared.
 
+    ``checkpoint``: what transformers loads in place of ``source``.
     ArtifactError: the head is that of another model. CheckpointError: the checkpoint has no such head.
     """
     if not has_file(artifact, MTP_CONFIG_FILE):
@@ -81,6 +84,8 @@ def head_cases(
     states = HeadStates.random(config, options.seed)
     with located(checkpoint), head_folder(checkpoint) as folder:
         reference = HeadReference(checkpoint, folder, config, states)
+        if config.has_kv_scales:
+            reference.scale_caches(stored_cache_scales(source, head=True))
         return HeadCases(config, states, stored_runs(reference, config, replace(inputs, long_rows=()), progress))
 
 

@@ -67,7 +67,7 @@ def _head_inputs(inputs: PackedInputs, states: HeadStates, first: int) -> HeadIn
 
 class _FastHead(MtpHeadEngine):
     def __init__(self, folder: Path, states: HeadStates) -> None:
-        super().__init__(folder)
+        super().__init__(folder, exact_products=True)
         rows = ArrayRows(0, len(states.table), self.config.hidden_size)
         rows.of_step[...] = states.table
         self.read_from(rows)

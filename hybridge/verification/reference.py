@@ -193,8 +193,19 @@ class Reference(TransformersModel):
         return {"past_key_values": cache}
 
     def scale_caches(self, scales: Mapping[int, CacheScale]) -> None:
-        """Round keys and values of FP8 caches with ``scales``, by layer, and return states as pools hold them."""
-        self._cache_scales = scales
+        """Round keys and values of FP8 caches with ``scales``, by layer, and return states as pools hold them.
+
+        Layers without any get those of a layer whose attention they share.
+        """
+        outputs = {i: self._output(i) for i in self._config.attention_layer_indices}
+        shared = {outputs[i]: own for i, own in scales.items() if i in outputs}
+        self._cache_scales = {i: scales.get(i, shared[output]) for i, output in outputs.items() if output in shared}
+
+    def _output(self, layer: int) -> int:
+        """Which output projection the attention of ``layer`` has: layers that share attention have one."""
+        module = self.base.layers[layer]
+        weights = (weight for name, weight in module.named_parameters() if name.endswith("o_proj.weight"))
+        return id(next(weights, module))
 
     def _cache_scale(self, layer: int) -> CacheScale:
         return self._cache_scales.get(layer, CacheScale())

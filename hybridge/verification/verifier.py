@@ -86,7 +86,7 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
             gc.collect()
             progress.start(f"run the artifact ({name})")
             comparisons += _run(artifact, name, cases, options, tolerance, progress, notes)
-        head = head_cases(checkpoint, artifact, config, cases.inputs, options, progress, notes)
+        head = head_cases(source, checkpoint, artifact, config, cases.inputs, options, progress, notes)
         if head is not None:
             for name in engines:
                 gc.collect()

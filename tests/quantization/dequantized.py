@@ -27,7 +27,7 @@ def weights_of(config: dict[str, Any], module: str) -> dict[str, Any]:
     """The scheme of ``module``: of the first group that names it, else of that for all linear layers."""
     groups = config["config_groups"].values()
     named = [g for g in groups if matches(module, g["targets"])]
-    (group,) = named or [g for g in groups if g["targets"] == ["Linear"]]
+    (group,) = named or [g for g in groups if "Linear" in g["targets"]]
     assert (
         group["input_activations"] is None and group["weights"]["symmetric"] and not matches(module, config["ignore"])
     )

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 import hybridge
 from hybridge.artifact.errors import CheckpointError, EngineError, OutputError, SettingError, UnsupportedError
 from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.quantization.config import quantization_config
+from hybridge.quantization.schemes import IntegerScheme
 from tests.quantization.dequantized import dequantized, matches, stored_tensors
 from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
 from tests.support.checkpoint_edits import edit_config, edit_tensors
@@ -227,11 +229,22 @@ def test_group_sizes_that_do_not_divide(tmp_path: Path) -> None:
     assert after[name].shape == (48, 75) and relative(after[name], before[name]) < 0.02
 
 
-def test_a_tied_head_stays(tmp_path: Path) -> None:
-    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", tie_word_embeddings=True)
-    report = hybridge.quantize(checkpoint, tmp_path / "out")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_stays_where_it_is_tied_or_kept(tied: bool, tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", tie_word_embeddings=tied)
+    report = hybridge.quantize(checkpoint, tmp_path / "out", keep_head=not tied)
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert "lm_head" in config["ignore"] and not any("lm_head" in each.module for each in report.matrices)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_the_common_scheme_is_a_target_by_name(tied: bool) -> None:
+    """vLLM's modules of heads are not linear layers."""
+    modules = ["model.layers.0.mlp.up_proj", *([] if tied else ["language_model.lm_head"])]
+    scheme = IntegerScheme(8, 128)
+    config = quantization_config(dict.fromkeys(modules, scheme), ["lm_head"] if tied else [], scheme)
+    ((_, group),) = config["config_groups"].items()
+    assert group["targets"] == ["Linear", *([] if tied else ["re:.*lm_head$"])]
 
 
 def test_several_shards(tmp_path: Path) -> None:

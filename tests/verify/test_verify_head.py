@@ -59,7 +59,8 @@ def head_comparisons(checkpoint: Path, artifact: Path, config: Any, options: Ver
     prompts = [np.arange(3, 3 + n) % 97 for n in options.prompt_lengths or ()]
     sequences = [np.concatenate([prompt, np.arange(options.decode_steps)]) for prompt in prompts]
     notes: list[str] = []
-    cases = head_cases(checkpoint, artifact, config, Inputs(prompts, sequences, ()), options, NoProgress(), notes)
+    inputs = Inputs(prompts, sequences, ())
+    cases = head_cases(checkpoint, checkpoint, artifact, config, inputs, options, NoProgress(), notes)
     assert cases is not None and not notes
     return list(cases.compared(artifact, options.engine, options, 1e-4, NoProgress(), notes))
 

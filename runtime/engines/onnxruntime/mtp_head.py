@@ -20,13 +20,13 @@ from hybridge.runtime.sampling import best_tokens
 
 
 class MtpHeadEngine(OnnxRuntimePagedEngine, MtpHead):
-    """Runs the head of the artifact in ``folder`` in float32."""
+    """Runs the head of the artifact in ``folder`` in float32. exact_products: as in EngineOptions."""
 
     _config_file: ClassVar[str] = MTP_CONFIG_FILE
     _model_file: ClassVar[str] = MTP_MODEL_FILE
 
-    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
-        super().__init__(folder, threads)
+    def __init__(self, folder: str | Path, threads: int | None = None, exact_products: bool = False) -> None:
+        super().__init__(folder, threads, exact_products=exact_products)
         self._rows: ArrayRows | None = None
         self._show(np.empty((self.limits.max_tokens, self.config.hidden_size), np.float32))
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from hybridge.artifact.errors import CheckpointError, HybridgeError
 from hybridge.artifact.safetensors_file import read_safetensors
-from hybridge.exporter.cache_factors import cache_factors
+from hybridge.exporter.cache_factors import cache_factors, check_scales_used
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.checkpoint.quantized.cache_scales import CacheScales
 from hybridge.exporter.families.parameters import Parameter
@@ -93,5 +93,16 @@ def test_a_layer_gets_its_own_scales_without_their_powers_of_two(tmp_path: Path)
     np.testing.assert_array_equal(third.keys, [1.0])
     np.testing.assert_array_equal(third.values, [1.5, 1.25])
     assert cache_factors(decoder, parameters, CacheScales("int8", scales.tensors)) == ()
-    with pytest.raises(CheckpointError, match="of the layers with attention, found only b"):
-        cache_factors(decoder, parameters, scales_of(tmp_path, {"b.v_scale": 1.5}))
+    check_scales_used(decoder, parameters, ("mtp.",), scales_of(tmp_path, {**stored, "mtp.attn.k_scale": 1.5}))
+    with pytest.raises(CheckpointError, match=r"of the layers with attention, found m.1.b.v_scale: the config"):
+        check_scales_used(decoder, parameters, ("mtp.",), scales_of(tmp_path, {**stored, "m.1.b.v_scale": 1.5}))
+
+
+def test_layers_that_share_attention_have_scales_of_their_own_or_of_the_stored_one(tmp_path: Path) -> None:
+    decoder = decoder_config({"model_type": "llama", **BASE_CONFIGS["llama"], "num_hidden_layers": 3})
+    weight = "m.layers.1.attn.o_proj.weight"
+    parameters = [Parameter(f"layers.{i}.blocks.0.body.o_proj.weight", weight, (8, 8), "") for i in range(3)]
+    scales = scales_of(tmp_path, {"m.layers.1.attn.k_scale": 1.5, "m.layers.2.attn.k_scale": 1.25})
+    found = cache_factors(decoder, parameters, scales)
+    assert [None if factors is None else factors.keys.tolist() for factors in found] == [[1.5], [1.5], [1.25]]
+    check_scales_used(decoder, parameters, (), scales)

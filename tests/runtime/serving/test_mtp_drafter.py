@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hybridge.artifact.config import MTP_CONFIG_FILE, read_config
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.mtp_factory import open_mtp_head
@@ -31,7 +33,15 @@ PROMPTS = ([4, 5, 6, 4, 5, 6, 4], [9] * 21, [1, 2], [7])
 
 @pytest.fixture(scope="module")
 def artifact(artifacts: ArtifactCache) -> Path:
-    return artifacts.get("qwen3_next", "float32", mtp_pattern="", layout="paged", max_seq_len=64).folder
+    return exported(artifacts, "auto")
+
+
+def exported(artifacts: ArtifactCache, kv_dtype: str) -> Path:
+    """An artifact whose caches, those of its head included, have the type ``kv_dtype``."""
+    made = artifacts.get("qwen3_next", "float32", mtp_pattern="", layout="paged", max_seq_len=64, kv_dtype=kv_dtype)
+    head = read_config(made.folder, MTP_CONFIG_FILE)
+    assert made.config.has_kv_scales == head.has_kv_scales == (kv_dtype != "auto")
+    return made.folder
 
 
 class Watched(MtpDrafter):
@@ -108,8 +118,12 @@ def opened(artifact: Path, engine: str) -> LLM:
     return LLM(artifact, engine)
 
 
-@pytest.mark.parametrize("engine", sample(ENGINES, on_push=("onnxruntime",)))
-def test_proposals_are_the_most_likely_tokens_of_the_head(engine: str, artifact: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "kv_dtype"),
+    sample([*product(ENGINES, ("auto",)), *product(ENGINES, ("fp8_e4m3",))], on_push=[("onnxruntime", "auto")]),
+)
+def test_proposals_are_the_most_likely_tokens_of_the_head(engine: str, kv_dtype: str, artifacts: ArtifactCache) -> None:
+    artifact = exported(artifacts, kv_dtype)
     with opened(artifact, engine) as llm:
         plain = [a.token_ids for a in llm.generate(list(PROMPTS), SamplingParams(ignore_eos=True), NEW)]
         drafter = Watched(open_mtp_head(artifact, llm.engine), llm.engine, 3, 60, MOST)
