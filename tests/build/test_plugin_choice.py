@@ -14,12 +14,12 @@ from hybridge.artifact.errors import SettingError, UnsupportedError
 from hybridge.trt_plugins.build import plugin_choice
 from hybridge.trt_plugins.build.model import use_plugins
 from hybridge.trt_plugins.build.options import BuildOptions
-from hybridge.trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls
+from hybridge.trt_plugins.build.plugin_choice import PluginChoice, choose_plugins, node_calls, plugin_gaps
 from hybridge.trt_plugins.build.presets import read_preset
 from hybridge.trt_plugins.build.target import Target
 from hybridge.trt_plugins.call_check import CheckedCall
 from hybridge.trt_plugins.catalog import PACKED_OPS
-from hybridge.trt_plugins.checks import check_op_nodes
+from hybridge.trt_plugins.checks import CheckedNode, check_op_nodes
 from hybridge.trt_plugins.functions import attach_functions
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
@@ -211,18 +211,34 @@ def test_without_plugins_the_model_stays() -> None:
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_sizes_of_a_paged_profile_reach_the_planner() -> None:
-    """Bounds of rows go with rows, and pools of any size are one."""
-    sizes = {"heads": 8, "kv_heads": 2, "head_dim": 64, "block_size": 16}
+def attention_node(heads: int, kv_heads: int, head_dim: int, dtype: DType = DType.BFLOAT16) -> CheckedNode:
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": 16}
     dims = {**dict.fromkeys(("tokens", "rows", "row_bounds", "max_blocks", "num_blocks")), **sizes}
     spec = PACKED_OPS["paged_attention"]
-    attributes = spec.complete_attributes({})
-    call = CheckedCall(dims, {"T": DType.BFLOAT16}, attributes, has_time=False)
+    call = CheckedCall(dims, {"T": dtype}, spec.complete_attributes({}), has_time=False)
     (example,) = check_op_nodes(ssm_model())
+    return replace(example, spec=spec, call=call)
+
+
+def paged_profile(kv_heads: int, head_dim: int) -> ProfileRecord:
     shapes = {"input_ids": [[1], [32], [100]], "block_table": [[1, 1], [2, 4], [3, 9]]}
-    shapes["kv_pool_0"] = [[2, 1, 16, 2, 64], [2, 27, 16, 2, 64], [2, 27, 16, 2, 64]]
-    node = replace(example, spec=spec, call=call)
-    calls = list(node_calls(node, ProfileRecord("prefill", shapes)).calls())
+    shapes["kv_pool_0"] = [[2, blocks, 16, kv_heads, head_dim] for blocks in (1, 27, 27)]
+    return ProfileRecord("prefill", shapes)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "reason"),
+    [("9.0", DType.BFLOAT16, ""), ("9.0", DType.FLOAT32, "16-bit heads"), ("8.9", DType.BFLOAT16, "shared memory")],
+)
+def test_latent_attention_is_a_plugin_where_it_has_a_kernel(capability: str, dtype: DType, reason: str) -> None:
+    target = replace(TARGET, compute_capabilities=(capability,))
+    gaps = list(plugin_gaps((attention_node(32, 1, 576, dtype),), target, [paged_profile(1, 576)]))
+    assert len(gaps) == bool(reason) and all(reason in gap for gap in gaps)
+
+
+def test_sizes_of_a_paged_profile_reach_the_planner() -> None:
+    """Bounds of rows go with rows, and pools of any size are one."""
+    calls = list(node_calls(attention_node(8, 2, 64), paged_profile(2, 64)).calls())
     found = {tuple(layout.shape for layout in call.inputs if layout is not None) for call in calls}
     # No step has more rows than tokens: of up to 3 rows, one where there is one token, two where there are two.
     assert len(found) == len(calls) == (1 + 2 + 6 * 3) * 5

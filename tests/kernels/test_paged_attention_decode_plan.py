@@ -168,7 +168,7 @@ def test_the_checked_sources_hold_what_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"head_dim": 56}, "head_dim from 64 to 256 in multiples of 8"),
+        ({"head_dim": 56}, "head_dim 576 or from 64 to 256 in multiples of 8"),
         ({"block_size": 8}, "block_size from 16 to 128 in multiples of 16"),
         ({"kv_heads": 5}, "kv_heads to divide heads"),
         ({"pool_strides": (2**24, 2**14, 1028, 128, 1)}, "kv_pool that start at multiples of 16 bytes"),

@@ -55,7 +55,19 @@ def test_wide_heads_take_fewer_positions_where_shared_memory_is_small(shared_byt
     assert dict(launch.source.defines)["KEYS"] == ("32" if shared_bytes > 200_000 else "16")
 
 
-@pytest.mark.parametrize(("call", "message"), [({"head_dim": 520}, "head_dim"), ({"dtype": DType.FLOAT32}, "head_dim")])
+def test_no_call_of_wide_heads_needs_a_larger_workspace() -> None:
+    """A builder asks for the workspace of some numbers of rows and tokens, and runs the others in it."""
+    asked = wide(rows=1, packed=PackedRows(1, 1)).workspace_bytes
+    for rows in range(1, 140):
+        for heads in (8, 32, 128):
+            planned = wide(rows=rows, heads=heads, packed=PackedRows(rows, 1))
+            params = planned.launches[0].params
+            parts = planned.launches[0].grid[0] * rows * params.splits * 32
+            assert planned.workspace_bytes <= asked
+            assert params.splits == 1 or parts * (576 + 2) * 4 <= planned.workspace_bytes
+
+
+@pytest.mark.parametrize(("call", "message"), [({"head_dim": 512}, "head_dim"), ({"dtype": DType.FLOAT32}, "16-bit")])
 def test_other_wide_heads_are_refused(call: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         wide(**call)

@@ -10,6 +10,9 @@ from hybridge.trt_plugins.specs.common import DATA_TYPE
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, ROWS, TOKENS
 from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
 
+LATENT_DIM = 576
+"""Heads of multi-head latent attention as its published models have them: a latent of 512 and a shared key of 64."""
+
 PAGED_ATTENTION = OpSpec(
     name="paged_attention",
     doc=(
@@ -43,6 +46,9 @@ PAGED_ATTENTION = OpSpec(
     ),
     type_variables=(TypeVariable("T", DATA_TYPE),),
     divides=(("kv_heads", "heads"),),
-    kernel_limits=(DimLimit("head_dim", 64, 256, multiple_of=8), DimLimit("block_size", 16, 128, multiple_of=16)),
+    kernel_limits=(
+        DimLimit("head_dim", 64, 256, multiple_of=8, also=LATENT_DIM),
+        DimLimit("block_size", 16, 128, multiple_of=16),
+    ),
     version=PACKED_VERSION,
 )

@@ -13,8 +13,7 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_by
 from hybridge.trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
 
 OVERLAP_SINCE = (9, 0)
-# Heads of 16 bits that kernels of their own take: multiples of the step above the operator's limit.
-_WIDE_STEP, _WIDEST = 64, 576
+_WIDEST_PLAIN = 256  # head that the kernels for heads of any type take
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class PagedCall:
         block_size, kv_heads = call.input("kv_pool").shape[2:4]
         rows, max_blocks = call.input("block_table").shape
         found = cls(call, tokens, rows, heads, kv_heads, head_dim, block_size, max_blocks)
-        dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": None if found.is_wide else head_dim}
-        call.spec.check_kernel_dims({**dims, "block_size": block_size})
+        dims = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
+        call.spec.check_kernel_dims(dims)
         found._check_layouts()
         return found
 
@@ -84,9 +83,8 @@ class PagedCall:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the kernels for wide heads run the call."""
-        wide = _WIDEST >= self.head_dim > 256 and self.head_dim % _WIDE_STEP == 0
-        return wide and self.dtype.itemsize == 2 and not self.is_fp8
+        """Whether the call is for the kernels for wide heads."""
+        return self.head_dim > _WIDEST_PLAIN
 
     @property
     def y(self) -> TensorLayout:

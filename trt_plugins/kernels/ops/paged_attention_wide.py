@@ -10,6 +10,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.specs.paged_attention import LATENT_DIM
 
 FILE, MERGE_FILE = "paged_attention/wide_heads.cu", "paged_attention/wide_merge.cu"
 QUERIES = 32  # of a tile
@@ -21,15 +22,21 @@ _ALIGNMENT = 256  # of the parts of a workspace
 
 
 def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
-    """The launches of rows of any number of tokens; UnsupportedError where the GPU has too little shared memory.
+    """The launches of rows of any number of tokens; UnsupportedError for float32, and for too little shared memory.
 
     Positions are split between blocks where there are fewer tiles of queries than multiprocessors.
     """
+    if call.dtype.itemsize != 2:
+        raise UnsupportedError(
+            f"{call.call.spec.name}: expected 16-bit heads of {call.head_dim}, found {call.dtype.value}: use a 16-bit "
+            "type or the portable form (plugins off)"
+        )
     keys = next((keys for keys in _KEYS if _shared_bytes(call.head_dim, keys) <= device.shared_bytes), None)
     if keys is None or call.rows > _LARGEST_GRID_YZ:
         raise UnsupportedError(
             f"{call.call.spec.name}: expected a GPU with {_shared_bytes(call.head_dim, _KEYS[-1])} bytes of shared "
-            f"memory a block and at most {_LARGEST_GRID_YZ} rows, found {device.shared_bytes} and {call.rows}"
+            f"memory a block and at most {_LARGEST_GRID_YZ} rows, found {device.shared_bytes} and {call.rows}: use the "
+            "portable form (plugins off)"
         )
     tiles = -(-call.most_row_tokens * call.group // QUERIES)
     blocks = tiles * call.kv_heads * call.rows
@@ -38,7 +45,9 @@ def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
     call.fill(params.call)
     params.tiles, params.splits = tiles, splits
     pointers, overlap = call.pointers("call."), device.capability >= OVERLAP_SINCE
-    sums = -(-blocks * splits * QUERIES * call.head_dim * 4 // _ALIGNMENT) * _ALIGNMENT
+    # Of as many parts as any call can have, as builders ask for the workspace of some calls of a range.
+    parts = device.multiprocessors * QUERIES
+    sums = -(-parts * call.head_dim * 4 // _ALIGNMENT) * _ALIGNMENT
     if splits > 1:
         pointers |= {
             "outputs": PointerSource(Memory.WORKSPACE),
@@ -57,18 +66,16 @@ def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
         pointers,
         overlap=overlap,
     )
-    return CallPlan((launch, merge), sums + blocks * splits * QUERIES * 8, source.label)
+    return CallPlan((launch, merge), sums + parts * 8, source.label)
 
 
 def wide_sources() -> Iterator[KernelSource]:
-    """Both types, steps and forms of scores at the size of latents, and another size."""
+    """Both types, steps and forms of scores."""
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         for keys in _KEYS:
             for softcap in (False, True):
-                yield _wide_source(dtype, 576, keys, softcap)
-        yield _merge_source(dtype, 576)
-    yield _wide_source(DType.BFLOAT16, 320, _KEYS[0], False)
-    yield _merge_source(DType.BFLOAT16, 320)
+                yield _wide_source(dtype, LATENT_DIM, keys, softcap)
+        yield _merge_source(dtype, LATENT_DIM)
 
 
 def _source(call: PagedCall, keys: int) -> KernelSource:
