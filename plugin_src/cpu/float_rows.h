@@ -6,6 +6,9 @@
 namespace cpu {
 namespace {
 
+// How far ahead of its use a weight is fetched to the second cache.
+constexpr int64_t prefetch_bytes = 1 << 15;
+
 // The next 2 * lanes numbers; bfloat16 as those at even, then those at odd places, which takes one instruction each.
 template <class Isa, int type>
 void load_two(const uint8_t* p, typename Isa::F (&out)[2]) {
@@ -42,12 +45,13 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
     constexpr int chains = rows * inputs >= 8 ? 1 : rows * inputs > 1 ? 2 : 4;
     constexpr int64_t step = chains == 4 ? 2 * two : two;
     const int64_t row_bytes = w.row_bytes();
-    const uint8_t* p = w.data + n * row_bytes;
+    const uint8_t *p = w.data + n * row_bytes, *ahead = p + prefetch_bytes;
     F totals[rows][inputs];
     for (auto& row : totals) {
         for (auto& total : row) total = Isa::zero();
     }
-    for (int64_t start = 0; start < w.columns; start += w.group, x += w.group, p += w.group * bits_of(type) / 8) {
+    const int64_t group_bytes = w.group * bits_of(type) / 8;
+    for (int64_t start = 0; start < w.columns; start += w.group, x += w.group, p += group_bytes, ahead += rows * group_bytes) {
         F sums[chains][rows][inputs];
         for (auto& chain : sums) {
             for (auto& row : chain) {
@@ -59,8 +63,10 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
             F numbers[rows][2];
             for (int r = 0; r < rows; ++r) {
                 const uint8_t* at = p + r * row_bytes + k * bits_of(type) / 8;
-                // Of several rows at once, the processor does not foresee which come next.
-                if (rows > 1) __builtin_prefetch(at + 2 * rows * row_bytes);
+                // The processor does not foresee the memory of several rows at once: fetch it in its order.
+                for (int64_t line = 0; rows > 1 && line < two_bytes; line += 64) {
+                    __builtin_prefetch(ahead + k * bits_of(type) / 8 * rows + r * two_bytes + line, 0, 2);
+                }
                 uint8_t last[two_bytes];
                 if (left < two) {
                     __builtin_memset(last, 0, sizeof last);
@@ -108,6 +114,15 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
     }
 }
 
+// The same of `size` inputs, from 1 to `most`.
+template <class Isa, int type, int rows, int most>
+void input_products(const Weight& w, int64_t n, const float* units, const float* x, int64_t stride, float* y, int64_t size) {
+    if constexpr (most > 1) {
+        if (size < most) return input_products<Isa, type, rows, most - 1>(w, n, units, x, stride, y, size);
+    }
+    row_products<Isa, type, rows, most>(w, n, units, x, stride, y);
+}
+
 // All inputs with `rows` rows from row n on. As in widen_e4m3_row, a NaN in a row makes all products with it NaN.
 template <class Isa, int type, int rows>
 void products_of_rows(const Weight& w, int64_t n, const float* x, int64_t count, float* y) {
@@ -116,13 +131,16 @@ void products_of_rows(const Weight& w, int64_t n, const float* x, int64_t count,
     for (int r = 0; type == e4m3 && r < rows; ++r) {
         units[r] = has_e4m3_nan(w.data + (n + r) * w.row_bytes(), w.columns) ? __builtin_nanf("") : e4m3_unit;
     }
-    int64_t m = 0;
-    for (; m + 4 <= count; m += 4) row_products<Isa, type, rows, 4>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
-    for (; m + 2 <= count; m += 2) row_products<Isa, type, rows, 2>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
-    // A single input takes the rows one after another, as memory has them; after others they are in the cache.
-    if (m > 0 && m < count) return row_products<Isa, type, rows, 1>(w, n, units, x + m * stride, stride, y + m * w.rows + n);
-    for (int r = 0; m < count && r < rows; ++r) {
-        row_products<Isa, type, 1, 1>(w, n + r, units + r, x + m * stride, stride, y + m * w.rows + n + r);
+    if (count == 1) {
+        // Rows one after another, as memory has them.
+        for (int r = 0; r < rows; ++r) row_products<Isa, type, 1, 1>(w, n + r, units + r, x, stride, y + n + r);
+        return;
+    }
+    constexpr int64_t most = Isa::dot_inputs;
+    for (int64_t m = 0, size; m < count; m += size) {
+        const int64_t left = count - m;
+        size = left <= most ? left : left < 2 * most ? (left + 1) / 2 : most;
+        input_products<Isa, type, rows, most>(w, n, units, x + m * stride, stride, y + m * w.rows + n, size);
     }
 }
 

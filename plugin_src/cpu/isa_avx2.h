@@ -15,7 +15,7 @@ struct Avx2 {
     using F = __m256;
     using I = __m256i;
     static constexpr int lanes = 8;
-    static constexpr int rounded_tile = 4, tile = 6, panel_vectors = 2, dot_rows = 2;
+    static constexpr int rounded_tile = 4, tile = 6, panel_vectors = 2, dot_rows = 2, dot_inputs = 6;
     static constexpr int offset8 = 0;
 
     static F zero() { return _mm256_setzero_ps(); }

@@ -14,9 +14,9 @@ struct Avx512 {
     using F = __m512;
     using I = __m512i;
     static constexpr int lanes = 16;
-    // Inputs per tile of the kernels for many inputs, with and without rounding; vectors of rows of a panel; rows that are
-    // multiplied with a few inputs at once.
-    static constexpr int rounded_tile = 12, tile = 8, panel_vectors = 2, dot_rows = 4;
+    // Inputs per tile of the kernels for many inputs, with and without rounding; vectors of rows of a panel; rows and
+    // inputs that are multiplied at once where inputs are few.
+    static constexpr int rounded_tile = 12, tile = 8, panel_vectors = 2, dot_rows = 4, dot_inputs = 6;
     // Offset that makes 8-bit weights unsigned for `dot8`.
     static constexpr int offset8 = 128;
 

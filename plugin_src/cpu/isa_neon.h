@@ -15,7 +15,7 @@ struct Neon {
     using F = float32x4_t;
     using I = int32x4_t;
     static constexpr int lanes = 4;
-    static constexpr int rounded_tile = 8, tile = 12, panel_vectors = 2, dot_rows = 4;
+    static constexpr int rounded_tile = 8, tile = 12, panel_vectors = 2, dot_rows = 4, dot_inputs = 6;
     static constexpr int offset8 = 0;
 
     static F zero() { return vdupq_n_f32(0); }

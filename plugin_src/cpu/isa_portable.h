@@ -30,7 +30,7 @@ struct Portable {
     struct F { float at[4]; };
     struct I { uint8_t at[16]; };
     static constexpr int lanes = 4;
-    static constexpr int rounded_tile = 4, tile = 4, panel_vectors = 1, dot_rows = 2;
+    static constexpr int rounded_tile = 4, tile = 4, panel_vectors = 1, dot_rows = 2, dot_inputs = 4;
     static constexpr int offset8 = 0;
 
     template <class Number>
