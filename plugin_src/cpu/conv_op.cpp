@@ -19,7 +19,7 @@ class CausalConv1d {
         {ort::float32_type}, {ort::float32_type}, {ort::float32_type}, {ort::float32_type, true}, {ort::int32_type, true},
         {ort::int32_type, true}};
     static constexpr size_t outputs = 3;
-    static constexpr bool takes_checkpoints = true;
+    static constexpr size_t needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;

@@ -20,7 +20,7 @@ class GatedDeltaRule {
     static constexpr ort::Input inputs[] = {number, number, number, number, number, number, {ort::int32_type, true},
                                             {ort::int32_type, true}};
     static constexpr size_t outputs = 3;
-    static constexpr bool takes_checkpoints = true;
+    static constexpr size_t needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;

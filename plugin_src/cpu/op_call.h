@@ -34,11 +34,11 @@ inline Status* read(const Api& api, const Context* context, size_t index, Tensor
     return status ? status : api.data(const_cast<Value*>(value), &out.data);
 }
 
-// Output `index` of a call, of the sizes of `out`.
+// Output `index` of a call, of the sizes of `out`. One that was left out has no data.
 inline Status* make(const Api& api, Context* context, size_t index, Tensor& out) {
     Value* value = nullptr;
     if (auto* status = api.output(context, index, out.sizes.data(), out.sizes.size(), &value)) return status;
-    return api.data(value, &out.data);
+    return value ? api.data(value, &out.data) : nullptr;
 }
 
 // Output `index`, the states after the numbers of tokens in input `input`; nothing where that was left out.
@@ -101,14 +101,14 @@ int output_type(size_t, long) {
     return float32_type;
 }
 
-// Whether an output of class Op may be left out: the last one, where it `takes_checkpoints`.
+// How many outputs of class Op may not be left out: as its `needed_outputs` say, all without them.
 template <class Op>
-auto optional_output(size_t index, int) -> decltype(bool(Op::takes_checkpoints)) {
-    return Op::takes_checkpoints && index + 1 == Op::outputs;
+auto needed_outputs(int) -> decltype(size_t(Op::needed_outputs)) {
+    return Op::needed_outputs;
 }
 template <class Op>
-bool optional_output(size_t, long) {
-    return false;
+size_t needed_outputs(long) {
+    return Op::outputs;
 }
 
 // The table of class Op, which has `name`, the kinds of `inputs`, the number of `outputs`, create and compute.
@@ -125,7 +125,7 @@ const CustomOp& described() {
         made.input_memory = [](const CustomOp*, size_t) { return 0; };
         made.output_count = [](const CustomOp*) { return Op::outputs; };
         made.output_type = [](const CustomOp*, size_t index) -> int { return output_type<Op>(index, 0); };
-        made.output_kind = [](const CustomOp*, size_t index) { return optional_output<Op>(index, 0) ? 1 : 0; };
+        made.output_kind = [](const CustomOp*, size_t index) { return index < needed_outputs<Op>(0) ? 0 : 1; };
         made.create_checked = [](const CustomOp*, const Api* api, const Info* info, void** out) -> Status* {
             auto op = std::make_unique<Op>();
             if (auto* status = op->create(api, info)) return status;

@@ -1,7 +1,8 @@
 // The custom operators `UpdateSsmState` and `UpdateSsmState8Bit` of the domain hybridge.cpu.
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
-// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state.
+// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state, which
+// may be left out.
 // With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
 // `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
 // Attributes: heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
@@ -76,7 +77,7 @@ class UpdateSsmState : public SsmOp {
                                             number, number, number, number, {ort::int32_type, true},
                                             {ort::int32_type, true}};
     static constexpr size_t outputs = 3;
-    static constexpr bool takes_checkpoints = true;
+    static constexpr size_t needed_outputs = 1;
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[9], y, state;

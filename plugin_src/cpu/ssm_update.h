@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ssm.h"
+#include "ssm_chunk.h"
 #include "state_8bit_matrices.h"
 #include "vector_columns.h"
 
@@ -14,13 +14,6 @@ namespace {
 
 // Vectors of head_dim at once: their sums stay in registers for a whole token.
 constexpr int ssm_vectors = 4;
-
-inline float time_step(const SsmUpdate& u, float value) {
-    // As x + log(1 + exp(-x)) where x is positive: exp does not overflow.
-    if (u.softplus) value = std::max(value, 0.0f) + std::log1p(std::exp(-std::fabs(value)));
-    // NaN stays NaN.
-    return value < u.lowest ? u.lowest : value > u.highest ? u.highest : value;
-}
 
 // `vectors` vectors of columns of one head's state. All are full if `whole`, else the last one has `last` numbers.
 template <class Isa, int vectors, bool whole>
@@ -67,20 +60,31 @@ inline int64_t ssm_tokens(const SsmUpdate& u, int64_t number) {
 }
 
 // y of head `number`, and its state after the valid tokens; `past` and `state` may be the same memory. Without tokens
-// `state` is not written.
+// `state` is not written. state: null where nothing reads it.
 template <class Isa>
 void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* state) {
     const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
     const int64_t length = ssm_tokens(u, number), size = u.head_dim * u.state_size;
+    std::vector<float> unread;
+    if (!state && length > chunk_reads) unread.resize(static_cast<size_t>(size)), state = unread.data();
     int64_t next = 0;
-    for (int64_t t = 0; t < length; ++t) {
-        const int64_t token = row * u.time + t, at = token * u.heads + head;
-        const int64_t projection = (token * u.groups + group) * u.state_size;
-        const float step = time_step(u, u.dt[at] + u.dt_bias[head]);
-        ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
-                       u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
-        past = state;
-        if (u.checkpoints.is_after(next, t + 1)) {
+    for (int64_t t = 0, count = 0; t < length; t += count, past = state) {
+        const int64_t token = row * u.time + t;
+        if (!state) {
+            count = length;
+            run_chunk<Isa, chunk_reads, false>(ssm_chunk<Isa>(u, token, head, count), past, nullptr);
+            continue;
+        }
+        count = std::min({chunk_updates, length - t, u.checkpoints.tokens_until(next, t)});
+        if (count == 1) {
+            const int64_t at = token * u.heads + head, projection = (token * u.groups + group) * u.state_size;
+            const float step = time_step(u, u.dt[at] + u.dt_bias[head]);
+            ssm_token<Isa>(u, past, state, u.x + at * u.head_dim, u.B + projection, u.C + projection,
+                           u.y + at * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
+        } else {
+            run_chunk<Isa, chunk_updates, true>(ssm_chunk<Isa>(u, token, head, count), past, state);
+        }
+        if (u.checkpoints.is_after(next, t + count)) {
             std::copy(state, state + size, u.checkpoints.states + (next++ * u.heads + head) * size);
         }
     }
@@ -95,9 +99,9 @@ void ssm_heads(const SsmUpdate& u, int64_t first, int64_t last) {
     const int64_t size = u.head_dim * u.state_size;
     for (int64_t number = first; number < last; ++number) {
         const float* past = u.state + number * size;
-        float* state = u.new_state + number * size;
+        float* state = u.new_state ? u.new_state + number * size : nullptr;
         ssm_head<Isa>(u, number, past, state);
-        if (past != state && ssm_tokens(u, number) == 0) std::copy(past, past + size, state);
+        if (state && past != state && ssm_tokens(u, number) == 0) std::copy(past, past + size, state);
     }
 }
 

@@ -11,6 +11,7 @@ this engine holds it (key size, state size of Mamba2), m columns (value size, he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -18,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from hybridge.runtime.engines.onnxruntime.causal_conv1d import convolution, has_own_convolution, own_convolution
-from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED
 from hybridge.runtime.engines.onnxruntime.gated_delta_rule import (
     DeltaRuleInputs,
@@ -33,7 +34,12 @@ from hybridge.runtime.engines.onnxruntime.linear_attention import linear_attenti
 from hybridge.runtime.engines.onnxruntime.replay_rows import TokenRows
 from hybridge.runtime.engines.onnxruntime.replay_scan import advance_scan, decay_numbers, selective_scan_replay
 from hybridge.runtime.engines.onnxruntime.replay_values import Accepted, AdvanceBody, Deferred, ReplayBody, Stored
-from hybridge.runtime.engines.onnxruntime.update_ssm_state import ssm_inputs, ssm_operator, with_skip
+from hybridge.runtime.engines.onnxruntime.update_ssm_state import (
+    ssm_inputs,
+    ssm_operator,
+    time_step,
+    with_skip,
+)
 from hybridge.trt_plugins.activations import silu
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, STATE_INDICES
@@ -84,19 +90,26 @@ def advance_conv1d(
 
 
 def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, count: int | None) -> Deferred | None:
-    """y = C (decayed S) + (C B' with decays) d x; g, d x and B are stored."""
+    """y = C (decayed S) + (C B' with decays) d x; g, d x and B are stored.
+
+    With the library's operator d, x and B, of which an advance computes the others again.
+    """
     inputs = ssm_inputs(node, insert, padded=False)
     if inputs is None or (count or 0) > MOST_REPLAYED:
         return None
-    stored = (
-        Stored(inputs.log_decay, (inputs.heads,)),
-        Stored(inputs.B, (inputs.groups * inputs.state_size,)),
-        Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)),
-    )
+    B = Stored(inputs.B, (inputs.groups * inputs.state_size,))
+    stored = (Stored(inputs.log_decay, (inputs.heads,)), B, Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)))
     shape = (inputs.heads, inputs.state_size, inputs.head_dim)
     if kernels.own_operators and cpu_library().path is not None:
-        # It writes new states, which nothing reads.
-        return Deferred(ssm_operator(node, insert)[0], stored, shape)
+        y, new_state = ssm_operator(node, insert)
+        # Nothing reads the new states: the operator does not write them.
+        new_state.producer().resize_outputs(1)
+        decay = decay_numbers(node)
+        if decay is None:
+            return Deferred(y, stored, shape)
+        steps = Stored(time_step(node, insert, node.inputs[5], node.inputs[6]), (inputs.heads,))
+        x = Stored(insert.reshape(node.inputs[0], 0, 0, inputs.heads * inputs.head_dim), stored[2].shape)
+        return Deferred(y, (steps, x, B), shape, (decay.astype(np.float32).reshape(inputs.heads),))
     rows = TokenRows(insert, count, inputs.groups, inputs.heads_per_group)
     between, from_start = rows.decays(inputs.log_decay)
     values = rows.by_head(inputs.scaled, inputs.head_dim)
@@ -196,6 +209,42 @@ def advance_recurrent(
     return insert.op("Add", insert.reshape(added, 0, all_heads, rows, columns), decayed)
 
 
+def advance_ssm_state(
+    insert: Inserter, kernels: Kernels, stored: list[ir.Value], state: ir.Value, accepted: Accepted
+) -> ir.Value:
+    """As ``advance_recurrent``, or by an operator from d, x, B and A."""
+    if len(stored) == _RECURRENT_STORED:
+        return advance_recurrent(insert, kernels, stored, state, accepted)
+    steps, x, B, A = stored
+    shape, b_shape = fixed_shape(state), fixed_shape(B)
+    assert shape is not None and b_shape is not None
+    heads, state_size = shape[1] or 0, shape[2] or 0
+    zeros = insert.constant(np.zeros(heads, np.float32))
+    lengths = insert.op("Cast", accepted.counts, to=int(ir.DataType.INT32))
+    # The tokens' reads of the states are not needed here: B is in the place of C.
+    _, after = insert.op(
+        "UpdateSsmState",
+        x,
+        A,
+        B,
+        B,
+        zeros,
+        steps,
+        zeros,
+        state,
+        lengths,
+        domain=CPU_DOMAIN,
+        outputs=2,
+        heads=heads,
+        groups=(b_shape[2] or 0) // state_size,
+        dt_softplus=0,
+        time_step_min=-math.inf,
+        time_step_max=math.inf,
+        instructions=0,
+    )
+    return after
+
+
 REPLAY_BODIES: Mapping[str, ReplayBody] = MappingProxyType(
     {
         "causal_conv1d": causal_conv1d_replay,
@@ -209,7 +258,7 @@ ADVANCE_BODIES: Mapping[str, AdvanceBody] = MappingProxyType(
         "causal_conv1d": advance_conv1d,
         "gated_delta_rule": advance_delta_rule,
         _SCAN: advance_scan,
-        "update_ssm_state": advance_recurrent,
+        "update_ssm_state": advance_ssm_state,
     }
 )
 
