@@ -78,9 +78,12 @@ void chunk_columns(const SsmChunk& c, const float* past, float* state, int64_t c
             if (updates) written[t][i] = Isa::mul(given[t][i], Isa::all(c.after[t]));
         }
     }
+    constexpr int64_t line = 64 / sizeof(float), ahead = 1024;
     const F decays = Isa::all(c.decay[count - 1]);
     for (int64_t n = 0; n < c.state_size; ++n, past += c.stride, state += c.stride) {
         F value[vectors];
+        // The first columns fetch whole rows, in the order of memory.
+        for (int64_t i = 0; column == 0 && i < c.stride; i += line) __builtin_prefetch(past + ahead + i);
         for (int i = 0; i < vectors; ++i) value[i] = columns.load(past, i);
         for (int t = 0; t < count; ++t) {
             const F query = Isa::all(c.C[t * c.b_stride + n]);
