@@ -71,6 +71,7 @@ void chunk_columns(const SsmChunk& c, const float* past, float* state, int64_t c
     const VectorColumns<Isa, vectors, whole> columns{last};
     past += column, state += column;
     F read[count][vectors], given[count][vectors], written[count][vectors];
+#pragma GCC unroll 8
     for (int t = 0; t < count; ++t) {
         for (int i = 0; i < vectors; ++i) {
             read[t][i] = Isa::zero();
@@ -85,22 +86,29 @@ void chunk_columns(const SsmChunk& c, const float* past, float* state, int64_t c
         // The first columns fetch whole rows, in the order of memory.
         for (int64_t i = 0; column == 0 && i < c.stride; i += line) __builtin_prefetch(past + ahead + i);
         for (int i = 0; i < vectors; ++i) value[i] = columns.load(past, i);
+#pragma GCC unroll 8
         for (int t = 0; t < count; ++t) {
             const F query = Isa::all(c.C[t * c.b_stride + n]);
             for (int i = 0; i < vectors; ++i) read[t][i] = Isa::fma(query, value[i], read[t][i]);
         }
         if (!updates) continue;
         for (int i = 0; i < vectors; ++i) value[i] = Isa::mul(decays, value[i]);
+#pragma GCC unroll 8
         for (int t = 0; t < count; ++t) {
             const F key = Isa::all(c.B[t * c.b_stride + n]);
             for (int i = 0; i < vectors; ++i) value[i] = Isa::fma(key, written[t][i], value[i]);
         }
         for (int i = 0; i < vectors; ++i) columns.store(state, i, value[i]);
     }
+    // Loops without constant bounds would keep `read` in memory.
+#pragma GCC unroll 8
     for (int t = 0; t < count; ++t) {
         for (int i = 0; i < vectors; ++i) {
             F sum = Isa::mul(Isa::all(c.decay[t]), read[t][i]);
-            for (int j = 0; j <= t; ++j) sum = Isa::fma(Isa::all(c.weights[t][j]), given[j][i], sum);
+#pragma GCC unroll 8
+            for (int j = 0; j < count; ++j) {
+                if (j <= t) sum = Isa::fma(Isa::all(c.weights[t][j]), given[j][i], sum);
+            }
             sum = Isa::fma(Isa::all(c.D), columns.load(c.x + t * c.x_stride + column, i), sum);
             columns.store(c.y + t * c.x_stride + column, i, sum);
         }
