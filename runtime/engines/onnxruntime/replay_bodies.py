@@ -94,8 +94,8 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
 
     With the library's operator d, x and B, of which an advance computes the others again.
     """
-    inputs = ssm_inputs(node, insert, padded=False)
-    if inputs is None or (count or 0) > MOST_REPLAYED:
+    inputs, x = ssm_inputs(node, insert, padded=False), node.inputs[0]
+    if inputs is None or x is None or (count or 0) > MOST_REPLAYED:
         return None
     B = Stored(inputs.B, (inputs.groups * inputs.state_size,))
     stored = (Stored(inputs.log_decay, (inputs.heads,)), B, Stored(inputs.scaled, (inputs.heads * inputs.head_dim,)))
@@ -103,13 +103,15 @@ def update_ssm_state_replay(node: ir.Node, insert: Inserter, kernels: Kernels, c
     if kernels.own_operators and cpu_library().path is not None:
         y, new_state = ssm_operator(node, insert)
         # Nothing reads the new states: the operator does not write them.
-        new_state.producer().resize_outputs(1)
+        operator = new_state.producer()
+        assert operator is not None
+        operator.resize_outputs(1)
         decay = decay_numbers(node)
         if decay is None:
             return Deferred(y, stored, shape)
         steps = Stored(time_step(node, insert, node.inputs[5], node.inputs[6]), (inputs.heads,))
-        x = Stored(insert.reshape(node.inputs[0], 0, 0, inputs.heads * inputs.head_dim), stored[2].shape)
-        return Deferred(y, (steps, x, B), shape, (decay.astype(np.float32).reshape(inputs.heads),))
+        given = Stored(insert.reshape(x, 0, 0, inputs.heads * inputs.head_dim), stored[2].shape)
+        return Deferred(y, (steps, given, B), shape, (decay.astype(np.float32).reshape(inputs.heads),))
     rows = TokenRows(insert, count, inputs.groups, inputs.heads_per_group)
     between, from_start = rows.decays(inputs.log_decay)
     values = rows.by_head(inputs.scaled, inputs.head_dim)
@@ -221,7 +223,7 @@ def advance_ssm_state(
     heads, state_size = shape[1] or 0, shape[2] or 0
     zeros = insert.constant(np.zeros(heads, np.float32))
     lengths = insert.op("Cast", accepted.counts, to=int(ir.DataType.INT32))
-    # The tokens' reads of the states are not needed here: B is in the place of C.
+    # The tokens' reads of the states are not needed here: B is given as C too.
     _, after = insert.op(
         "UpdateSsmState",
         x,

@@ -21,16 +21,23 @@ def checkpoint_shapes(checkpoints: Lengths, state: np.ndarray) -> dict[str, tupl
 
 
 def updated(
-    case: SsmCase, instructions: int, padded: bool = True, checkpoints: Lengths = None, **changes: Any
+    case: SsmCase,
+    instructions: int,
+    padded: bool = True,
+    checkpoints: Lengths = None,
+    writes_state: bool = True,
+    **changes: Any,
 ) -> dict[str, np.ndarray]:
-    """y, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens."""
+    """y, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens; or y alone."""
     rows, time, heads = case.x.shape[:3]
     state = np.ascontiguousarray(case.state.swapaxes(2, 3), np.float32)
     flat = {name: getattr(case, name).reshape(rows, time, -1).astype(np.float32) for name in ("x", "B", "C", "dt")}
     per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
     inputs = {**flat, **per_head, "state": state, "lengths": case.context_lengths if padded else None} | changes
     names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state", "lengths")
-    shapes = {"y": flat["x"].shape, "new_state": state.shape, **checkpoint_shapes(checkpoints, state)}
+    shapes = {"y": flat["x"].shape}
+    if writes_state:
+        shapes |= {"new_state": state.shape, **checkpoint_shapes(checkpoints, state)}
     found = run_operator(
         "UpdateSsmState",
         {**{name: inputs[name] for name in names}, "checkpoint_lengths": checkpoints},

@@ -179,7 +179,7 @@ def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -
     dtype, columns, group, block, scales, *has_zeros = floats or (QUANTIZED | SCALED)[name]
     for rows in (1, 37):
         weight = matrix(dtype, rows, columns, group, scales, bool(has_zeros))
-        for count in (1, 7, 33):
+        for count in (1, 2, 5, 7, 33):
             x = inputs(count, columns)
             y = product(weight, x, block, exact=True, instructions=instructions, threads=1 + count % 2)
             size = np.abs(x.astype(np.float64)) @ np.abs(weight.meant.T)

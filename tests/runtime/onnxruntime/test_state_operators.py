@@ -30,6 +30,14 @@ def test_states_are_updated_in_place(sizes: tuple[int, ...], instructions: int) 
 
 
 @EACH_SET
+@pytest.mark.parametrize("time", [1, 6, 8, 21])
+def test_the_new_state_may_be_left_out(time: int, instructions: int) -> None:
+    case = ssm_case((time, 0, time // 2), time, 6, 3, 21, 7)
+    found = updated(case, instructions, writes_state=False)
+    assert found.keys() == {"y"} and relative_error(found["y"], ssm_step_loop(case)[0]) < TOLERANCE
+
+
+@EACH_SET
 def test_time_steps_of_any_size(instructions: int) -> None:
     case = ssm_case((2, 2), 2)
     dt = np.resize([-200.0, -30.0, 0.0, 20.0, 200.0, 3e38], case.dt.shape)
