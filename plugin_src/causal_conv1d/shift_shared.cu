@@ -14,7 +14,12 @@ namespace {
 
 constexpr int C = 4 / sizeof(DATA_T);  // channels of a thread
 constexpr int K = KERNEL;
-constexpr int LEAST_BLOCKS = (ROWS > 2 ? 640 : 1024) / THREADS;  // of a multiprocessor, which registers are to allow
+// Threads of a multiprocessor, which registers are to allow. Before sm_90, the compiler spills to fit more of them.
+#if __CUDA_ARCH__ < 900
+constexpr int AT_ONCE = ROWS > 1 ? 768 : 1024;
+#else
+constexpr int AT_ONCE = 1024;
+#endif
 constexpr int WARP_BYTES = 32 * 4 * K;
 constexpr int UNITS = WARP_BYTES / 16, UNITS_OF_LANE = (UNITS + 31) / 32;
 using Columns = Run<DATA_T, C * K>;
@@ -62,7 +67,7 @@ __device__ __forceinline__ void prefetch(const CausalConv1d& params, int first_c
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS)
     causal_conv1d_update_shared(const __grid_constant__ CausalConv1d params) {
     __shared__ uint4 shared[THREADS / 32][ROWS + 1][UNITS];
     let_later_kernels_start();

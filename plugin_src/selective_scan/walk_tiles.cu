@@ -126,8 +126,8 @@ __device__ __forceinline__ void load_chunk_state(float (&h)[ELEMENTS], const flo
 
 }  // namespace
 
-// For sm_110, the compiler spills four bytes to fit as many blocks.
-#if __CUDA_ARCH__ == 1100
+// For sm_100 and sm_110, the compiler spills four bytes to fit as many blocks.
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
 #define LEAST_BLOCKS (BLOCKS - 1)
 #else
 #define LEAST_BLOCKS BLOCKS
