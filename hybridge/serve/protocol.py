@@ -100,9 +100,15 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        unanswered = [each for each in (*self._earlier, self.cycle) if each and not each.response_complete]
+        if exc is not None:
+            # Such as a time limit of the system for a client that takes no data.
+            reason = getattr(exc, "strerror", None) or type(exc).__name__
+            for cycle in unanswered:
+                cycle.scope["state"].setdefault("log", {})["disconnect"] = reason
         super().connection_lost(exc)
         # uvicorn notifies only the latest request of the disconnect.
-        for cycle in self._earlier:
+        for cycle in unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
 
