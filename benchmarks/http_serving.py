@@ -7,10 +7,11 @@ import asyncio
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, scratch_folder
@@ -27,6 +28,8 @@ from hybridge.serve.settings import ModelSettings, ServeSettings
 
 LEAST_RATIO, MOST_HOST_MICROSECONDS, MOST_FIRST_TOKEN_RATIO = 0.9, 150.0, 1.2
 _NAME = "demo"
+# Repeats of all requests at once.
+_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,9 @@ class HttpServingSettings:
     """``streams`` chats at a time, each of ``new_tokens``, and ``many_streams`` of ``short`` tokens; then ``requests``
     of ``short`` tokens at random times, others in each repeat.
 
-    load: the arrival rate of these over that at which AsyncLLM finishes them when all come at once. The clients are one
-    other process on the same cores, so their processor time counts against the server. llama_cpp: a built checkout of
-    llama.cpp, whose server gets the same chats; without one, it is left out.
+    load: the arrival rate of these over that at which the slower of both ways finishes them when all come at once,
+    measured just before. The clients are one other process on the same cores, so their processor time counts against
+    the server. llama_cpp: a built checkout of llama.cpp, whose server gets the same chats; without one, it is left out.
     """
 
     llama_cpp: str | None = None
@@ -63,7 +66,7 @@ def run(settings: HttpServingSettings) -> Report:
         rows, tokens = max(streams, many), max(new_tokens, settings.short) + 64
         options = {"layout": "paged", "max_batch_size": rows, "max_seq_len": tokens}
         folder = exported(DEMO_CHECKPOINT, work / "paged", **options)
-        with _serving(folder, settings.threads) as (server, clock), clients(server.url, _NAME) as ask:
+        with _serving(folder, settings.threads, len(prompts)) as (server, clock), clients(server.url, _NAME) as ask:
             own = _Own(server.service.store.loaded[0].llm)
             pairs = zip(ask(together).texts, own.answers(together).texts, strict=True)
             wrong = sum(one != other for one, other in pairs)
@@ -85,20 +88,22 @@ def run(settings: HttpServingSettings) -> Report:
             many_times = both(Chats(prompts[:many], settings.short))
             own_loop, loop = own.loop_seconds[-repeats:], host[-repeats:]
             peer = {} if missing is not None else _beside_llama_server(settings, work, together, ask)
-            waits = _first_tokens(own, ask, prompts[: settings.requests], settings)
-    measured = _Measured(times, short_times, many_times, {"AsyncLLM": own_loop, "HTTP": loop}, waits, peer)
+            ways = {"AsyncLLM": own.answers, "HTTP": ask}
+            at_once, waits = _first_tokens(ways, prompts[: settings.requests], settings)
+    measured = _Measured(times, short_times, many_times, {"AsyncLLM": own_loop, "HTTP": loop}, at_once, waits, peer)
     return Report(gates, *_judged(settings, measured))
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """Repeats of each way, in seconds: of long, short and many streams, and of the event loop with many; first tokens;
-    and of llama-server, where it is there."""
+    """Repeats of each way, in seconds: of long, short and many streams, and of the event loop with many; of all
+    requests at once; first tokens; and of llama-server, where it is there."""
 
     long: dict[str, list[float]]
     short: dict[str, list[float]]
     many: dict[str, list[float]]
     loop: dict[str, list[float]]
+    at_once: dict[str, list[float]]
     first_tokens: dict[str, list[float]]
     peer: dict[str, list[float]]
 
@@ -117,6 +122,9 @@ def _judged(settings: HttpServingSettings, measured: _Measured) -> tuple[dict[st
         "event_loop_us_per_token": loops,
         "many_streams_us_per_token": spreads(measured.many, 1e6 / many_tokens),
         **({} if not measured.peer else _of_peer(measured.peer, tokens)),
+        "requests_per_second": spreads(
+            {name: [settings.requests / each for each in values] for name, values in measured.at_once.items()}
+        ),
         "first_token_p99_ms": spreads(measured.first_tokens, 1e3),
         "first_token_p99_ratio": wait_ratio,
     }
@@ -157,18 +165,23 @@ def _of_peer(times: dict[str, list[float]], tokens: int) -> dict[str, object]:
 
 
 def _first_tokens(
-    own: _Own, ask: Callable[[Chats], Answered], prompts: Sequence[str], settings: HttpServingSettings
-) -> dict[str, list[float]]:
-    """The 99th of 100 times from a chat's arrival to its first token, in seconds, of each repeat."""
-    all_at_once = Chats(prompts, settings.short)
-    own.answers(all_at_once)
-    interval = own.answers(all_at_once).seconds / len(prompts) / settings.load
-    found: dict[str, list[float]] = {}
+    ways: Mapping[str, Callable[[Chats], Answered]], prompts: Sequence[str], settings: HttpServingSettings
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of all chats at once, and the 99th of 100 times from an arrival to its first token, of each repeat."""
+    together = Chats(prompts, settings.short)
+    at_once = take_turns({name: _seconds_of(way, together) for name, way in ways.items()}, _AT_ONCE)
+    interval = max(median(values) for values in at_once.values()) / len(prompts) / settings.load
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for seed in range(settings.repeats):
         chats = Chats(prompts, settings.short, tuple(poisson_arrivals(len(prompts), interval, seed)))
-        for name, way in (("AsyncLLM", own.answers), ("HTTP", ask)):
-            found.setdefault(name, []).append(way(chats).late())
-    return found
+        # Each way comes first in every other repeat.
+        for name in (list(ways), list(ways)[::-1])[seed % 2]:
+            found[name].append(ways[name](chats).late())
+    return at_once, found
+
+
+def _seconds_of(way: Callable[[Chats], Answered], chats: Chats) -> Callable[[], float]:
+    return lambda: way(chats).seconds
 
 
 class _Own:
@@ -196,10 +209,10 @@ class _Own:
 
 
 @contextmanager
-def _serving(folder: Path, threads: int) -> Iterator[tuple[HttpServer, int]]:
+def _serving(folder: Path, threads: int, most_waiting: int) -> Iterator[tuple[HttpServer, int]]:
     """A server in a thread, and the clock of that thread's processor time."""
     models = [ModelSettings(_NAME, folder, preload=True, threads=threads)]
-    server = HttpServer(ServeSettings(port=0), models, log=RequestLog(False, io.StringIO()))
+    server = HttpServer(ServeSettings(port=0, max_waiting=most_waiting), models, log=RequestLog(False, io.StringIO()))
     thread = threading.Thread(target=server.run, args=(True,))
     thread.start()
     try:
