@@ -1,11 +1,11 @@
-// What is computed between the two products of a routed expert.
+// What is computed between the two products of an expert or of a layer.
 #pragma once
 
 #include <cstdint>
 
 namespace cpu {
 
-enum Activation : int64_t { silu_activation = 0, relu_activation = 1, relu2_activation = 2 };
+enum Activation : int64_t { silu_activation, relu_activation, relu2_activation, gelu_activation, gelu_tanh_activation };
 
 // u [up_rows] of a token to a [size]: activation(u), or where gated, of g over v: activation(min(g, limit)) *
 // (clip(v, -limit, limit) + offset). silu(z) is z sigmoid(alpha z).

@@ -175,7 +175,7 @@ class RoutedExperts {
             status = for_uses(2 * c.up_rows, [&](Expert& e, int64_t m) {
                 float *u = e.u + m * c.up_rows, *activated = e.activated + m * activate_.size;
                 for (int64_t i = 0; c.up_bias && i < c.up_rows; ++i) u[i] += c.up_bias[e.number * c.up_rows + i];
-                kernels_->activate(activate_, u, activated);
+                kernels_->activate(activate_, u, activate_.gated ? u + activate_.size : nullptr, activate_.size, activated);
                 e.down.prepare(activated, m);
             });
         }

@@ -1,6 +1,7 @@
 // The kernels of the operators, by instruction set.
 #pragma once
 
+#include "attention.h"
 #include "conv.h"
 #include "delta_rule.h"
 #include "experts.h"
@@ -34,12 +35,17 @@ struct Kernels {
     void (*update_ssm_8bit)(const SsmUpdate&, const SsmState8&, int64_t first, int64_t last);
     // Value heads first to last of a gated delta rule, counted over all its rows.
     void (*delta_rule)(const DeltaRule&, int64_t first, int64_t last);
-    // u of one token of an expert to its second product's input.
-    void (*activate)(const Activate&, const float* u, float* out);
+    // Activated numbers g [count], times v [count] if that is not null.
+    void (*activate)(const Activate&, const float* g, const float* v, int64_t count, float* out);
     // At most conv_channels channels of one row, from `first` on.
     void (*convolve)(const Convolution&, int64_t row, int64_t first);
     // Groups first to last, counted over all tokens.
     void (*gated_norm)(const GatedNorm&, int64_t first, int64_t last);
+    // The RMS norm of x [count].
+    void (*rms_norm)(const float* x, const float* weight, int64_t count, float epsilon, float* out);
+    // Tasks first to last of an attention layer, in its two passes.
+    void (*store_keys)(const Attention&, int64_t first, int64_t last);
+    void (*attend)(const Attention&, int64_t task, uint8_t* memory);
     // Matrices first to last of a state of 8 bits: to floats, and back with new scales.
     void (*widen_states)(const State8&, int64_t first, int64_t last);
     void (*round_states)(const State8&, int64_t first, int64_t last);

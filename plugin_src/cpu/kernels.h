@@ -1,6 +1,7 @@
 // The kernels of one instruction set `Isa`.
 #pragma once
 
+#include "attention_heads.h"
 #include "conv_channels.h"
 #include "delta_rule_heads.h"
 #include "expert_activation.h"
@@ -8,6 +9,7 @@
 #include "float_rows.h"
 #include "gated_norm_groups.h"
 #include "kernel_table.h"
+#include "rms_norm.h"
 #include "rounded_tiles.h"
 #include "ssm_update.h"
 #include "state_8bit_matrices.h"
@@ -17,9 +19,9 @@ namespace {
 
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
-    return {panel_inputs,      panel_rows<Isa>,   round_row<Isa>, rounded<Isa>,   arrange<Isa>,
-            dots<Isa>,         pack<Isa>,         panels<Isa>,    ssm_heads<Isa>, ssm_heads_8bit<Isa>,
-            delta_heads<Isa>,  activate<Isa>,     convolve<Isa>,  gated_norm<Isa>, widen_states<Isa>,
+    return {panel_inputs,     panel_rows<Isa>, round_row<Isa>,  rounded<Isa>,    arrange<Isa>,      dots<Isa>,
+            pack<Isa>,        panels<Isa>,     ssm_heads<Isa>,  ssm_heads_8bit<Isa>, delta_heads<Isa>, activate<Isa>,
+            convolve<Isa>,    gated_norm<Isa>, rms_norm<Isa>,   store_keys<Isa>, attend<Isa>,       widen_states<Isa>,
             round_states<Isa>};
 }
 

@@ -6,6 +6,8 @@
 namespace cpu {
 
 const ort::CustomOp& linear_op();
+const ort::CustomOp& fused_linear_op();
+const ort::CustomOp& attention_op();
 const ort::CustomOp& experts_op();
 const ort::CustomOp& ssm_op();
 const ort::CustomOp& ssm_8bit_op();

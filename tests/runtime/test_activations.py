@@ -245,11 +245,11 @@ def test_softmax_of_routers() -> None:
     assert worst_error(torch.from_numpy(pairs).softmax(-1)[:, 0].numpy(), "sigmoid") < LIMIT
 
 
-# Operators whose results the tests above sweep, in the forms that they take in a graph.
+# Operators whose results the tests above, or those of FusedLinear, sweep, in the forms that they take in a graph.
 SWEPT = {
     "Erf", "Exp", "Gelu", "Relu", "Sigmoid", "Silu", "Softmax", "Softplus", "Tanh", "TopKSoftmax", "causal_conv1d",
     "gated_delta_rule", "mamba2_conv_scan", "routed_experts", "update_ssm_state", "CausalConvWithState",
-    "CausalConv1d", "GatedDeltaRule", "LinearAttention", "MoE", "ScaledSiLU", "UpdateSsmState",
+    "CausalConv1d", "FusedLinear", "GatedDeltaRule", "LinearAttention", "MoE", "ScaledSiLU", "UpdateSsmState",
 }  # fmt: skip
 # What moves, compares, counts, adds, multiplies, or divides by a sum or a norm; and attention, whose softmax has
 # the tests of attention.

@@ -82,6 +82,11 @@ def parser_model(
             f"{artifact}: expected recurrent states of 16 or 32 bits, which TensorRT engines take, found "
             f"{state_dtype_name(config.recurrent_state_dtype)}: export without `state_dtype`, or run `engine='torch'`"
         )
+    if config.state_rings:
+        raise EngineError(
+            f"{artifact}: expected recurrent states without rings, which TensorRT engines take, found rings: export "
+            "without `state_rings`, or run `engine='torch'`"
+        )
     file = read_onnx(artifact, file_name)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
     check_stored_weights(artifact, model, file_name)

@@ -38,13 +38,13 @@ def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -
     """Rewrite every attention layer that the kernel runs; ``padded`` says that rows may be of unequal length."""
     for node in list(model.graph):
         if (node.domain, node.op_type) == (DOMAIN, CACHED_ATTENTION.name):
-            window = _sliding_window(node)
+            window = sliding_window(node)
             has_kernel = kernels.attention_sinks or len(node.inputs) <= CACHED_ATTENTION.input_index("sinks")
             if has_kernel and (not window or window != kernels.window_margin):
                 _replace(model, node, window, kernels, padded)
 
 
-def _sliding_window(node: ir.Node) -> int:
+def sliding_window(node: ir.Node) -> int:
     visible = node.inputs[CACHED_ATTENTION.input_index("visible")]
     step = None if visible is None else visible.producer()
     if step is None or (step.domain, step.op_type) != (DOMAIN, ATTENTION_STEP.name):
@@ -66,7 +66,7 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
         attributes["local_window_size"] = window - kernels.window_margin
     padding = -head_dim % HEAD_DIM_MULTIPLE
     tensors = [
-        _padded_heads(insert, _packed_heads(insert, tensor), count, head_dim, padding)
+        _padded_heads(insert, packed_heads(insert, tensor), count, head_dim, padding)
         for tensor, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     ]
     inputs: list[ir.Value | None] = [*tensors, past_key, past_value, last, longest]
@@ -81,7 +81,7 @@ def _replace(model: ir.Model, node: ir.Node, window: int, kernels: Kernels, padd
         y = insert.op("Slice", y, insert.ints(0), insert.ints(head_dim), insert.ints(3))
         for cache in (past_key, past_value, *node.outputs[1:]):
             cache.shape = ir.Shape([*given(cache).shape.dims[:3], head_dim + padding])  # type: ignore[union-attr]
-    replace_node(node, [_heads_before_time(insert, node.outputs[0], y), *presents])
+    replace_node(node, [heads_before_time(insert, node.outputs[0], y), *presents])
 
 
 def given(value: ir.Value | None) -> ir.Value:
@@ -104,7 +104,7 @@ def _padded_heads(insert: Inserter, packed: ir.Value, heads: int, head_dim: int,
     return insert.reshape(padded, 0, 0, heads * (head_dim + padding))
 
 
-def _heads_before_time(insert: Inserter, output: ir.Value, y: ir.Value) -> ir.Value:
+def heads_before_time(insert: Inserter, output: ir.Value, y: ir.Value) -> ir.Value:
     """``y`` [batch, seq, heads, head_dim] as [batch, heads, seq, head_dim]; users of ``output`` that swap get ``y``."""
     for user in list(output.consumers()):
         if _is_head_swap(user) and not user.outputs[0].is_graph_output():
@@ -113,7 +113,7 @@ def _heads_before_time(insert: Inserter, output: ir.Value, y: ir.Value) -> ir.Va
     return insert.op("Transpose", y, perm=_SWAP_HEADS_AND_TIME)
 
 
-def _packed_heads(insert: Inserter, value: ir.Value) -> ir.Value:
+def packed_heads(insert: Inserter, value: ir.Value) -> ir.Value:
     """[batch, heads, seq, head_dim] as [batch, seq, heads * head_dim], without Transposes where they cancel."""
     producer = value.producer()
     if producer is not None and producer.op_type == "RotaryEmbedding" and not producer.domain:
@@ -121,9 +121,14 @@ def _packed_heads(insert: Inserter, value: ir.Value) -> ir.Value:
         if shape is not None and shape[1] is not None and producer.inputs[0] is not None:
             attributes: dict[str, Any] = {name: attribute.as_int() for name, attribute in producer.attributes.items()}
             attributes["num_heads"] = shape[1]
-            flat = _packed_heads(insert, producer.inputs[0])
+            flat = packed_heads(insert, producer.inputs[0])
             return insert.op("RotaryEmbedding", flat, *producer.inputs[1:], **attributes)
-    return insert.reshape(_time_before_heads(insert, value), 0, 0, -1)
+    packed = insert.reshape(_time_before_heads(insert, value), 0, 0, -1)
+    if value.shape is not None and (sizes := fixed_shape(value)) is not None and sizes[1] and sizes[3]:
+        # A known shape lets the Reshapes before it be left out.
+        packed.type = ir.TensorType(ir.DataType.FLOAT)
+        packed.shape = ir.Shape([value.shape[0], value.shape[2], sizes[1] * sizes[3]])
+    return packed
 
 
 def _time_before_heads(insert: Inserter, value: ir.Value) -> ir.Value:

@@ -13,6 +13,7 @@ _READERS = {
     1: {("MatMulNBits", 2), ("MatMulNBits", 3)},
     2: {
         *(("Linear", index) for index in (1, 2, 3)),
+        *(("FusedLinear", index) for index in range(3, 15)),
         *(("RoutedExperts", index) for index in range(3, 7)),
         ("Gather", 0),
         ("FusedMatMul", 0),

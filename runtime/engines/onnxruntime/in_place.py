@@ -11,6 +11,8 @@ import onnx_ir as ir
 ALIAS_SAFE = {
     ("GroupQueryAttention", 3, 1),
     ("GroupQueryAttention", 4, 2),
+    ("CachedAttention", 3, 1),
+    ("CachedAttention", 4, 2),
     ("LinearAttention", 3, 1),
     ("UpdateSsmState", 7, 1),
     ("GatedDeltaRule", 5, 1),

@@ -28,6 +28,8 @@ TYPES: Mapping[DType, int] = MappingProxyType(
         DType.FLOAT8E4M3FN: 6,
     }
 )
+# Numbers of the activations in plugin_src/cpu/experts.h.
+ACTIVATIONS: Mapping[str, int] = MappingProxyType({"silu": 0, "relu": 1, "relu2": 2, "gelu": 3, "gelu_pytorch_tanh": 4})
 NARROW = (DType.FLOAT16, DType.BFLOAT16)
 _SCALES = (*NARROW, DType.FLOAT32)
 # Smaller matrices of 16 bits are widened when they are loaded: their products are as fast, and they need little memory.

@@ -16,6 +16,7 @@ from hybridge.runtime.engines.onnxruntime.activations import use_exact_activatio
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.fused_linear import use_fused_linear
 from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
@@ -96,9 +97,11 @@ def rewrite_paged(
     expose_values(model.graph, shown)
     widen_types(model)
     use_gated_norms(model, kernels)
-    use_exact_activations(model, kernels.scaled_silu and form is PagedForm.ONE_TOKEN)
     use_stored_weights(model)
     use_stored_products(model, exact)
+    # Before activations become other operators.
+    use_fused_linear(model)
+    use_exact_activations(model, kernels.scaled_silu and form is PagedForm.ONE_TOKEN)
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
     use_stored_experts(model, exact)

@@ -13,8 +13,10 @@ from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
+from hybridge.runtime.engines.onnxruntime.cached_attention import use_cached_attention
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
+from hybridge.runtime.engines.onnxruntime.fused_linear import use_fused_linear
 from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
@@ -79,14 +81,18 @@ def rewrite(
     expose_values(model.graph, shown)
     widen_types(model)
     use_gated_norms(model, kernels)
-    use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_stored_weights(model)
     use_stored_products(model, exact)
+    # Before activations become other operators.
+    use_fused_linear(model)
+    use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
     use_quantized_products(model, kernels, exact)
     use_packed_tables(model)
     use_stored_experts(model, exact)
     use_quantized_experts(model, kernels, exact)
     padded = form is GraphForm.PADDED
+    if not padded:
+        use_cached_attention(model, kernels)
     use_group_query_attention(model, kernels, padded)
     fix_axes(model, _FIXED_AXES[form])
     use_op_bodies(model, kernels, padded)

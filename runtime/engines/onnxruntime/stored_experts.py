@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +9,7 @@ import onnx_ir as ir
 from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, fixed_shape, op_attributes, replace_node
 from hybridge.runtime.engines.onnxruntime.joined_weights import joined_weight, part_of
+from hybridge.runtime.engines.onnxruntime.linear_form import ACTIVATIONS
 from hybridge.runtime.engines.onnxruntime.linear_tiles import TILE_ROWS
 from hybridge.runtime.engines.onnxruntime.linear_weight import LinearWeight
 from hybridge.runtime.engines.onnxruntime.quantized_weights import remove_unused
@@ -19,8 +18,6 @@ from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 OPERATOR = "RoutedExperts"
-# Numbers of the activations in plugin_src/cpu/experts.h.
-_ACTIVATIONS: Mapping[str, int] = MappingProxyType({"silu": 0, "relu": 1, "relu2": 2})
 
 
 def use_stored_experts(model: ir.Model, exact: bool) -> None:
@@ -34,14 +31,14 @@ def use_stored_experts(model: ir.Model, exact: bool) -> None:
             continue
         form = ExpertActivation.of(op_attributes(node))
         up, down = (_linear_weight(value) for value in node.inputs[3:5])
-        if up is None or down is None or form.name not in _ACTIVATIONS or cpu_library().path is None:
+        if up is None or down is None or form.name not in ACTIVATIONS or cpu_library().path is None:
             continue
         biases = [*node.inputs[spec_of(node.op_type).input_index("up_bias") :]]
         attributes: dict[str, Any] = {
             **{f"up_{name}": value for name, value in up.attributes(exact).items()},
             **{f"down_{name}": value for name, value in down.attributes(exact).items()},
             **{"experts": down.rows // up.columns, "size": down.columns, "instructions": 0},
-            **{"activation": _ACTIVATIONS[form.name], "gated": int(form.gated)},
+            **{"activation": ACTIVATIONS[form.name], "gated": int(form.gated)},
             **{"alpha": form.alpha, "limit": form.limit, "offset": form.offset},
         }
         inputs = [*node.inputs[:3], *up.inputs(model.graph)[:2], *down.inputs(model.graph)[:2], *biases]

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from hybridge.artifact.dtypes import DType
+from hybridge.runtime.engines.onnxruntime.fused_linear import use_fused_linear
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
 from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
@@ -161,6 +162,7 @@ class QuantizedGraph:
         use_stored_weights(model)
         if linear:
             use_stored_products(model, exact)
+            use_fused_linear(model)
         use_quantized_products(model, installed_kernels(), exact)
         use_packed_tables(model)
         if linear:

@@ -27,7 +27,7 @@ def test_every_exported_layer_gets_its_fast_form_in_place(case: ExportCase, arti
     for form in FORMS:
         graph = rewrite(read_model(exported.folder), config, form, installed_kernels())
         nodes = [node.op_type for node in graph.model.graph]
-        assert nodes.count("GroupQueryAttention") == len(config.kv_layers)
+        assert nodes.count("GroupQueryAttention") + nodes.count("CachedAttention") == len(config.kv_layers)
         assert "TensorScatter" not in nodes and not graph.model.functions
         assert graph.in_place == {state.name for state in config.bindings.states}
         streamed = [node for node in graph.model.graph if node.op_type == "Transpose" and _is_weight(node)]
