@@ -13,7 +13,7 @@ from hybridge.artifact.limits import POSITIONS, ROWS
 from hybridge.artifact.paged import PAGED
 from hybridge.artifact.settings import bad_value, check_settings, checked_choice, setting
 from hybridge.artifact.state_dtypes import STATES_8BIT, has_state_scales, state_dtype_from_name, state_dtype_name
-from hybridge.exporter.rounding.roles import FORMATS
+from hybridge.exporter.rounding.roles import BITS, FORMATS
 from hybridge.exporter.weights.placing import MODES
 
 COMPUTE_DTYPES = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
@@ -101,6 +101,14 @@ class ExportOptions:
         "Round matrices to the nearest int4, int8, fp8, nvfp4 or mxfp4; LM heads to 8 bits.",
         metavar="TYPE",
         choices=FORMATS,
+        shown_default="as stored",
+        group=_WEIGHTS,
+    )
+    quantize_embedding: str | None = setting(
+        None,
+        "Round the embedding (with a tied head) to int4 or int8.",
+        metavar="TYPE",
+        choices=tuple(BITS),
         shown_default="as stored",
         group=_WEIGHTS,
     )

@@ -26,6 +26,7 @@ from hybridge.exporter.families.mlp_config import MoeConfig
 from hybridge.exporter.families.moe_parameters import MOE_NAMES
 from hybridge.exporter.families.mtp import MtpHead, has_mtp_head, mtp_head
 from hybridge.exporter.families.parameters import (
+    EMBEDDING,
     Parameter,
     bind_parameters,
     derived_value,
@@ -40,7 +41,7 @@ from hybridge.exporter.families.stored_rows import FORMS, SEPARATE, experts_in_o
 from hybridge.exporter.kernel_sizes import check_kernel_sizes
 from hybridge.exporter.options import COMPUTE_DTYPES, REQUIRED, ExportOptions
 from hybridge.exporter.rounded_products import products_with_rounding
-from hybridge.exporter.rounding.checkpoint import rounded_checkpoint
+from hybridge.exporter.rounding.checkpoint import rounded_checkpoint, with_rounded_embedding
 from hybridge.exporter.trace.interface import runtime_config, sequence_limit
 from hybridge.exporter.weights.derived import DerivedTensor
 from hybridge.trt_plugins.specs.ring import RINGS
@@ -160,9 +161,13 @@ def _open_plan(checkpoint: Path, options: ExportOptions) -> tuple[Checkpoint, Ex
     dtype = _compute_dtype(source, options)
     _check_state_dtype(decoder, options, dtype)
     config = runtime_config(decoder, options, dtype, source.eos_token_ids)
+    embedding = next(p.sources[0] for p in parameters if p.name == EMBEDDING)
     if options.quantize is not None:
         names = [name for p in parameters if not p.derived for name in p.sources]
+        names = [name for name in names if name != embedding or options.quantize_embedding is None]
         source = rounded_checkpoint(source, names, options.quantize, decoder.tie_word_embeddings)
+    if options.quantize_embedding is not None:
+        source = with_rounded_embedding(source, embedding, options.quantize_embedding)
     notes = [*source.notes, *decoder.notes]
     limit = decoder.max_position_embeddings
     if limit is not None and config.max_seq_len > limit:

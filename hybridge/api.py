@@ -39,6 +39,7 @@ def export(
     all_logits: bool = False,
     weights: str = "auto",
     quantize: str | None = None,
+    quantize_embedding: str | None = None,
     overwrite: bool = False,
     scan: bool = True,
     full_hash: bool = False,
@@ -63,8 +64,10 @@ def export(
     every token, not only of the last. weights: "reflink", "link" (hard links), "copy", or "auto": the first of these
     that the file system supports. quantize: "int4", "int8", "fp8", "nvfp4" or "mxfp4" rounds each matrix, embeddings
     too, to the nearest numbers of that type (integers: 128 columns share a scale; heads get 8 bits); the function
-    ``quantize`` finds more precise ones. scan: check for weights that are not finite or exceed dtype's range.
-    full_hash: hash all weights, not only their headers. ignore_config_fields: unknown config fields to accept.
+    ``quantize`` finds more precise ones. quantize_embedding: "int4" or "int8" rounds the embedding, which a tied head
+    reads too, also beside a checkpoint's quantised weights. scan: check for weights that are not finite or exceed
+    dtype's range. full_hash: hash all weights, not only their headers. ignore_config_fields: unknown config fields to
+    accept.
 
     A subclass of HybridgeError (``hybridge.errors``) says what was expected, what was found and what to do; ``out`` is
     then unchanged, as after an interrupt.

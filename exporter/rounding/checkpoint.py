@@ -26,6 +26,8 @@ from hybridge.exporter.rounding.weight import Peak, RoundedWeight
 
 # Columns that share a scale in integer formats: int4 weights then take 0.26 of the bytes of bfloat16.
 _GROUP = 128
+# Those of an embedding of its own format: 4 bits of a tied head need smaller groups.
+_EMBEDDING_GROUPS = {INT4: 32, INT8: 128}
 
 
 def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied: bool) -> Checkpoint:
@@ -60,6 +62,28 @@ def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied
         tensors={**source.tensors, **{name: weight.logical_slot() for name, weight in weights.items()}},
         quantized={name: weight.tensor() for name, weight in weights.items()},
         notes=(*source.notes, *notes),
+    )
+
+
+def with_rounded_embedding(source: Checkpoint, name: str, form: str) -> Checkpoint:
+    """``source`` with the embedding ``name`` in the integer format ``form``; a tied head reads the same numbers.
+
+    UnsupportedError: it is quantised in the checkpoint.
+    """
+    if name in source.quantized:
+        raise UnsupportedError(
+            f"quantize_embedding: expected an embedding in full precision for {form}, found {name} in "
+            f"{source.quantized[name].format}: leave the option out"
+        )
+    slot = source.tensors[name]
+    columns = slot.shape[1]
+    form = INT8 if columns % 2 else form
+    weight = RoundedWeight(slot, form, group_size(columns, _EMBEDDING_GROUPS[form]), Peak((slot,)))
+    return replace(
+        source,
+        tensors={**source.tensors, name: weight.logical_slot()},
+        quantized={**source.quantized, name: weight.tensor()},
+        notes=(*source.notes, f"the embedding was rounded to the nearest {form}"),
     )
 
 

@@ -59,7 +59,8 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
     require_checkpoint(checkpoint)
     require_artifact(artifact)
     config = read_config(artifact).require_logits()
-    if rounded := read_manifest(artifact).arguments.get("quantize"):
+    arguments = read_manifest(artifact).arguments
+    if rounded := arguments.get("quantize") or arguments.get("quantize_embedding"):
         raise UnsupportedError(
             f"{artifact}: expected the weights of the checkpoint, found weights that the export rounded to {rounded}: "
             "measure the difference with `hybridge evaluate`"

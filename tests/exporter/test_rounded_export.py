@@ -11,9 +11,16 @@ import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import hybridge
 from hybridge.artifact.errors import CheckpointError, SettingError, UnsupportedError
+from hybridge.exporter.export import export_checkpoint
+from hybridge.exporter.options import ExportOptions
+from hybridge.runtime.engines import create_dense_engine
+from hybridge.runtime.engines.dense import StepInputs
+from hybridge.runtime.engines.factory import EngineOptions
+from tests.quantization.dequantized import dequantized
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.effort import sample
 from tests.support.tiny_models import save_tiny_model
@@ -66,6 +73,57 @@ def test_a_tied_head_has_eight_bits(tmp_path: Path) -> None:
     numbers = np.frombuffer(found["model.embed_tokens.weight"], np.int8).reshape(weight.shape)
     scales = np.frombuffer(found["model.embed_tokens.weight_scale"], np.float32)[:, None]
     assert torch.allclose(torch.from_numpy(numbers * scales), weight, atol=float(scales.max()) / 1.9)
+
+
+def stored_table(folder: Path, shape: tuple[int, int], form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float32 numbers of the embedding in an artifact, [vocab, hidden], and their scales, [vocab, hidden]."""
+    found = stored_numbers(folder)
+    stored = np.frombuffer(found["model.embed_tokens.weight"], np.uint8)
+    if form == "int4":
+        stored = (np.stack([stored << 4, stored & 0xF0], -1).reshape(-1).view(np.int8) >> 4).view(np.uint8)
+    scales = np.frombuffer(found["model.embed_tokens.weight_scale"], np.float32).reshape(shape[0], -1)
+    wide = np.repeat(scales, shape[1] // scales.shape[1], 1)
+    return torch.from_numpy(stored.view(np.int8).reshape(shape) * wide), torch.from_numpy(wide)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int4", "int8"])
+def test_a_tied_table_is_rounded_beside_weights_of_a_quantised_checkpoint(tmp_path: Path, form: str) -> None:
+    """Every engine gathers rows and computes logits from the one packed table, as transformers with its numbers."""
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", **{**WIDE, "tie_word_embeddings": True})
+    hybridge.quantize(checkpoint, tmp_path / "small")
+    options = ExportOptions(quantize_embedding=form, max_seq_len=32, all_logits=True)
+    export_checkpoint(tmp_path / "small", tmp_path / "out", options)
+    weight = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    table, scales = stored_table(tmp_path / "out", (weight.shape[0], weight.shape[1]), form)
+    assert ((table - weight).abs() <= 0.501 * scales).all()
+    own = {**dequantized(tmp_path / "small"), "model.embed_tokens.weight": table}
+    edit_tensors(checkpoint, lambda tensors: tensors.update(own))
+    tokens = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        expected = model(torch.from_numpy(tokens)).logits[0].numpy()
+    inputs = StepInputs(tokens, np.array([8], np.int32), np.array([0], np.int32))
+    for name in ("onnxruntime", "onnxruntime-portable", "torch"):
+        engine = create_dense_engine(tmp_path / "out", name, EngineOptions(exact_products=True))
+        found = engine.step(inputs, engine.allocate_states(1, 16))[0]
+        engine.close()
+        assert np.linalg.norm(found - expected) < 1e-5 * np.linalg.norm(expected), name
+    plain = sum(value.nbytes for value in own.values())
+    stored = sum(path.stat().st_size for path in (tmp_path / "out" / "weights").iterdir())
+    assert stored < (0.17 if form == "int4" else 0.2) * plain
+    with pytest.raises(UnsupportedError, match="weights that the export rounded to int"):
+        hybridge.verify(checkpoint, tmp_path / "out")
+
+
+def test_an_embedding_of_its_own_type(tmp_path: Path) -> None:
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", **WIDE)
+    hybridge.export(checkpoint, tmp_path / "out", quantize="int8", quantize_embedding="int4")
+    weight = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    table, scales = stored_table(tmp_path / "out", (weight.shape[0], weight.shape[1]), "int4")
+    assert ((table - weight).abs() <= 0.501 * scales).all()
+    with pytest.raises(SettingError, match="quantize_embedding: expected int4 or int8, found 'fp8'"):
+        hybridge.export(checkpoint, tmp_path / "other", quantize_embedding="fp8")
 
 
 @pytest.mark.parametrize(("columns", "group"), [((48, 75), None), ((96, 160), 32)])
