@@ -7,6 +7,8 @@
 #include "experts.h"
 #include "gated_norm.h"
 #include "linear.h"
+#include "memory.h"
+#include "paged_attention.h"
 #include "ssm.h"
 #include "state_8bit.h"
 
@@ -46,6 +48,10 @@ struct Kernels {
     // Tasks first to last of an attention layer, in its two passes.
     void (*store_keys)(const Attention&, int64_t first, int64_t last);
     void (*attend)(const Attention&, int64_t task, uint8_t* memory);
+    // Queries of a strip of attention over blocks, and one strip of key head kv_head, from query `first` on; false without
+    // memory.
+    int64_t strip_queries;
+    bool (*attend_blocks)(const PagedAttention&, int64_t kv_head, int64_t first, Memory&);
     // Matrices first to last of a state of 8 bits: to floats, and back with new scales.
     void (*widen_states)(const State8&, int64_t first, int64_t last);
     void (*round_states)(const State8&, int64_t first, int64_t last);

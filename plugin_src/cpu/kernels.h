@@ -9,6 +9,7 @@
 #include "float_rows.h"
 #include "gated_norm_groups.h"
 #include "kernel_table.h"
+#include "paged_attention_strips.h"
 #include "rms_norm.h"
 #include "rounded_tiles.h"
 #include "ssm_update.h"
@@ -21,8 +22,8 @@ template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
     return {panel_inputs,     panel_rows<Isa>, round_row<Isa>,  rounded<Isa>,    arrange<Isa>,      dots<Isa>,
             pack<Isa>,        panels<Isa>,     ssm_heads<Isa>,  ssm_heads_8bit<Isa>, delta_heads<Isa>, activate<Isa>,
-            convolve<Isa>,    gated_norm<Isa>, rms_norm<Isa>,   store_keys<Isa>, attend<Isa>,       widen_states<Isa>,
-            round_states<Isa>};
+            convolve<Isa>,    gated_norm<Isa>, rms_norm<Isa>,   store_keys<Isa>, attend<Isa>,       strip_queries<Isa>,
+            attend_blocks<Isa>, widen_states<Isa>, round_states<Isa>};
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ constexpr uint32_t version = 17;
 
 // Error codes and element types of the interface.
 constexpr int fail = 1, invalid_argument = 2;
-constexpr int float32_type = 1, uint8_type = 2, int8_type = 3, int32_type = 6;
+constexpr int float32_type = 1, uint8_type = 2, int8_type = 3, int32_type = 6, int64_type = 7;
 
 // A table of functions, called by index.
 struct Api {

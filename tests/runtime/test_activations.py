@@ -258,6 +258,7 @@ OTHERS = {
     "Conv", "Cos", "CumSum", "Div", "Einsum", "Equal", "Expand", "FusedMatMul", "GatedNorm", "Gather",
     "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "GroupQueryAttention", "GroupedNorm", "Identity",
     "LastToken", "Less", "LessOrEqual", "Linear", "Log", "MatMul", "Max", "Min", "Mod", "Mul", "Neg", "Or", "Pad",
+    "PagedAttention",
     "RMSNormalization", "Range", "Reciprocal", "ReduceMax", "ReduceSum", "ReduceSumSquare", "Reshape",
     "RotaryEmbedding", "RotaryTables", "Rotate", "Scan", "ScatterElements", "ScatterND", "Shape", "Sin", "Slice",
     "Split", "Sqrt", "Squeeze", "StepCache", "Sub", "TensorScatter", "TopK", "Transpose", "Unsqueeze", "Where",

@@ -5,7 +5,7 @@ gives the keys of each head in one piece. New tokens are scattered into the pool
 are gathered from it, up to those of the longest row. Which ones, and what a token may see of them, comes from the
 engine (paged_feeds.py) as graph inputs that all layers of one shape share.
 
-Prompts take ONNX Runtime's GroupQueryAttention, which never holds the scores of all tokens at all positions.
+Prompts take kernels that never hold the scores of all tokens at all positions (paged_prompts.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import (
 )
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
-from hybridge.runtime.engines.onnxruntime.paged_prompts import has_prompt_kernel, prompt_attention
+from hybridge.runtime.engines.onnxruntime.paged_prompts import attention_in_place, has_prompt_kernel, prompt_attention
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from hybridge.trt_plugins import e4m3
 from hybridge.trt_plugins.catalog import DOMAIN
@@ -64,10 +64,16 @@ def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm, kernels: Kernels |
     sinks = None if _is_absent(node.inputs[-1]) else node.inputs[-1]
     pool, scales = _updated_pools(graph, cache, shape, head_dim)
     scale = float(attributes["scale"]) or head_dim**-0.5
+    numbers = {"scale": scale, "softcap": float(attributes["softcap"])}
+    own = None
+    if kernels is not None and scales is None:
+        own = attention_in_place(insert, query, pool, shape, sinks, kernels, numbers)
+    if own is not None:
+        replace_node(node, [own])
+        return
     if kernels is not None and scales is None and has_prompt_kernel(kernels, shape, head_dim, sinks):
-        numbers = {"num_heads": heads, "scale": scale, "softcap": float(attributes["softcap"])}
         blocks = _keys_and_values(graph, insert, pool, None, shape, head_dim, PagedForm.TOKEN_PER_ROW)
-        y = prompt_attention(insert, (query, key, value), blocks, shape, sinks, kernels, numbers)
+        y = prompt_attention(insert, (query, key, value), blocks, shape, sinks, kernels, numbers | {"num_heads": heads})
         replace_node(node, [y])
         return
     keys, values = _keys_and_values(graph, insert, pool, scales, shape, head_dim, form)

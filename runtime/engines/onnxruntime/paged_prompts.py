@@ -1,4 +1,8 @@
-"""Attention of a prompt over gathered blocks by GroupQueryAttention, which never holds the scores of all tokens."""
+"""Attention of a prompt by kernels that never hold the scores of all tokens.
+
+PagedAttention of the library of CPU kernels reads the blocks where they are. Without the library, GroupQueryAttention
+reads gathered blocks, and writes them again with the new tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,42 @@ from typing import Any
 import onnx_ir as ir
 
 from hybridge.runtime.engines.onnxruntime.attention import HEAD_DIM_MULTIPLE, SINKS_INPUT
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+
+
+def attention_in_place(
+    insert: Inserter,
+    query: ir.Value,
+    pool: ir.Value,
+    shape: KvShape,
+    sinks: ir.Value | None,
+    kernels: Kernels,
+    attributes: Mapping[str, Any],
+) -> ir.Value | None:
+    """The outputs [tokens, heads, head_dim] of one row, over a pool with its new tokens; None without the library.
+
+    attributes: scale and softcap.
+    """
+    if not kernels.own_operators or cpu_library().path is None:
+        return None
+    blocks = add_input(insert.graph, shape.blocks("key"), ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
+    seen = add_input(insert.graph, shape.seen, ir.DataType.INT32, [1])
+    y: ir.Value = insert.op(
+        "PagedAttention",
+        query,
+        pool,
+        blocks,
+        seen,
+        *([] if sinks is None else [sinks]),
+        domain=CPU_DOMAIN,
+        window=shape.window,
+        instructions=0,
+        **attributes,
+    )
+    return y
 
 
 def has_prompt_kernel(kernels: Kernels, shape: KvShape, head_dim: int, sinks: ir.Value | None) -> bool:

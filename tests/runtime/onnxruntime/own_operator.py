@@ -17,6 +17,7 @@ EACH_SET = pytest.mark.parametrize("instructions", INSTRUCTIONS.values(), ids=IN
 _TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.uint8): TensorProto.UINT8,
 }

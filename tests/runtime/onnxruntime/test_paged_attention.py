@@ -9,15 +9,18 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code
-from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels
+from hybridge.runtime.engines.onnxruntime.kernels import Kernels, installed_kernels, quiet_options
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
+from hybridge.runtime.engines.onnxruntime.session import register_cpu_library
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.trt_plugins import torch_ops
+from tests.runtime.onnxruntime.op_graphs import NEWEST
 
 SIZES = PoolSizes(num_blocks=13, block_size=4, num_slots=0)
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
@@ -69,7 +72,10 @@ def session(
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
     lower_opset(model, installed_kernels())
-    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    options = quiet_options()
+    if CPU_DOMAIN in model.graph.opset_imports:
+        register_cpu_library(options)
+    return ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def step(counts: list[int], past: list[int], rng: np.random.Generator) -> PackedInputs:
@@ -130,7 +136,7 @@ def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool
     for run in paged_runs(inputs, together=together):
         feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
         form = form_of(run)
-        for kernels in (None, installed_kernels()) if form is PagedForm.ONE_ROW else (None,):
+        for kernels in (None, NEWEST, installed_kernels()) if form is PagedForm.ONE_ROW else (None,):
             found = session(attributes, sinks, form, kernels)
             names = {value.name for value in found.get_inputs()}
             read = {**feeds, **run_feeds(inputs, run, [shape], SIZES, names)}

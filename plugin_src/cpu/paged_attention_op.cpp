@@ -1,0 +1,87 @@
+// The custom operator `PagedAttention` of the domain hybridge.cpu.
+//
+// Inputs: q [tokens, heads, head_dim] and pool [2, blocks, kv_heads, block_size, head_dim] float32, blocks int64
+// [1, kv_heads, row_blocks] and seen int32 [1] of cpu::PagedAttention, and sinks float32 [heads], which may be left out.
+// Output: y like q.
+// Attributes: window, scale, softcap; instructions (cpu::Choice).
+#include <atomic>
+
+#include "kernel_table.h"
+#include "library.h"
+#include "op_call.h"
+
+namespace {
+
+thread_local cpu::Memory strip_memory;
+
+class PagedAttentionOp {
+  public:
+    static constexpr const char* name = "PagedAttention";
+    static constexpr ort::Input inputs[] = {
+        {ort::float32_type}, {ort::float32_type}, {ort::int64_type}, {ort::int32_type}, {ort::float32_type, true}};
+    static constexpr size_t outputs = 1;
+
+    ort::Status* create(const ort::Api* api, const ort::Info* info) {
+        api_ = api;
+        int64_t choice = 0;
+        if (auto* status = api->attribute(info, "window", &window_)) return status;
+        if (auto* status = api->attribute(info, "scale", &scale_)) return status;
+        if (auto* status = api->attribute(info, "softcap", &softcap_)) return status;
+        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
+        kernels_ = cpu::chosen_kernels(choice);
+        return kernels_ ? nullptr : api->status(ort::fail, "PagedAttention: expected instructions that this processor has");
+    }
+
+    ort::Status* compute(ort::Context* context) {
+        ort::Tensor in[5], y;
+        for (size_t i = 0; i < 5; ++i) {
+            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
+        }
+        cpu::PagedAttention a{};
+        if (!describe(in, a)) {
+            return api_->status(ort::invalid_argument,
+                                "PagedAttention: expected inputs whose sizes agree, and blocks of the pool");
+        }
+        y.sizes = in[0].sizes;
+        if (auto* status = ort::make(*api_, context, 0, y)) return status;
+        a.y = static_cast<float*>(y.data);
+        const int64_t width = kernels_->strip_queries, strips = (a.queries() + width - 1) / width;
+        if (strips == 0) return nullptr;
+        std::atomic<bool> has_memory{true};
+        auto run = [&](int64_t task) {
+            // The last strips see the most keys: they come first, so that threads finish together.
+            const int64_t strip = strips - 1 - task / a.kv_heads;
+            if (!kernels_->attend_blocks(a, task % a.kv_heads, strip * width, strip_memory)) has_memory = false;
+        };
+        if (auto* status = ort::spread_tasks(*api_, context, strips * a.kv_heads, run)) return status;
+        return has_memory ? nullptr : api_->status(ort::fail, "PagedAttention: expected memory for scores, found none");
+    }
+
+  private:
+    bool describe(const ort::Tensor (&in)[5], cpu::PagedAttention& a) const {
+        const auto& [q, pool, blocks, seen, sinks] = in;
+        if (q.sizes.size() != 3 || pool.sizes.size() != 5 || blocks.sizes.size() != 3 || !seen.is({1})) return false;
+        a.tokens = q.sizes[0], a.heads = q.sizes[1], a.head_dim = q.sizes[2];
+        a.kv_heads = pool.sizes[2], a.block_size = pool.sizes[3], a.pool_rows = pool.sizes[1] * a.kv_heads;
+        a.row_blocks = blocks.sizes[2], a.seen = *static_cast<const int32_t*>(seen.data);
+        if (pool.sizes[0] != 2 || pool.sizes[4] != a.head_dim || !blocks.is({1, a.kv_heads, a.row_blocks})) return false;
+        if (a.kv_heads <= 0 || a.heads % a.kv_heads || a.block_size <= 0 || window_ < 0) return false;
+        if (a.seen < a.tokens || a.seen > a.row_blocks * a.block_size) return false;
+        if (sinks.data && !sinks.is({a.heads})) return false;
+        a.q = q.floats(), a.pool = pool.floats(), a.blocks = static_cast<const int64_t*>(blocks.data);
+        a.sinks = sinks.floats(), a.window = window_, a.scale = scale_, a.softcap = softcap_;
+        for (int64_t i = 0; i < a.kv_heads * a.row_blocks; ++i) {
+            if (a.blocks[i] < 0 || a.blocks[i] >= a.pool_rows) return false;
+        }
+        return true;
+    }
+
+    const ort::Api* api_ = nullptr;
+    const cpu::Kernels* kernels_ = nullptr;
+    int64_t window_ = 0;
+    float scale_ = 0, softcap_ = 0;
+};
+
+}  // namespace
+
+const ort::CustomOp& cpu::paged_attention_op() { return ort::described<PagedAttentionOp>(); }
