@@ -27,7 +27,7 @@ constexpr int64_t tile_rows = 16, span_scales = 64;
 // one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
 // of 8. The last span may have one group instead of two. The rows after the last one are zeros.
 // scales: of e4m3 numbers [rows, columns / group]; of tiles [rows], by which whole rows are multiplied, or null.
-// zeros: of 4-bit integers in tiles: zero points times scales, [tiles, groups, 16], or null.
+// zeros: of integers in tiles: zero points times scales, [tiles, groups, 16], or null.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
     const uint8_t* data;
@@ -58,11 +58,11 @@ struct Weight {
 // of 8 numbers for 4-bit weights or of 4 for 8-bit ones: the inputs of one word of the weight. Of 8 numbers, those at even
 // columns come first, because a byte of the weight has an even column in its low half. scales and offsets + m * blocks
 // are [blocks, size]: the scale of each block, and the initial value of its integer product, because kernels read
-// weights as unsigned numbers.
+// weights as unsigned numbers. totals + m * blocks: the sum of its numbers.
 struct Rounded {
     int8_t* numbers;
     float* scales;
-    int32_t* offsets;
+    int32_t *offsets, *totals;
     int64_t count;
 };
 

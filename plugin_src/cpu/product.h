@@ -14,7 +14,7 @@ class Product {
 
     // Bytes of memory for prepared inputs, a multiple of 64.
     int64_t input_bytes() const {
-        return pad(count_ * (rounds_ ? stride() + 8 * weight_.blocks() : 4 * stride()), 64);
+        return pad(count_ * (rounds_ ? stride() + 12 * weight_.blocks() : 4 * stride()), 64);
     }
 
     void use(uint8_t* memory) {
@@ -22,6 +22,7 @@ class Product {
         rounded_.numbers = reinterpret_cast<int8_t*>(memory);
         rounded_.scales = reinterpret_cast<float*>(memory + count_ * stride());
         rounded_.offsets = reinterpret_cast<int32_t*>(rounded_.scales + count_ * weight_.blocks());
+        rounded_.totals = rounded_.offsets + count_ * weight_.blocks();
         rounded_.count = count_;
     }
 

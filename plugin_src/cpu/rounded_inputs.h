@@ -51,7 +51,7 @@ void round_blocks(const Weight& w, const float* x, int64_t m, const Rounded& out
         out.scales[at] = unit * round_block<Isa>(x + b * w.block, w.block, part);
         int32_t total = 0;
         for (int64_t i = 0; i < w.block; ++i) total += part[i];
-        out.offsets[at] = -offset * total;
+        out.offsets[at] = -offset * total, out.totals[at] = total;
         for (int64_t i = 0; i < w.block; i += word, numbers += group.size * word) {
             if (bits == 4) split_eight(part + i);
             __builtin_memcpy(numbers, part + i, word);

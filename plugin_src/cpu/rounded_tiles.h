@@ -36,7 +36,7 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
     int64_t group = 0;
     const int8_t* given = x.numbers + input * t.columns;
     const float* x_scales = x.scales + input * blocks;
-    const int32_t* offsets = x.offsets + input * blocks;
+    const int32_t *offsets = x.offsets + input * blocks, *totals = x.totals + input * blocks;
     F sums[inputs][parts], scales[parts], zero[parts];
     for (auto& row : sums) {
         for (auto& sum : row) sum = Isa::zero();
@@ -92,9 +92,8 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
             F x_scale = Isa::all(x_scales[b * inputs + m]);
             for (int p = 0; p < parts; ++p) {
                 F product = Isa::mul(Isa::to_float(products[m][p]), scales[p]);
-                if (type == int4 && zeros) {
-                    // An offset is -8 times the sum of the block's rounded inputs.
-                    product = Isa::fma(zero[p], Isa::all(0.125f * static_cast<float>(offsets[b * inputs + m])), product);
+                if (type != e2m1 && zeros) {
+                    product = Isa::fma(zero[p], Isa::all(-static_cast<float>(totals[b * inputs + m])), product);
                 }
                 sums[m][p] = Isa::fma(product, x_scale, sums[m][p]);
             }

@@ -46,7 +46,7 @@ def input_block(matrix: QuantizedMatrix) -> int | None:
     largest = _LARGEST_BLOCK.get(matrix.values.dtype)
     if largest is None or not prod(matrix.shape):
         return None
-    if matrix.zero_points is not None and matrix.values.dtype is not DType.INT4:
+    if matrix.zero_points is not None and matrix.values.dtype not in (DType.INT4, DType.INT8):
         return None
     if matrix.scales.dtype not in (*_SCALES, DType.FLOAT8E4M3FN):
         return None

@@ -145,6 +145,8 @@ QUANTIZED: dict[str, tuple[Any, ...]] = {
     "int8 by 32": (DType.INT8, 608, 32, 32, DType.BFLOAT16),
     "int8 by 128": (DType.INT8, 384, 128, 32, DType.BFLOAT16),
     "int8 by row": (DType.INT8, 96, None, 32, DType.FLOAT32),
+    "int8 by 64 with zeros": (DType.INT8, 320, 64, 32, DType.FLOAT16, True),
+    "int8 by row with zeros": (DType.INT8, 96, None, 32, DType.FLOAT32, True),
     "e2m1 by 16": (DType.FLOAT4E2M1, 208, 16, 16, DType.FLOAT8E4M3FN),
     "e2m1 by 32": (DType.FLOAT4E2M1, 672, 32, 32, DType.BFLOAT16),
     "e2m1 by 128": (DType.FLOAT4E2M1, 384, 128, 128, DType.FLOAT32),
@@ -235,11 +237,12 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         (Form(DType.INT4, 32), 4 * 4),
         (Form(DType.INT4, 32, zeros=True), 4 * 4 + 4 * 4),
         (Form(DType.INT8, 32), 4 * 4),
+        (Form(DType.INT8, 32, zeros=True), 4 * 4 + 4 * 4),
         (Form(DType.FLOAT4E2M1, 16, scales=DType.FLOAT8E4M3FN, is_scaled_twice=True), 8 * 2 + 4),
         (Form(DType.FLOAT8E4M3FN, 32, scales=DType.BFLOAT16), 4 * 4),
         (Form(DType.FLOAT8E4M3FN, 0), 4),
     ],
-    ids=["int4", "int4 with zeros", "int8", "nvfp4", "e4m3 by 32", "e4m3, one scale"],
+    ids=["int4", "int4 with zeros", "int8", "int8 with zeros", "nvfp4", "e4m3 by 32", "e4m3, one scale"],
 )
 def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
@@ -257,7 +260,7 @@ def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path)
 def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     x = made.input("x", ir.DataType.FLOAT, "rows", 96)
-    forms = (Form(DType.INT4, 8), Form(DType.INT8, 32, zeros=True))
+    forms = (Form(DType.INT4, 8), Form(DType.INT8, 12, zeros=True))
     for index, form in enumerate(forms):
         made.product(f"y{index}", x, made.matrix(f"w{index}", form, 5, 96)[0])
     assert "Linear" not in made.session(linear=True)[2]
