@@ -21,7 +21,7 @@ __device__ __forceinline__ int element(int lane, int e) { return (e / STATE_ACCE
 
 __device__ __forceinline__ float time_step(const SelectiveScan& params, DATA_T dt, BIAS_T bias) {
     float value = to_float(dt) + to_float(bias);
-    if (SOFTPLUS) value = softplus(value);
+    if (SOFTPLUS) value = softplus_polynomial(value);
     return fminf(fmaxf(value, params.dt_min), params.dt_max);
 }
 

@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float skip = to_float(static_cast<const D_T*>(params.D)[channel]);
     DATA_T* y = static_cast<DATA_T*>(params.y) + view.row * params.y_row + channel;
 
-    Token next = {};  // set without a token too: softplus branches on it
+    Token next = {};  // set without a token too
     if (view.length > 0) next.load(params, view, 0, channel, lane);
     for (int t = 0; t < view.length; ++t) {
         const Token token = next;

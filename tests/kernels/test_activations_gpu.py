@@ -51,6 +51,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": sigmoid,
     "silu": lambda x: x * sigmoid(x),
     "softplus": softplus,
+    "softplus_polynomial": softplus,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
 }

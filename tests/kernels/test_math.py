@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 FUNCTIONS = {
     "softplus": "softplus",
+    "softplus_polynomial": "softplus",
     "sigmoid": "sigmoid",
     "silu": "silu",
     "gelu": "gelu",
