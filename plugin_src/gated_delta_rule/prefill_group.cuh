@@ -8,7 +8,7 @@
 #pragma once
 
 #include "common/mma.cuh"
-#include "gated_delta_rule/prefill_group_products.cuh"
+#include "common/group_products.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

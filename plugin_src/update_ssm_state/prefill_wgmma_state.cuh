@@ -1,4 +1,4 @@
-// The state of one warpgroup of prefill_wgmma.cu, in accumulators.
+// The state of one warpgroup, in accumulators. For the macros of prefill_wgmma_task.cuh.
 #pragma once
 
 #include "update_ssm_state/prefill_wgmma_task.cuh"
@@ -82,7 +82,7 @@ struct State {
         for (int i = 0; i < STATE_REGISTERS; ++i) value[i] *= factor;
     }
     // Starts state += (x o write)^T B; `written` is in use until the products are done.
-    __device__ __forceinline__ void start_update(unsigned (&written)[CHUNK / 16][4], const Shared::Stage& in,
+    __device__ __forceinline__ void start_update(unsigned (&written)[CHUNK / 16][4], const unsigned char* B,
                                                  const unsigned char* x, const ChunkDecay& decay) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, t = lane % 4;
         const int first = panel_unit<CHUNK>(lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2);
@@ -103,7 +103,7 @@ struct State {
             }
         }
         wgmma_fence();
-        const unsigned long long tokens = operand(in.B, CHUNK * ROW_BYTES);
+        const unsigned long long tokens = operand(B, CHUNK * ROW_BYTES);
 #pragma unroll
         for (int k = 0; k < CHUNK / 16; ++k) multiply_columns<DATA_T>(value, written[k], tokens + k * NEXT_16_ROWS);
         wgmma_commit();

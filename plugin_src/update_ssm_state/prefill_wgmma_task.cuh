@@ -1,4 +1,5 @@
-// What the blocks and warpgroups of prefill_wgmma.cu work on: shared memory, tasks and tensors. For its macros.
+// What the blocks and warpgroups of prefill_wgmma.cu and prefill_wgmma_segments.cu work on. For their macros and
+// UNITS_OF_BLOCK: slices of heads of one group that a block computes.
 #pragma once
 
 #include "common/mma.cuh"
@@ -7,9 +8,6 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int THREADS = 128 * (1 + UNITS_OF_BLOCK);
-constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;
-constexpr int STAGES = UNITS_OF_BLOCK == 1 ? 4 : 3;
 constexpr int WIDTH = 64;                              // columns of a slice in shared memory
 constexpr int STATE_COLUMNS = STATE_SIZE > 64 ? 128 : 64;  // of B, C and the state in shared memory
 constexpr int SLICES = (HEAD_DIM + SLICE - 1) / SLICE;
@@ -17,27 +15,14 @@ constexpr int STATE_REGISTERS = STATE_COLUMNS / 2;
 constexpr int TILE_BYTES = CHUNK * STATE_COLUMNS * 2;
 constexpr int SLICE_BYTES = CHUNK * WIDTH * 2;
 
-struct Shared {
-    struct Stage {
-        unsigned char B[TILE_BYTES];
-        unsigned char C[TILE_BYTES];
-        unsigned char x[UNITS_OF_BLOCK][SLICE_BYTES];
-    };
-    Stage stages[STAGES];
-    unsigned char state[UNITS_OF_BLOCK][WIDTH * STATE_COLUMNS * 2];
-    ChunkDecay decay[STAGES][UNITS_OF_BLOCK];
-    BlockDecay blocks[STAGES][UNITS_OF_BLOCK];
-    uint64_t full[STAGES];   // the stage holds a chunk
-    uint64_t empty[STAGES];  // the stage is no longer read
-};
-
-// A stage and the parity of its current phase.
+// A place in a ring of COUNT and the parity of its current phase.
+template <int COUNT>
 struct Position {
     int slot = 0;
     unsigned parity = 0;
 
     __device__ __forceinline__ void advance() {
-        slot = slot == STAGES - 1 ? 0 : slot + 1;
+        slot = slot == COUNT - 1 ? 0 : slot + 1;
         parity ^= slot == 0;
     }
 };

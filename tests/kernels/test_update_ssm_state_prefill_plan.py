@@ -140,6 +140,16 @@ def test_sizes_without_a_kernel_are_refused():
         plan_prefill(prefill(rows=65536, time=2, heads=8), H200)
 
 
-def test_sources_cover_both_kernels_and_every_type():
+@pytest.mark.parametrize(
+    "rows, heads, time, launches",
+    [(1, 128, 4096, 1), (1, 99, 4096, 1), (1, 98, 4096, 2), (1, 48, 4096, 2), (8, 48, 1024, 1)],
+)
+def test_hopper_cuts_rows_only_where_several_segments_of_pairs_fit(rows, heads, time, launches):
+    plan = plan_prefill(prefill(rows=rows, heads=heads, groups=1, time=time), H200)
+    assert [launch.block[0] for launch in plan.launches] == ([512] if launches == 1 else [384, 384])
+    assert plan.launches[0].grid[0] == (heads if launches == 1 else heads // 2)
+
+
+def test_sources_cover_every_kernel_and_every_type():
     files = {(source.file, dict(source.defines)["DATA_T"]) for source in prefill_sources()}
-    assert len(files) == 5
+    assert len(files) == 7

@@ -20,15 +20,18 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
 )
 from hybridge.trt_plugins.kernels.source import KernelSource
 
-WGMMA_FILE = "update_ssm_state/prefill_wgmma.cu"
-_ENTRY = "update_ssm_state_prefill_wgmma"
+WGMMA_FILE, _ENTRY = "update_ssm_state/prefill_wgmma.cu", "update_ssm_state_prefill_wgmma"
+_SEGMENTS_FILE, _SEGMENTS_ENTRY = "update_ssm_state/prefill_wgmma_segments.cu", "update_ssm_state_prefill_segments"
 _HOPPER = (9, 0)
-_UNITS = 2  # most slices of heads that share B and C in a block, one a warpgroup
-_STAGES = {1: 4, 2: 3}  # tiles in flight, by units of a block
+_THREADS, _SEGMENTS_THREADS = 512, 384
+_STAGES, _STATES = 4, 3  # tiles in flight of a whole row, and rounded states
+_UNITS, _SEGMENTS_STAGES = 2, 3  # of a segment: slices of heads that share B and C in a block, and tiles in flight
 _WIDTH = 64  # most columns of a slice
 _LARGEST_STATE = 128
 _DECAY_BYTES = 4 * (4 * CHUNK + 4) + 4 * 4 * CHUNK  # ChunkDecay and BlockDecay
+_BARRIERS_BYTES = 16  # the two of a stage or state
 # Segments of a row are computed at the same time where blocks would leave multiprocessors idle.
+_BUSY_SHARE = 0.75
 _LEAST_SEGMENT_CHUNKS = 3
 _MOST_SEGMENTS = 16
 
@@ -42,10 +45,9 @@ def takes(scan: Scan, device: DeviceTraits) -> bool:
 def plan_wgmma(scan: Scan, device: DeviceTraits) -> CallPlan:
     """The launches of a call that ``takes`` accepts."""
     variant, segments = _choice(scan, device)
-    launches = tuple(
-        _launch(scan, variant, which, segments) for which in ((WHOLE,) if segments == 1 else (STATES, OUTPUTS))
-    )
-    floats = scan.rows * variant.blocks(scan) * variant.units * segments * (variant.state_registers * 128 + 1)
+    passes = (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
+    launches = tuple(_launch(scan, variant, which, segments) for which in passes)
+    floats = scan.rows * variant.pairs(scan) * _UNITS * segments * (variant.state_registers * 128 + 1)
     return CallPlan(launches, 0 if segments == 1 else 4 * floats, launches[-1].source.label)
 
 
@@ -53,36 +55,31 @@ def _choice(scan: Scan, device: DeviceTraits) -> tuple[_Variant, int]:
     """The variant, and into how many segments rows are cut."""
     dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
     whole = blocks_of(scan.head_dim, _WIDTH)
-    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, whole, _UNITS)
+    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, whole)
     chunks, processors = blocks_of(scan.time, CHUNK), device.multiprocessors
-    single = replace(variant, units=1)
-    if 0.75 * processors <= scan.rows * single.blocks(scan) <= processors:
-        return single, 1
-    segments = min(_MOST_SEGMENTS, processors // (scan.rows * variant.blocks(scan)), chunks // _LEAST_SEGMENT_CHUNKS)
+    if scan.rows * scan.heads * whole >= _BUSY_SHARE * processors:
+        return variant, 1
+    segments = min(_MOST_SEGMENTS, processors // (scan.rows * variant.pairs(scan)), chunks // _LEAST_SEGMENT_CHUNKS)
     if segments > 1:
         return variant, segments
-    if scan.rows * single.blocks(scan) > processors:
-        return variant, 1
     for slices in (4 * whole, 2 * whole):
-        narrow = replace(single, slices=slices)
-        if scan.rows * narrow.blocks(scan) <= processors and scan.head_dim % (8 * slices) == 0:
-            return narrow, 1
-    return single, 1
+        if scan.rows * scan.heads * slices <= processors and scan.head_dim % (8 * slices) == 0:
+            return replace(variant, slices=slices), 1
+    return variant, 1
 
 
 def wgmma_sources() -> Iterator[KernelSource]:
     """Both types at the usual sizes, every pass, the fast head dims."""
-    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 1, _UNITS)
+    common = _Variant(DType.BFLOAT16, DType.FLOAT32, DType.FLOAT32, DType.FLOAT32, 64, 128, 1)
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         for which in (WHOLE, STATES, OUTPUTS):
             for state in (DType.FLOAT32, dtype):
                 yield replace(common, dtype=dtype, state=state, D=dtype, bias=dtype).source(which)
     for head_dim, state_size in ((64, 64), (80, 128), (96, 128), (128, 128), (256, 128), (8, 8)):
         sized = replace(common, head_dim=head_dim, state_size=state_size, slices=blocks_of(head_dim, _WIDTH))
-        yield sized.source(WHOLE)
-        yield replace(sized, units=1).source(WHOLE)
+        yield from (sized.source(which) for which in (WHOLE, OUTPUTS))
     for slices in (2, 4):
-        yield replace(common, slices=slices, units=1).source(WHOLE)
+        yield replace(common, slices=slices).source(WHOLE)
 
 
 @dataclass(frozen=True)
@@ -96,11 +93,10 @@ class _Variant:
     head_dim: int
     state_size: int
     slices: int
-    units: int
 
-    def blocks(self, scan: Scan) -> int:
-        """Thread blocks of one row and segment."""
-        return scan.groups * blocks_of(scan.heads // scan.groups * self.slices, self.units)
+    def pairs(self, scan: Scan) -> int:
+        """Thread blocks of one row and segment, of _UNITS slices."""
+        return scan.groups * blocks_of(scan.heads // scan.groups * self.slices, _UNITS)
 
     @property
     def state_columns(self) -> int:
@@ -111,15 +107,14 @@ class _Variant:
         """Accumulators of the state of one thread."""
         return self.state_columns // 2
 
-    @property
-    def shared_bytes(self) -> int:
-        """Size of Shared in prefill_wgmma.cu."""
-        stage = 2 * CHUNK * (2 * self.state_columns + self.units * _WIDTH)
-        state = 2 * _WIDTH * self.state_columns
-        return _STAGES[self.units] * (stage + self.units * _DECAY_BYTES + 16) + self.units * state
+    def shared_bytes(self, which: int) -> int:
+        """Size of Shared in the file of this pass."""
+        units, stages, states = (1, _STAGES, _STATES) if which == WHOLE else (_UNITS, _SEGMENTS_STAGES, _UNITS)
+        stage = 2 * CHUNK * (2 * self.state_columns + units * _WIDTH) + units * _DECAY_BYTES + _BARRIERS_BYTES
+        return stages * stage + states * (2 * _WIDTH * self.state_columns + _BARRIERS_BYTES)
 
     def source(self, which: int) -> KernelSource:
-        defines = {
+        defines: dict[str, object] = {
             "CHUNK_TOKENS": CHUNK,
             "DATA_T": self.dtype,
             "STATE_T": self.state,
@@ -128,22 +123,27 @@ class _Variant:
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": round_up(blocks_of(self.head_dim, self.slices), 8),
-            "UNITS_OF_BLOCK": self.units,
-            "PASS": which,
         }
-        return KernelSource.of(WGMMA_FILE, _ENTRY, defines)
+        if which == WHOLE:
+            return KernelSource.of(WGMMA_FILE, _ENTRY, defines)
+        return KernelSource.of(_SEGMENTS_FILE, _SEGMENTS_ENTRY, defines | {"PASS": which})
 
 
 def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelLaunch:
     pointers = state_space_pointers(scan.call)
     if which != WHOLE:
         pointers["scratch"] = PointerSource(Memory.WORKSPACE)
+    source = variant.source(which)
     return KernelLaunch(
-        variant.source(which),
-        (variant.blocks(scan), scan.rows, segments - 1 if which == STATES else segments),
-        (128 * (1 + variant.units), 1, 1),
-        kernel_params(scan, WGMMA_FILE, segments),
+        source,
+        (
+            scan.heads * variant.slices if which == WHOLE else variant.pairs(scan),
+            scan.rows,
+            segments - 1 if which == STATES else segments,
+        ),
+        (_THREADS if which == WHOLE else _SEGMENTS_THREADS, 1, 1),
+        kernel_params(scan, source.file, segments),
         pointers,
-        variant.shared_bytes,
+        variant.shared_bytes(which),
         overlap=True,
     )
