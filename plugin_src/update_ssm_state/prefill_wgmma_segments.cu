@@ -60,20 +60,24 @@ __device__ __forceinline__ void enter_segment(State& state, const Tensors& in, c
     }
 }
 
-// The first warpgroup: tiles and decays of every chunk of the segment, a stage ahead of their use.
+// The first warpgroup: tiles and decays of every chunk of the segment, ahead of their use. The decays of a unit and chunk are
+// the work of one warp, and two take turns, so that each loads its time steps two chunks before it needs them.
 __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, const Task& task) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int TURNS = 4 / UNITS_OF_BLOCK;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, unit = warp % UNITS_OF_BLOCK;
     const Task other(p, UNITS_OF_BLOCK - 1);
     const Tensors in(p, task), in_other(p, other);
-    const bool second = warp % 2 == 1;
-    const int head_index = second ? other.head : task.head;
+    const int head_index = unit ? other.head : task.head;
     const HeadScalars head = {p.A[head_index] * 1.44269504088896340736f,
                               to_float(static_cast<const BIAS_T*>(p.dt_bias)[head_index])};
-    const DATA_T* dt = second ? in_other.dt : in.dt;
+    const DATA_T* dt = unit ? in_other.dt : in.dt;
     RawSteps<DATA_T> raw = {};
-    if (warp < UNITS_OF_BLOCK) {
-        raw.load(dt + static_cast<int64_t>(task.first) * CHUNK * p.dt_token, p.dt_token, task.valid(task.first), lane);
-    }
+    int with_decays = task.first + warp / UNITS_OF_BLOCK;  // the next chunk whose decays are this warp's
+    const auto load_steps = [&] {
+        if (with_decays >= task.last) return;
+        raw.load(dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays), lane);
+    };
+    load_steps();
     Position<STAGES> position;
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
@@ -85,13 +89,12 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         load_tile<WIDTH>(stage.x[0], in.x + token * p.x_token, p.x_token, task.columns, valid);
         load_tile<WIDTH>(stage.x[1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
         barrier_arrive_after_copies(&shared.full[position.slot]);
-        if (warp < UNITS_OF_BLOCK) {
-            store_decay<float>(shared.decay[position.slot][warp], raw, head, p, valid, lane);
-            if (PASS == 2) store_block_decay(shared.blocks[position.slot][warp], shared.decay[position.slot][warp], lane);
+        if (chunk == with_decays) {
+            store_decay<float>(shared.decay[position.slot][unit], raw, head, p, valid, lane);
+            if (PASS == 2) store_block_decay(shared.blocks[position.slot][unit], shared.decay[position.slot][unit], lane);
             barrier_arrive(&shared.full[position.slot]);
-            if (chunk + 1 < task.last) {
-                raw.load(dt + (token + CHUNK) * p.dt_token, p.dt_token, task.valid(chunk + 1), lane);
-            }
+            with_decays += TURNS;
+            load_steps();
         }
         position.advance();
     }
