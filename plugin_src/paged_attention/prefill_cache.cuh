@@ -17,34 +17,48 @@ constexpr int KEY_UNIT = HEAD_DIM;
 constexpr int KEY_UNIT = 16 / sizeof(CACHE_T);
 #endif
 
-// Where the key begins that a lane has looked up, in KEY_UNITs as key_unit() says, and with e4m3 the scales of key and
-// value; zeros and a scale of 0 where it is not read.
+// Where the key at a position begins in its block of the pool, in KEY_UNITs as key_unit() says, and with e4m3 the scales of
+// key and value; zeros and a scale of 0 where it is not read.
 struct KeyPlace {
     int unit = -1;
     float key_scale = 0.0f, value_scale = 0.0f;
 
     __device__ __forceinline__ KeyPlace() {}
-    __device__ __forceinline__ KeyPlace(const PagedAttention& p, const Work& work, const KeyRange& range, int position)
-        : unit(key_unit<KEY_UNIT>(p, work.tile, range, position)) {
+    __device__ __forceinline__ KeyPlace(const PagedAttention& p, int head, int block, int position)
+        : unit(key_unit<KEY_UNIT>(p, block, position)) {
         if (!IS_FP8 || unit < 0) return;
-        const int index = position / p.block_size, slot = position - index * p.block_size;
-        const float* scale = p.kv_scales + p.block_table[work.tile.row * p.table_row + index] * p.scales_block +
-                             work.head * p.scales_head + slot;
+        const float* scale = p.kv_scales + block * p.scales_block + head * p.scales_head + position % p.block_size;
         key_scale = scale[0];
         value_scale = scale[p.scales_values];
     }
 };
 
+// Four e4m3 in units of `unit`. Hopper converts by an instruction of its own, which leaves the logic to the softmax.
+__device__ __forceinline__ void floats_from_e4m3(float (&four)[4], float& unit, unsigned bytes) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    unsigned pairs[2];
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high;}"
+        : "=r"(pairs[0]), "=r"(pairs[1])
+        : "r"(bytes));
+    const float2 first = Mma<__half>::unpack(pairs[0]), second = Mma<__half>::unpack(pairs[1]);
+    four[0] = first.x, four[1] = first.y, four[2] = second.x, four[3] = second.y;
+    unit = 1.0f;
+#else
+    floats_from_bytes(four, bytes, E4m3());
+    unit = ByteCode<E4m3>::UNIT;
+#endif
+}
+
 // Sixteen numbers times `scale`, as two units of 16 bytes.
 template <typename T>
 __device__ __forceinline__ void units_from_e4m3(uint4 (&units)[2], uint4 numbers, float scale) {
     const unsigned words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
-    const float factor = scale * ByteCode<E4m3>::UNIT;
     unsigned pairs[8];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        float four[4];
-        floats_from_bytes(four, words[i], E4m3());
+        float four[4], unit;
+        floats_from_e4m3(four, unit, words[i]);
+        const float factor = scale * unit;
         pairs[2 * i] = Mma<T>::pack(four[0] * factor, four[1] * factor);
         pairs[2 * i + 1] = Mma<T>::pack(four[2] * factor, four[3] * factor);
     }

@@ -52,7 +52,8 @@ __device__ __forceinline__ void load_queries(DATA_T* tile, const PagedAttention&
 __device__ __forceinline__ KeyPlace place_of_lane(const PagedAttention& p, const Work& work, const KeyRange& range,
                                                   int block) {
     const int key = threadIdx.x / 32 * WARP_KEYS + threadIdx.x % WARP_KEYS;
-    return KeyPlace(p, work, range, block * TILE_KEYS + key);
+    const int position = block * TILE_KEYS + key;
+    return KeyPlace(p, work.head, pool_block(p, work.tile, range, position), position);
 }
 
 // A block of keys, or of values, on its way: begun before what does not need it, and ended before what does.

@@ -45,12 +45,6 @@ struct RowTiles {
     }
 };
 
-__device__ __forceinline__ int sum_of_warp(int value) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(~0u, value, mask);
-    return value;
-}
-
 // Tiles of all rows that read `blocks` blocks or more; called by whole warps.
 __device__ __forceinline__ int heavy_tiles(const PagedAttention& p, int blocks) {
     int count = 0;
@@ -58,7 +52,7 @@ __device__ __forceinline__ int heavy_tiles(const PagedAttention& p, int blocks) 
         const RowTiles tiles(p, row);
         count += tiles.tiles - tiles.lighter(blocks, p.group);
     }
-    return sum_of_warp(count);
+    return __reduce_add_sync(~0u, count);
 }
 
 // The tile of this rank in the order of weight; called by whole warps.
@@ -110,15 +104,17 @@ struct KeyRange {
     }
 };
 
-// Where the key of a position begins in the pool, in units of UNIT elements, for KV head 0; -1 where the position is not
-// read.
-template <int UNIT>
-__device__ __forceinline__ int key_unit(const PagedAttention& p, const Tile& tile, const KeyRange& range, int position) {
+// The block of the pool that a position lies in; -1 where the position is not read.
+__device__ __forceinline__ int pool_block(const PagedAttention& p, const Tile& tile, const KeyRange& range, int position) {
     if (position < range.begin || position >= range.end) return -1;
-    const int index = position / p.block_size;
-    const int block = p.block_table[tile.row * p.table_row + index];
+    return p.block_table[tile.row * p.table_row + position / p.block_size];
+}
+
+// Where the key of a position in this block begins in the pool, in units of UNIT elements, for KV head 0; -1 without a block.
+template <int UNIT>
+__device__ __forceinline__ int key_unit(const PagedAttention& p, int block, int position) {
     if (block < 0) return -1;
-    return static_cast<int>((block * p.pool_block + (position - index * p.block_size) * p.pool_slot) / UNIT);
+    return static_cast<int>((block * p.pool_block + position % p.block_size * p.pool_slot) / UNIT);
 }
 
 // Place of row `m` of the tile in a [token][head][head_dim] tensor, in elements; -1 past the last token.

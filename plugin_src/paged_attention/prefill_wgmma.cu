@@ -5,54 +5,16 @@
 // (FlashAttention-3, arXiv 2407.08608: a warpgroup's softmax runs while the tensor cores multiply for it or the other).
 //   scores = scale * Q K^T;  y = softmax(scores) V
 //
-// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS (64 or 128), STAGES (of keys and
-// of values), SOFTCAP (0, 1). Every head of every token starts at a multiple of 16 bytes.
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS
+// (64 or 128), STAGES (of keys and of values), QUERY_STAGES, SOFTCAP (0, 1). Every head of every token starts at a multiple of
+// 16 bytes.
 #include "common/launch.cuh"
-#include "paged_attention/prefill_wgmma_rows.cuh"
+#include "paged_attention/prefill_wgmma_queries.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int HELD_UNITS = 4;  // of e4m3, while they are read
 constexpr int PRODUCER_REGISTERS = IS_FP8 ? 88 : 72, CONSUMER_REGISTERS = IS_FP8 ? 208 : 216;
-
-// The work of a block: tiles of all KV heads, by falling weight, dealt out back and forth.
-struct Deal {
-    int round = 0;
-
-    __device__ __forceinline__ Work next(const PagedAttention& p) {
-        const int turn = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-        const int index = round++ * gridDim.x + turn, rank = index / p.kv_heads;
-        return {tile_of_rank(p, rank), index - rank * p.kv_heads};
-    }
-};
-
-// ROWS rows of this warp into a tile of TILE rows, from row `first` (a multiple of 8) on; 8 lanes copy 128 bytes of
-// one. offset: where each row begins, in elements, or below zero: zeros; CHECKED: there may be such rows.
-template <int TILE, int ROWS, bool CHECKED, typename Offset>
-__device__ __forceinline__ void load_rows(unsigned char* tile, int first, const DATA_T* source, const Offset& offset) {
-    const int lane = threadIdx.x % 32, unit = lane % 8, row = lane / 8;
-    unsigned char* const even = tile + panel_unit<TILE>(first + row, unit);
-    unsigned char* const odd = tile + panel_unit<TILE>(first + row + 4, unit);
-#pragma unroll
-    for (int i = 0; i < ROWS / 4; ++i) {
-        const long long from = offset(4 * i + row);
-        unsigned char* const to = (i % 2 ? odd : even) + i / 2 * (8 * ROW_BYTES);
-#pragma unroll
-        for (int panel = 0; panel < COLUMNS / PANEL; ++panel) {
-            const int column = panel * PANEL + unit * 8;
-            const bool inside = (!CHECKED || from >= 0) && column < HEAD_DIM;
-            copy_async_16(to + panel * (TILE * ROW_BYTES), source + (inside ? from + column : 0), inside);
-        }
-    }
-}
-
-__device__ __forceinline__ void load_queries(unsigned char* tile, const PagedAttention& p, const Work& work) {
-    constexpr int ROWS = TILE_ROWS / 4;
-    const int first = threadIdx.x / 32 * ROWS;
-    const long long mine = packed_row(p, work, first + threadIdx.x % 32, p.query_token, p.query_head);
-    load_rows<TILE_ROWS, ROWS, true>(tile, first, static_cast<const DATA_T*>(p.query),
-                                     [&](int row) { return __shfl_sync(~0u, mine, row); });
-}
 
 // A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in KEY_UNITs.
 __device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin, float, uint64_t* full) {
@@ -66,6 +28,7 @@ __device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* sou
     }
     barrier_arrive_after_copies(full);
 }
+
 // scale: of what this lane has looked up.
 __device__ __forceinline__ void load_keys(unsigned char* tile, const E4m3* source, int begin, float scale, uint64_t* full) {
     constexpr int ROWS = TILE_KEYS / 4;
@@ -83,39 +46,38 @@ __device__ __forceinline__ void load_keys(unsigned char* tile, const E4m3* sourc
 
 // The first warpgroup.
 __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p) {
-    Position at_keys, at_values;
+    Position<STAGES> at_keys, at_values;
+    Position<QUERY_STAGES> at_queries;
     Deal deal;
-    for (unsigned parity = 1;; parity ^= 1) {
+    for (;;) {
         const Work work = deal.next(p);
-        barrier_wait(&shared.queries_empty, parity);
-        if (work.tile.row >= 0) load_queries(shared.queries, p, work);
-        barrier_arrive_after_copies(&shared.queries_full);
-        if (threadIdx.x == 0) {
-            shared.work = work;
-            barrier_arrive(&shared.queries_full);
+        if (work.tile.row < 0) {
+            hand_over(shared, p, work, at_queries);
+            break;
         }
-        if (work.tile.row < 0) break;
         const CACHE_T* keys = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
         const CACHE_T* values = keys + p.pool_values;
         const KeyRange range(p, work.tile);
-        const auto look_up = [&](int block) {
-            const int key = threadIdx.x / 32 * (TILE_KEYS / 4) + threadIdx.x % (TILE_KEYS / 4);
-            return KeyPlace(p, work, range, block * TILE_KEYS + key);
+        const auto position = [&](int block) {
+            return block * TILE_KEYS + threadIdx.x / 32 * (TILE_KEYS / 4) + threadIdx.x % (TILE_KEYS / 4);
         };
-        const auto add_keys = [&](const KeyPlace& place) {
+        const auto look_up = [&](int block) { return pool_block(p, work.tile, range, position(block)); };
+        int block = (range.end - 1) / TILE_KEYS;
+        const int last = range.begin / TILE_KEYS;
+        int ahead = look_up(block);  // with this lane's key of the next keys; on its way while others are copied
+        const auto add_keys = [&](int of) {
+            const KeyPlace place(p, work.head, ahead, position(of));
+            if (of > last) ahead = look_up(of - 1);
             barrier_wait(&shared.keys_empty[at_keys.slot], at_keys.parity ^ 1);
             load_keys(shared.keys[at_keys.slot], keys, place.unit, place.key_scale, &shared.keys_full[at_keys.slot]);
             at_keys.advance();
+            return place;
         };
-        int block = (range.end - 1) / TILE_KEYS;
-        KeyPlace place = look_up(block);
-        add_keys(place);
-        for (; block >= range.begin / TILE_KEYS; --block) {
+        KeyPlace place = add_keys(block);
+        hand_over(shared, p, work, at_queries);
+        for (; block >= last; --block) {
             KeyPlace next;
-            if (block > range.begin / TILE_KEYS) {
-                next = look_up(block - 1);
-                add_keys(next);
-            }
+            if (block > last) next = add_keys(block - 1);
             barrier_wait(&shared.values_empty[at_values.slot], at_values.parity ^ 1);
             load_keys(shared.values[at_values.slot], values, place.unit, place.value_scale,
                       &shared.values_full[at_values.slot]);
@@ -130,13 +92,13 @@ __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p)
 // The other warpgroups.
 __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p) {
     const int first_row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
-    const unsigned long long queries = operand(shared.queries + first_row * ROW_BYTES);
     const float factor = score_factor(p);
-    Position at_keys, at_values;
-    for (unsigned parity = 0;; parity ^= 1) {
-        barrier_wait(&shared.queries_full, parity);
-        const Work work = shared.work;
+    Position<STAGES> at_keys, at_values;
+    for (Position<QUERY_STAGES> at_queries;; at_queries.advance()) {
+        barrier_wait(&shared.queries_full[at_queries.slot], at_queries.parity);
+        const Work work = shared.work[at_queries.slot];
         if (work.tile.row < 0) return;
+        const unsigned long long queries = operand(shared.queries[at_queries.slot] + first_row * ROW_BYTES);
         const KeyRange range(p, work.tile);
         GroupRows rows(p, work, first_row);
         const int last_block = range.begin / TILE_KEYS;
@@ -170,7 +132,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
             if (corrected) rows.correct(correction);
             round_weights(weights, s);
         }
-        barrier_arrive(&shared.queries_empty);
+        barrier_arrive(&shared.queries_empty[at_queries.slot]);
         wait_for_tile(&shared.values_full[at_values.slot], at_values);
         start_outputs(rows.y, weights, shared.values[at_values.slot]);
         wgmma_wait<0>();

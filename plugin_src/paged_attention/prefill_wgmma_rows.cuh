@@ -15,17 +15,19 @@ constexpr int GROUP_ROWS = 64, GROUPS = TILE_ROWS / GROUP_ROWS;
 constexpr int COLUMNS = (HEAD_DIM + PANEL - 1) / PANEL * PANEL;  // of a row in shared memory; past HEAD_DIM: zeros
 
 struct Shared {
-    unsigned char queries[TILE_ROWS * COLUMNS * 2];
+    unsigned char queries[QUERY_STAGES][TILE_ROWS * COLUMNS * 2];
     unsigned char keys[STAGES][TILE_KEYS * COLUMNS * 2];
     unsigned char values[STAGES][TILE_KEYS * COLUMNS * 2];
-    uint64_t queries_full, queries_empty;
+    uint64_t queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
     uint64_t keys_full[STAGES], keys_empty[STAGES];
     uint64_t values_full[STAGES], values_empty[STAGES];
-    Work work;  // of the queries; none left: no row
+    Work work[QUERY_STAGES];  // of the queries; none left: no row
 
     __device__ __forceinline__ void init_barriers() {
-        barrier_init(&queries_full, 128 + 1);  // copies of each producing thread, and the work
-        barrier_init(&queries_empty, 128 * GROUPS);  // every thread has read the work
+        for (int s = 0; s < QUERY_STAGES; ++s) {
+            barrier_init(&queries_full[s], 128 + 1);  // copies of each producing thread, and the work
+            barrier_init(&queries_empty[s], 128 * GROUPS);  // every thread has read the work
+        }
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(&keys_full[s], 128);
             barrier_init(&keys_empty[s], 4 * GROUPS);
@@ -35,18 +37,19 @@ struct Shared {
     }
 };
 
-// A stage and the parity of its current phase.
+// A place in a ring of COUNT and the parity of its current phase.
+template <int COUNT>
 struct Position {
     int slot = 0;
     unsigned parity = 0;
 
     __device__ __forceinline__ void advance() {
-        slot = slot == STAGES - 1 ? 0 : slot + 1;
+        slot = slot == COUNT - 1 ? 0 : slot + 1;
         parity ^= slot == 0;
     }
 };
 
-__device__ __forceinline__ void wait_for_tile(uint64_t* full, const Position& at) {
+__device__ __forceinline__ void wait_for_tile(uint64_t* full, const Position<STAGES>& at) {
     barrier_wait(full, at.parity);
     fence_for_wgmma();
 }

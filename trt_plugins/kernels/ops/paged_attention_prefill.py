@@ -24,6 +24,7 @@ MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefil
 WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"
 _WGMMA_THREADS = 384
 _STAGES = 2  # tiles of keys, and of values, in Hopper's shared memory
+_HOPPER_BYTES = 227 << 10  # of it
 _PANEL = 64  # columns of a row that Hopper's products read as one piece
 _WORK_BYTES = 24  # what the block computes at a time
 _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
@@ -55,11 +56,21 @@ class PrefillVariant:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: a tile of queries, and keys and values."""
         if self.hopper:
-            columns = -(-self.head_dim // _PANEL) * _PANEL
-            return 2 * columns * (self.rows + 2 * _STAGES * self.keys) + 8 * (2 + 4 * _STAGES) + _WORK_BYTES
+            return self._hopper_bytes(self.query_stages)
         units = -(-self.head_dim // 16) * 16 * self.dtype.itemsize // ACCESS_BYTES
         pitch = units if units % 8 == 0 or units % 2 else units + 1  # TileLayout in common/mma.cuh
         return (self.rows + 2 * self.keys) * pitch * ACCESS_BYTES
+
+    @property
+    def query_stages(self) -> int:
+        """Tiles of queries in Hopper's shared memory: those of the next work are on their way, where they fit."""
+        return 2 if self._hopper_bytes(2) <= _HOPPER_BYTES else 1
+
+    def _hopper_bytes(self, query_stages: int) -> int:
+        """Size of Shared in prefill_wgmma_rows.cuh."""
+        columns = -(-self.head_dim // _PANEL) * _PANEL
+        tiles = 2 * columns * (query_stages * self.rows + 2 * _STAGES * self.keys)
+        return tiles + 8 * (2 * query_stages + 4 * _STAGES) + query_stages * _WORK_BYTES
 
     def source(self) -> KernelSource:
         defines = {
@@ -73,7 +84,8 @@ class PrefillVariant:
         if self.wide:
             defines["WIDE_POOL"] = "1"
         if self.hopper:
-            return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines | {"STAGES": _STAGES})
+            defines |= {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages}
+            return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines)
         defines["WARPS"] = self.warps
         return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32)
 
