@@ -2,8 +2,8 @@
 //
 // Inputs: x float32 [..., hidden], ids int32 and weights float32 [..., top_k]; the first weight of all experts [experts *
 // up_rows, hidden] and the second [experts * hidden, size], each a matrix and scales of cpu::StoredWeight; biases float32
-// [experts, up_rows] and [experts, hidden], which may be left out. up_rows is size, or twice that where gated. Output: y
-// as x, the weighted sum of the chosen experts.
+// [experts, up_rows] and [experts, hidden], and the zeros of both weights, which may be left out. up_rows is size, or
+// twice that where gated. Output: y as x, the weighted sum of the chosen experts.
 // Attributes: experts; activation, gated, alpha, limit, offset and size of cpu::Activate; those of cpu::StoredWeight with
 // the prefixes up_ and down_; instructions (cpu::Choice).
 #include <algorithm>
@@ -41,7 +41,8 @@ class RoutedExperts {
   public:
     static constexpr const char* name = "RoutedExperts";
     static constexpr ort::Input inputs[] = {floats, {ort::int32_type}, floats, bytes, optional_floats,
-                                            bytes, optional_floats, optional_floats, optional_floats};
+                                            bytes, optional_floats, optional_floats, optional_floats,
+                                            optional_floats, optional_floats};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
@@ -66,8 +67,8 @@ class RoutedExperts {
     }
 
     ort::Status* compute(ort::Context* context) {
-        ort::Tensor in[9], y;
-        for (size_t i = 0; i < 9; ++i) {
+        ort::Tensor in[11], y;
+        for (size_t i = 0; i < 11; ++i) {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
         Call call{};
@@ -102,8 +103,8 @@ class RoutedExperts {
         std::vector<Use> uses;
     };
 
-    bool describe(const ort::Tensor (&in)[9], Call& c) const {
-        const auto& [x, ids, weights, up, up_scales, down, down_scales, up_bias, down_bias] = in;
+    bool describe(const ort::Tensor (&in)[11], Call& c) const {
+        const auto& [x, ids, weights, up, up_scales, down, down_scales, up_bias, down_bias, up_zeros, down_zeros] = in;
         if (x.sizes.empty() || ids.sizes.size() != x.sizes.size() || !weights.is(ids.sizes) || experts_ <= 0) return false;
         c.tokens = 1;
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) {
@@ -112,8 +113,8 @@ class RoutedExperts {
         }
         c.hidden = x.sizes.back(), c.top_k = ids.sizes.back();
         c.up_rows = (activate_.gated ? 2 : 1) * activate_.size;
-        if (!up_.read(up, up_scales, {}, experts_ * c.up_rows, c.hidden, c.up)) return false;
-        if (!down_.read(down, down_scales, {}, experts_ * c.hidden, activate_.size, c.down)) return false;
+        if (!up_.read(up, up_scales, up_zeros, experts_ * c.up_rows, c.hidden, c.up)) return false;
+        if (!down_.read(down, down_scales, down_zeros, experts_ * c.hidden, activate_.size, c.down)) return false;
         if ((c.up.is_tiled() && c.up_rows % cpu::tile_rows) || (c.down.is_tiled() && c.hidden % cpu::tile_rows)) return false;
         c.x = x.floats(), c.up_bias = up_bias.floats(), c.down_bias = down_bias.floats();
         return (!c.up_bias || up_bias.is({experts_, c.up_rows})) && (!c.down_bias || down_bias.is({experts_, c.hidden}));

@@ -14,7 +14,7 @@ _READERS = {
     2: {
         *(("Linear", index) for index in (1, 2, 3)),
         *(("FusedLinear", index) for index in range(3, 15)),
-        *(("RoutedExperts", index) for index in range(3, 7)),
+        *(("RoutedExperts", index) for index in (3, 4, 5, 6, 9, 10)),
         ("Gather", 0),
         ("FusedMatMul", 0),
         ("FusedMatMul", 1),

@@ -13,11 +13,12 @@ from hybridge.runtime.engines.onnxruntime.linear_form import ACTIVATIONS
 from hybridge.runtime.engines.onnxruntime.linear_tiles import TILE_ROWS
 from hybridge.runtime.engines.onnxruntime.linear_weight import LinearWeight
 from hybridge.runtime.engines.onnxruntime.quantized_weights import remove_unused
-from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.specs.routed_experts import ExpertActivation
 
 OPERATOR = "RoutedExperts"
+# Inputs with zero points follow the biases.
+_ZEROS_INPUT = 9
 
 
 def use_stored_experts(model: ir.Model, exact: bool) -> None:
@@ -41,7 +42,12 @@ def use_stored_experts(model: ir.Model, exact: bool) -> None:
             **{"activation": ACTIVATIONS[form.name], "gated": int(form.gated)},
             **{"alpha": form.alpha, "limit": form.limit, "offset": form.offset},
         }
-        inputs = [*node.inputs[:3], *up.inputs(model.graph)[:2], *down.inputs(model.graph)[:2], *biases]
+        (up_matrix, up_scales, up_zeros), (down_matrix, down_scales, down_zeros) = (
+            weight.inputs(model.graph) for weight in (up, down)
+        )
+        inputs = [*node.inputs[:3], up_matrix, up_scales, down_matrix, down_scales, *biases]
+        if up_zeros is not None or down_zeros is not None:
+            inputs += [None] * (_ZEROS_INPUT - len(inputs)) + [up_zeros, down_zeros]
         y = Inserter(model.graph, node).op(OPERATOR, *inputs, domain=CPU_DOMAIN, **attributes)
         weights = node.inputs[3:5]
         replace_node(node, [y])
@@ -60,7 +66,6 @@ def _linear_weight(value: ir.Value | None) -> LinearWeight | None:
     parts = (part_of(value),) if joined is None else joined.parts
     experts, rows, columns = (size or 0 for size in shape)
     weight = LinearWeight(str(value.name), parts, experts * rows, columns)
-    has_zeros = any(isinstance(part, QuantizedMatrix) and part.zero_points is not None for part in parts)
     # A tile has rows of one expert.
     is_split = weight.is_tiled and rows % TILE_ROWS > 0
-    return None if has_zeros or is_split or not weight.is_supported else weight
+    return None if is_split or not weight.is_supported else weight
