@@ -13,6 +13,10 @@ from hybridge.runtime.chat_output.parameter_schemas import Parameter, options_of
 from hybridge.runtime.chat_output.schemas import is_string, parameter_types
 
 _EMPTY_OBJECT: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+# Schemas that have their properties elsewhere.
+_COMBINED = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
+# Keys that each format can write, as the parsers read them.
+_XML_KEY, _PYTHON_KEY = re.compile(r"[^\s>]([^>\n]*[^\s>])?"), re.compile(r"[^\s=(),\"'*]+")
 _VALUE_END = "\n</parameter>\n"
 
 
@@ -29,7 +33,7 @@ class Function:
         """The schema that calls have to follow."""
         if not self.strict:
             return {"type": "object", **options_of(self.parameters)}
-        return {**_EMPTY_OBJECT, **self.parameters} if self.parameters else _EMPTY_OBJECT
+        return self.parameters if _COMBINED & self.parameters.keys() else {**_EMPTY_OBJECT, **self.parameters}
 
 
 def json_call(rule: str, function: Function) -> list[str]:
@@ -54,11 +58,22 @@ def xml_call(rule: str, function: Function) -> list[str]:
             f"{text}[suffix={json.dumps(_VALUE_END)}]: /(?s:.*)/",
         ]
     rules, parts = [], []
-    for index, parameter in enumerate(parameters_of(function.arguments)):
+    for index, parameter in enumerate(_parameters(function, _XML_KEY)):
         name = f"{rule}_{index}"
         rules += _xml_parameter(name, parameter, function.arguments)
         parts.append(name if parameter.required else f"{name}?")
     return [f'{rule}: {head} {" ".join(parts)} "</function>"', *rules]
+
+
+def _parameters(function: Function, keys: re.Pattern[str]) -> list[Parameter]:
+    """The parameters; RequestError for one whose name the format cannot write."""
+    found = parameters_of(function.arguments)
+    for each in found:
+        if not keys.fullmatch(each.key):
+            raise RequestError(
+                f"tools: expected names of parameters that the model's format can write, found {each.key!r}: rename it"
+            )
+    return found
 
 
 def _xml_parameter(rule: str, parameter: Parameter, function: Mapping[str, Any]) -> list[str]:
@@ -115,7 +130,7 @@ def python_call(rule: str, function: Function) -> list[str]:
             f'{rule}: {head} ({value} (", " {value})*)? ")"',
             f'{value}: /[A-Za-z_][A-Za-z0-9_]*/ "=" %json {schema}',
         ]
-    known = {f"{rule}_{index}": each for index, each in enumerate(parameters_of(function.arguments))}
+    known = {f"{rule}_{index}": each for index, each in enumerate(_parameters(function, _PYTHON_KEY))}
     rules = [f"{name}: {json.dumps(f'{each.key}=')} %json {json.dumps(each.alone)}" for name, each in known.items()]
     required = [name for name, each in known.items() if each.required]
     arguments, more = _in_order(rule, required, [name for name in known if name not in required])

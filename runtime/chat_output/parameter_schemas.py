@@ -13,6 +13,7 @@ from hybridge.artifact.errors import RequestError
 # Where the function's own schema is in the schema of a parameter that refers to it.
 _ROOT = "root"
 _OPTIONS = "x-guidance"
+_COMBINED = frozenset({"anyOf", "oneOf", "allOf"})
 # References may form a circle.
 _MOST_REFERENCES = 100
 
@@ -29,18 +30,24 @@ class Parameter:
 
 def parameters_of(function: Mapping[str, Any]) -> list[Parameter]:
     """The parameters in the schema of a function's arguments, in its order; RequestError where they have no names."""
-    properties, required = function.get("properties") or {}, function.get("required") or ()
-    if not isinstance(properties, Mapping) or not isinstance(required, Sequence):
+    top = resolved(function, function)
+    if not isinstance(top, Mapping) or _COMBINED & top.keys():
         raise RequestError(
-            "tools: expected parameters with an object `properties` and a list `required`, found "
-            f"{type(properties).__name__} and {type(required).__name__}: correct the schema"
+            "tools: expected parameters in `properties` alone, as the model's format names each, found a reference "
+            "to nothing, or anyOf, oneOf or allOf: correct the schema"
         )
-    options = options_of(function)
+    properties, required = top.get("properties") or {}, top.get("required") or ()
+    named = isinstance(properties, Mapping) and isinstance(required, Sequence)
+    if not named or not all(isinstance(name, str) and name in properties for name in required):
+        raise RequestError(
+            "tools: expected parameters with an object `properties`, and a list `required` of its names, found others: "
+            "correct the schema"
+        )
     found = []
     for key, value in properties.items():
         schema = value if isinstance(value, Mapping) else {}
-        alone = _with_root(function, key) if '"$ref"' in json.dumps(schema) else schema
-        found.append(Parameter(key, schema, {**alone, **options}, key in required))
+        alone = _with_root(schema, function) if '"$ref"' in json.dumps(schema) else schema
+        found.append(Parameter(key, schema, {**alone, **options_of(function)}, key in required))
     return found
 
 
@@ -49,8 +56,8 @@ def options_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {_OPTIONS: function[_OPTIONS]} if _OPTIONS in function else {}
 
 
-def _with_root(function: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The schema of parameter ``key`` with that of the function among its definitions."""
+def _with_root(schema: Mapping[str, Any], function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``schema``, a part of that of the function, which is among its definitions then."""
 
     def moved(each: dict[str, Any]) -> dict[str, Any]:
         target = each.get("$ref")
@@ -58,8 +65,8 @@ def _with_root(function: Mapping[str, Any], key: str) -> Mapping[str, Any]:
             return each
         return {**each, "$ref": f"#/$defs/{_ROOT}{target[1:]}"}
 
-    root = json.loads(json.dumps(function), object_hook=moved)
-    return {**root["properties"][key], "$defs": {_ROOT: root}}
+    own, root = (json.loads(json.dumps(each), object_hook=moved) for each in (schema, function))
+    return {**own, "$defs": {_ROOT: root}}
 
 
 def resolved(schema: object, function: Mapping[str, Any]) -> object:

@@ -17,7 +17,8 @@ _STRING = "string"
 def parameter_types(schemas: Schemas, function: str, parameter: str) -> frozenset[str]:
     """The JSON types that the parameter accepts; empty where the schema does not say."""
     root = schemas.get(function, {})
-    properties = root.get("properties")
+    top = resolved(root, root)
+    properties = top.get("properties") if isinstance(top, Mapping) else None
     schema = properties.get(parameter) if isinstance(properties, Mapping) else None
     return _types(schema, root)
 

@@ -206,6 +206,28 @@ def test_parameters_that_refer_to_the_schema(tools: ToolFormat) -> None:
         assert not accepts(grammar, "red".join(parts[: place + 1]) + "tan" + "red".join(parts[place + 1 :]))
 
 
+def test_a_schema_that_is_a_reference() -> None:
+    inner = {
+        "properties": {"colour": {"$ref": "#/$defs/Colour"}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    schema = {"$ref": "#/$defs/F", "$defs": {"F": inner, "Colour": {"enum": ["red", "blue"]}}}
+    for tools, text in (
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"colour":"red"}}\n</tool_call>'),
+        (LFM2, '<|tool_call_start|>[f(colour="red")]<|tool_call_end|>'),
+    ):
+        grammar = CallGrammar(ChatFormat(tools)).calls([Function("f", schema)], parallel=False)
+        assert accepts(grammar, text) and not accepts(grammar, text.replace("red", "tan"))
+        assert not accepts(grammar, text.replace("colour", "color"))
+
+
+@pytest.mark.parametrize("key", ["a b", "a=b", "a,b", "(", '"', "", "a\nb"])
+def test_names_that_python_cannot_write_are_refused(key: str) -> None:
+    with pytest.raises(RequestError, match="rename it"):
+        CallGrammar(ChatFormat(LFM2)).calls([Function("f", {"properties": {key: {}}})], parallel=False)
+
+
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -237,6 +259,12 @@ def test_strings_without_quotes_follow_their_schema(schema: dict[str, Any], righ
         {"properties": {"s": {}}, "required": 1},
         {"properties": {"s": {"type": "string", "minLength": "1"}}},
         {"properties": {"s": {"type": "string", "maxLength": -1}}},
+        {"properties": {"s": {}}, "required": ["t"]},
+        {"properties": {"s": {}}, "required": [["s"]]},
+        {"properties": {"a>b": {}}},
+        {"properties": {"": {}}},
+        {"anyOf": [{"properties": {"s": {}}}]},
+        {"$ref": "#/$defs/none"},
     ],
 )
 def test_wrong_schemas_are_refused(schema: dict[str, Any]) -> None:
