@@ -17,6 +17,7 @@ from hybridge.verification.verifier import verify
 from tests.support.effort import sample
 from tests.support.random_models import DENSE, FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
+from tests.support.versions import needs_opset_24
 
 
 def test_every_family_has_random_models() -> None:
@@ -44,6 +45,16 @@ def test_a_random_model_agrees_with_transformers(family: str, seed: int, tmp_pat
 def test_the_torch_engine_agrees_too(family: str, seed: int, tmp_path: Path) -> None:
     """In float32, since these models multiply the rounding of 16 bits; every second one is paged."""
     check(family, seed, tmp_path, "torch", {"dtype": DType.FLOAT32, "layout": "paged" if seed % 2 else "dense"})
+
+
+@needs_opset_24
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "seed"), ALL)
+def test_the_network_of_tensorrt_agrees_too(family: str, seed: int, tmp_path: Path) -> None:
+    """Of native layers, for most of these sizes; every second one is paged."""
+    pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+    options = {"dtype": DType.FLOAT32, "layout": "paged" if seed % 2 else "dense"}
+    check(family, seed, tmp_path, "tensorrt-network", options)
 
 
 def check(family: str, seed: int, folder: Path, engine: str, options: dict[str, Any]) -> None:
