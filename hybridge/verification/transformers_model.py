@@ -193,7 +193,8 @@ class TransformersModel:
         return rounding(x, self._ties_swapped)
 
     def _rounded_input(self, name: str, rounding: Rounding, x: Any) -> Any:
-        if name not in self._given:
+        # Zeros stand for what is in front of a sequence (zaya): the artifact's inputs are those of tokens.
+        if name not in self._given or not x.any():
             return self._rounded(rounding, x)
         # The factors of a module are in the given inputs, as they are in the reference's weight.
         factors = 1.0 if rounding.factors is None else self.torch.from_numpy(rounding.factors)
