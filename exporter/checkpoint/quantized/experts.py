@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.joined import joined_weight
 from hybridge.exporter.checkpoint.quantized.stored import StoredTensors
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
 
 # More than any model has; a forged header must not make the reader read a million experts.
 _MOST_EXPERTS = 4096
@@ -75,9 +76,14 @@ def _expert_slot(last: str, slot: TensorSlot, expert: int, count: int) -> Tensor
 def _apart(tensor: GraphTensor) -> GraphTensor:
     rows = tensor.shape[0]
 
-    def blocks() -> list[np.ndarray]:
-        pieces = [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in tensor.pieces()]
-        whole = np.concatenate(pieces).reshape(rows, -1)
-        return [whole[::2], whole[1::2]]
+    def blocks() -> Iterator[np.ndarray]:
+        if tensor.stored is None:
+            pieces = [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in tensor.pieces()]
+            whole = np.concatenate(pieces).reshape(rows, -1)
+        else:  # mapped, without a copy
+            whole = replace(tensor.stored, dtype=DType.UINT8, shape=(rows, tensor.stored.nbytes // rows)).map()
+        for first in (0, 1):
+            for part in row_ranges(rows // 2, whole.shape[1]):
+                yield whole[first::2][part]
 
-    return GraphTensor(tensor.dtype, tensor.shape, blocks=lambda: iter(blocks()))
+    return GraphTensor(tensor.dtype, tensor.shape, blocks=blocks)
