@@ -136,6 +136,15 @@ def test_rows_of_any_lengths_run_and_advance_together(name: str, counts: tuple[i
             assert relative_error(found_row, expected[row]) < 3e-6
 
 
+def test_computed_decays_are_not_replayed() -> None:
+    """The graph that advances states gets weights and stored values of tokens, and nothing else."""
+    model = op_model(SCAN, scan_case((2,), 2, seed=0))
+    (node,) = model.graph
+    assert REPLAY_BODIES[SCAN](node, Inserter(model.graph, node), KERNELS["installed"], 2) is not None
+    node.replace_input_with(1, Inserter(model.graph, node).op("Neg", node.inputs[1]))
+    assert REPLAY_BODIES[SCAN](node, Inserter(model.graph, node), KERNELS["installed"], 2) is None
+
+
 @pytest.mark.parametrize("family", ["Mamba2", "delta rule"])
 def test_at_the_sizes_of_large_models_a_token_keeps_under_3_percent_of_the_states(family: str) -> None:
     """128 heads x 64 x 128 in 8 groups; 16 key and 32 value heads of 128. The convolution's part is counted on both
