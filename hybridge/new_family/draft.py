@@ -90,7 +90,7 @@ def draft_family(model_type: str) -> FamilyDraft:
     return FamilyDraft(
         model_type,
         text,
-        _rows(model_type, kinds, defaults, bool(model.other_layers)),
+        _rows(model_type, bool(model.other_layers)),
         fields,
         None if decoder is None else tuple(_differences(decoder, model)),
         error,
@@ -152,27 +152,18 @@ def _compared(name: str, layer: int) -> bool:
     return ".layers." not in name or f".layers.{layer}." in name
 
 
-def _rows(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str, Any], mixed: bool) -> dict[str, str]:
-    head_dim = '\n    "head_dim": 14,' if "head_dim" in kinds else ""
-    windows = {"sliding_window", "layer_types"} <= set(kinds)
-    tiny_sizes = {**({"sliding_window": 7} if windows else {}), **_TINY}
-    sizes = "".join(f'\n    "{name}": {value},' for name, value in tiny_sizes.items())
-    tiny = f"\n    **COMMON,\n    **ATTENTION,{head_dim}{sizes}"
-    switches = [name for name, kind in kinds.items() if kind == "bool" and name.endswith(("bias", "embeddings"))]
-    flips = "".join(f', {{"{name}": {not defaults[name]}}}' for name in switches)
-    flips += ', {"layer_types": ["full_attention"] * 2}' if windows else ""
-    biases = "".join(f'"{name}", ' for name in switches if name.endswith("bias"))
-    switched = f'\n"{model_type}": _cwm,  # in _OWN: windows' if windows else ""
-    dense_rows = {
-        "tests/support/tiny_models.py": f'"{model_type}", in LIKE_LLAMA where all its layers are those of Llama',
-        "tests/support/random_dense.py": f'"{model_type}": ({biases.strip()}),' + switched,
+def _rows(model_type: str, mixed: bool) -> dict[str, str]:
+    name, configs = f'"{model_type}"', "tests/support/tiny_configs"
+    sizes = "".join(f'\n    "{field}": {value},' for field, value in _TINY.items())
+    near_llama = {f"{configs}/near_llama.py": f"{name}, in NEAR_LLAMA: its tests follow from KINDS"}
+    own = {
+        f"{configs}/linear_attention.py": f"{name}: {{\n    **COMMON,\n    **ATTENTION,{sizes}\n}},",
+        "tests/support/random_models.py": f"{name}, in FAMILIES and, with a function of its fields, in _OWN_FIELDS",
+        "tests/exporter/families/rows/linear_attention.py": f"{name}: [*HEADS, ...], rows of one value each",
     }
-    hybrid_row = f'"{model_type}", in FAMILIES and, with a function of its fields, in _OWN_FIELDS'
     return {
-        "exporter/families/registry.py": f'    {model_type},  # the import\n"{model_type}": {model_type}.parse,',
+        "exporter/families/registry.py": f"    {model_type},  # the import\n{name}: {model_type}.parse,",
         "README.md": f"`{model_type}`, in the row of its layers",
-        "tests/support/tiny_configs/attention.py": f'"{model_type}": {{{tiny}\n}},',
-        **({"tests/support/random_models.py": hybrid_row} if mixed else dense_rows),
-        "tests/exporter/families/rows/attention.py": f'"{model_type}": [*HEADS, *ROPES[:3]{flips}],',
+        **(own if mixed else near_llama),
         "CHANGELOG.md": f"{model_type}, in the line of the models under Added",
     }

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from tests.support.tiny_configs.near_llama import NEAR_LLAMA, NEAR_LLAMA_CONFIGS, switches
+
 # Of a family near Llama's layout: the switches of its config.
 _SWITCHES: dict[str, tuple[str, ...]] = {
     "arcee": ("attention_bias", "mlp_bias"),
@@ -15,7 +17,6 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
     "glm4": ("attention_bias",),
     "granite": ("attention_bias", "mlp_bias"),
     "internlm3": (),
-    "iquestcoder": ("attention_bias", "mlp_bias"),
     "llama": ("attention_bias", "mlp_bias"),
     "ministral": (),
     "mistral": (),
@@ -25,6 +26,7 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
     "qwen3_moe": ("attention_bias", "norm_topk_prob"),
     "seed_oss": ("attention_bias", "attention_out_bias", "mlp_bias"),
     "smollm3": ("attention_bias", "mlp_bias"),
+    **{family: switches(family) for family in NEAR_LLAMA},
 }
 DENSE = ("gemma3_text", "lfm3", "olmo3", "phi3", "gpt_oss", *_SWITCHES)
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "gelu_new", "quick_gelu")
@@ -112,6 +114,12 @@ def _exaone(random: Random, layers: int) -> dict[str, Any]:
     return {**_cwm(random, layers), "sliding_window_pattern": random.randint(1, 4)}
 
 
+def _near(family: str) -> Callable[[Random, int], dict[str, Any]]:
+    """Of NEAR_LLAMA: heads of which half may be rotated, and windows where the config has them."""
+    has_windows = "sliding_window" in NEAR_LLAMA_CONFIGS[family]
+    return lambda random, layers: _glm(random, layers) | (_cwm(random, layers) if has_windows else {})
+
+
 def _glm(random: Random, _layers: int) -> dict[str, Any]:
     return {"head_dim": random.choice((8, 16, 20, 24))}  # half of it is rotated
 
@@ -180,6 +188,7 @@ _OWN: dict[str, Callable[[Random, int], dict[str, Any]]] = {
     "qwen3": _qwen,
     "qwen3_moe": _qwen_moe,
     "smollm3": _smollm,
+    **{family: _near(family) for family in NEAR_LLAMA},
 }
 
 

@@ -8,8 +8,14 @@ from typing import Any
 from tests.support.tiny_configs.attention import ATTENTION_CONFIGS
 from tests.support.tiny_configs.linear_attention import LINEAR_ATTENTION_CONFIGS, QWEN_EXPERTS
 from tests.support.tiny_configs.mamba import MAMBA_CONFIGS
+from tests.support.tiny_configs.near_llama import NEAR_LLAMA, NEAR_LLAMA_CONFIGS
 
-BASE_CONFIGS: dict[str, dict[str, Any]] = {**MAMBA_CONFIGS, **ATTENTION_CONFIGS, **LINEAR_ATTENTION_CONFIGS}
+BASE_CONFIGS: dict[str, dict[str, Any]] = {
+    **MAMBA_CONFIGS,
+    **ATTENTION_CONFIGS,
+    **NEAR_LLAMA_CONFIGS,
+    **LINEAR_ATTENTION_CONFIGS,
+}
 # Experts for the families whose base has none, as their configs spell them.
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_next": QWEN_EXPERTS,
@@ -29,7 +35,8 @@ LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
         *("gemma3_text", "lfm2_moe", "lfm3", "ministral", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
-        *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "iquestcoder", "qwen3_moe", "smollm3"),
+        *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "qwen3_moe", "smollm3"),
+        *NEAR_LLAMA,
     }
 )
 

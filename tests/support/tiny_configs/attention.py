@@ -112,14 +112,6 @@ ATTENTION_CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 88,
         "max_position_embeddings": 512,
     },
-    "iquestcoder": {
-        **COMMON,
-        **ATTENTION,
-        "head_dim": 14,
-        "num_hidden_layers": 2,
-        "intermediate_size": 88,
-        "max_position_embeddings": 512,
-    },
     "olmo3": {
         **COMMON,
         **ATTENTION,

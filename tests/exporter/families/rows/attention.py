@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.exporter.families.rows.parts import EPSILON, HEADS, LLAMA3, ONE_LAYER, ROPES, TIED, YARN, together
+from tests.exporter.families.rows.parts import EPSILON, HEADS, LLAMA3, ONE_LAYER, ROPES, TIED, UNTIED, YARN, together
+from tests.support.tiny_configs.near_llama import NEAR_LLAMA, NEAR_LLAMA_CONFIGS, switches
 
 LONG: dict[str, Any] = {
     "rope_type": "longrope",
@@ -13,6 +14,16 @@ LONG: dict[str, Any] = {
     "long_factor": [1.0, 2.5, 4.0, 9.0],
 }
 ATTENTION: list[dict[str, Any]] = [*HEADS, *ROPES, {"head_dim": 18}, {"attention_bias": True}]
+
+
+def near_llama(family: str) -> list[dict[str, Any]]:
+    """Rows of a family of NEAR_LLAMA."""
+    biases = [{name: value} for name in switches(family) for value in (False, True)]
+    windows = [{"layer_types": ["full_attention"] * 2}] if "sliding_window" in NEAR_LLAMA_CONFIGS[family] else []
+    # Configs of some families add a field to the object.
+    ropes = [{"rope_parameters": {**row["rope_parameters"]}} for row in ROPES[:3]]
+    return [*HEADS, *ropes, TIED, UNTIED, *biases, *windows]
+
 
 ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
     "llama": together(
@@ -163,7 +174,6 @@ ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": False},
     ],
     "internlm3": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True, "mlp_bias": True}],
-    "iquestcoder": [*HEADS, *ROPES[:3], TIED, {"attention_bias": True}, {"mlp_bias": True}],
     "ministral": [*HEADS, *ROPES[:3], TIED, {"layer_types": ["full_attention"] * 2}],
     "exaone4": [
         *HEADS,
@@ -209,4 +219,5 @@ ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ],
+    **{family: near_llama(family) for family in NEAR_LLAMA},
 }
