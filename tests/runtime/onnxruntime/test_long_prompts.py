@@ -30,10 +30,10 @@ with hybridge.LLM(sys.argv[1], engine="onnxruntime") as llm:
 """
 
 
-# A decode step of the paged engine gathers the blocks of a layer; a prompt reads them in place.
+# A paged decode step gathers the blocks of a layer, here half of the caches; a prompt reads them in place.
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize(("layout", "new_tokens", "most"), [("dense", 2, 1.2), ("paged", 1, 1.2), ("paged", 2, 1.6)])
+@pytest.mark.parametrize(("layout", "new_tokens", "most"), [("dense", 2, 1.2), ("paged", 1, 1.2), ("paged", 2, 2.0)])
 def test_it_grows_with_the_caches_alone(layout: str, new_tokens: int, most: float, tmp_path: Path) -> None:
     hybridge.export(CHECKPOINT, tmp_path / "out", layout=layout, max_seq_len=TOKENS + 768)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "out"), str(TOKENS), str(new_tokens)]
