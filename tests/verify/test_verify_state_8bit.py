@@ -22,6 +22,8 @@ from hybridge.verification.reference import Reference
 from hybridge.verification.report import VerifyReport
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.versions import needs_opset_24
+from tests.verify import network_cases
 
 INT8, FP8 = {"state_dtype": DType.INT8}, {"state_dtype": DType.UINT8}
 PAGED = {"layout": "paged"}
@@ -66,6 +68,26 @@ def test_artifact_agrees_with_transformers_in_the_same_steps(name: str, artifact
         assert float(np.median([c.error for c in report.comparisons if c.error is not None])) < 1e-5
 
 
+@needs_opset_24
+@pytest.mark.parametrize("engine", ["tensorrt-network", "tensorrt-network-native"])
+@pytest.mark.parametrize("options", [{}, PAGED], ids=["dense", "paged"])
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
+def test_native_layers_take_int8_states(
+    family: str, options: dict[str, Any], engine: str, artifacts: ArtifactCache
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+    made = network_cases.exported(artifacts, family, **INT8, **options)
+    report = verify(made.checkpoint, made.folder, VerifyOptions(engine, (1, 11), 4))
+    assert report.passed, report.verdict()
+
+
+def test_draft_tokens_with_snapshots_of_states_and_scales(artifacts: ArtifactCache) -> None:
+    made = artifacts.get("nemotron_h", "float32", **INT8, **PAGED)
+    options = VerifyOptions("onnxruntime", (7,), 4, speculative_tokens=3, draft_states="snapshot")
+    report = verify(made.checkpoint, made.folder, options)
+    assert report.passed, report.verdict()
+
+
 def test_a_reference_that_rounds_nothing_disagrees(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reference, "round_states", lambda self, cache: None)
     report = verified(artifacts.get("nemotron_h", "float32", **INT8), "onnxruntime")
@@ -99,9 +121,10 @@ def test_a_row_takes_a_byte_a_number_and_a_scale_a_row(artifacts: ArtifactCache)
 
 
 def test_what_cannot_hold_such_states_is_refused_by_name(artifacts: ArtifactCache, tmp_path: Any) -> None:
-    made = artifacts.get("nemotron_h", "float32", **INT8)
-    with pytest.raises(EngineError, match="of 16 or 32 bits, which TensorRT engines take, found int8"):
+    made = artifacts.get("nemotron_h", "float32", **FP8)
+    with pytest.raises(EngineError, match="of int8, or of 16 or 32 bits, which TensorRT engines take, found fp8_e4m3"):
         parser_model(made.folder, made.config, 64)
+    made = artifacts.get("nemotron_h", "float32", **INT8)
     with pytest.raises(EngineError, match="of 16 or 32 bits on a GPU, found int8: export without `state_dtype`"):
         TorchModel(made.folder, made.config, type("Gpu", (), {"is_gpu": True})())
     with pytest.raises(SettingError, match=r"state_dtype: expected one of float32, float16, .*fp8_e4m3, found 'int4'"):

@@ -74,13 +74,15 @@ def parser_model(
     that are replayed have to become plugins. hidden: what the engine does with hidden states.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, keys and values are e4m3 and no plugins run, or
-    recurrent states have 8 bits.
+    recurrent states are e4m3.
     SettingError: a replay without plugins. What ``choose`` raises.
     """
-    if config.state_scales:
+    if config.state_scales and config.recurrent_state_dtype is E4M3_BYTES:
+        # "TensorRT does not support UINT8 types for intermediate tensors", its parser says.
         raise EngineError(
-            f"{artifact}: expected recurrent states of 16 or 32 bits, which TensorRT engines take, found "
-            f"{state_dtype_name(config.recurrent_state_dtype)}: export without `state_dtype`, or run `engine='torch'`"
+            f"{artifact}: expected recurrent states of int8, or of 16 or 32 bits, which TensorRT engines take, found "
+            f"{state_dtype_name(config.recurrent_state_dtype)}: export with another `state_dtype`, or run "
+            "`engine='torch'`"
         )
     if config.state_rings:
         raise EngineError(
