@@ -29,14 +29,14 @@ def paged(artifacts: ArtifactCache) -> Exported:
 def test_paged_engine_is_built_of_native_layers(paged: Exported) -> None:
     record = build_engine(paged.folder, replace(AMPERE, overwrite=True))
     assert record.nbytes > 0 and not record.plugins.ops
-    assert "head_dim from 64 to 256 in multiples of 8, found head_dim 8" in record.plugins.reason
+    assert "head_dim 576 or from 64 to 256 in multiples of 8, found head_dim 8" in record.plugins.reason
     pool = next(binding for binding in record.bindings if binding["name"] == "kv_pool_0")
     assert pool["shape"] == [2, "num_blocks", 16, *paged.config.bindings.input("kv_pool_0").shape[3:]]
     assert pool["replaced_by"] == "present_kv_pool_0"
 
 
 def test_heads_without_kernels_are_refused_by_name(paged: Exported) -> None:
-    with pytest.raises(SettingError, match=r"plugins: node .*head_dim from 64 to 256"):
+    with pytest.raises(SettingError, match=r"plugins: node .*head_dim 576 or from 64 to 256"):
         build_engine(paged.folder, replace(AMPERE, plugins="on", overwrite=True))
 
 
