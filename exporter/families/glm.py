@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybridge.exporter.families.activation_names import activation_of
+from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import attention_of, decoder_of
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
 from hybridge.exporter.families.hf_config import HfConfig
@@ -41,12 +42,17 @@ def parse(config: HfConfig) -> DecoderConfig:
     """Translate a glm config."""
     config.fill(ABSENT)
     config.positive("num_key_value_heads")  # transformers cannot build a model of null
-    head_dim = config.positive("head_dim")
-    rope = rope_from_config(config, head_dim, default_partial=0.5, partial=True, interleaved=True)
-    attention = replace(attention_of(config, head_dim, rope), output_bias=False)
-    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config), "fused")
+    attention, mlp = attention_and_mlp(config)
     blocks = (
         BlockConfig("input_layernorm", "self_attn", attention),
         BlockConfig("post_attention_layernorm", "mlp", mlp, names=MLP_NAMES),
     )
     return decoder_of(config, "glm", (LayerConfig(blocks),) * config.layer_count())
+
+
+def attention_and_mlp(config: HfConfig) -> tuple[AttentionConfig, MlpConfig]:
+    """The parts that all layers share, also in GLM-4 0414."""
+    head_dim = config.positive("head_dim")
+    rope = rope_from_config(config, head_dim, default_partial=0.5, partial=True, interleaved=True)
+    attention = replace(attention_of(config, head_dim, rope), output_bias=False)
+    return attention, MlpConfig(config.positive("intermediate_size"), activation_of(config), "fused")

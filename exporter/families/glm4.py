@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from hybridge.exporter.families.activation_names import activation_of
-from hybridge.exporter.families.common_fields import attention_of, decoder_of
+from hybridge.exporter.families.common_fields import decoder_of
 from hybridge.exporter.families.decoder_config import BlockConfig, DecoderConfig, LayerConfig
+from hybridge.exporter.families.glm import ABSENT, attention_and_mlp
 from hybridge.exporter.families.hf_config import HfConfig
-from hybridge.exporter.families.mlp_config import MlpConfig
 from hybridge.exporter.families.phi3 import MLP_NAMES
-from hybridge.exporter.families.rope import rope_from_config
 
 # The kinds of fields that transformers declares, and its defaults.
 KINDS = {
@@ -22,28 +18,12 @@ KINDS = {
     "bool": "attention_bias",
     "number": "attention_dropout",
 }
-ABSENT = {
-    "vocab_size": 151552,
-    "hidden_size": 4096,
-    "intermediate_size": 13696,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1.5625e-07,
-    "pad_token_id": 151329,
-    "attention_bias": True,
-}
 
 
 def parse(config: HfConfig) -> DecoderConfig:
     """Translate a glm4 config."""
     config.fill(ABSENT)
-    head_dim = config.positive("head_dim")
-    rope = rope_from_config(config, head_dim, default_partial=0.5, partial=True, interleaved=True)
-    attention = replace(attention_of(config, head_dim, rope), output_bias=False)
-    mlp = MlpConfig(config.positive("intermediate_size"), activation_of(config), "fused")
+    attention, mlp = attention_and_mlp(config)
     blocks = (
         BlockConfig("input_layernorm", "self_attn", attention, output_norm_source="post_self_attn_layernorm"),
         BlockConfig("post_attention_layernorm", "mlp", mlp, None, False, "post_mlp_layernorm", names=MLP_NAMES),

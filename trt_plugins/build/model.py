@@ -74,21 +74,10 @@ def parser_model(
     that are replayed have to become plugins. hidden: what the engine does with hidden states.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, keys and values are e4m3 and no plugins run, or
-    recurrent states are e4m3.
+    recurrent states are e4m3 or have rings.
     SettingError: a replay without plugins. What ``choose`` raises.
     """
-    if config.state_scales and config.recurrent_state_dtype is E4M3_BYTES:
-        # "TensorRT does not support UINT8 types for intermediate tensors", its parser says.
-        raise EngineError(
-            f"{artifact}: expected recurrent states of int8, or of 16 or 32 bits, which TensorRT engines take, found "
-            f"{state_dtype_name(config.recurrent_state_dtype)}: export with another `state_dtype`, or run "
-            "`engine='torch'`"
-        )
-    if config.state_rings:
-        raise EngineError(
-            f"{artifact}: expected recurrent states without rings, which TensorRT engines take, found rings: export "
-            "without `state_rings`, or run `engine='torch'`"
-        )
+    _check_states(artifact, config)
     file = read_onnx(artifact, file_name)
     model, digest = file.model, hashlib.sha256(file.raw).hexdigest()
     check_stored_weights(artifact, model, file_name)
@@ -121,6 +110,22 @@ def parser_model(
     nodes = {node.name: node.op_type for node in operator_nodes(graphs.advance)}
     advance = _ready(graphs.advance, replace(found.plugins, nodes=nodes), digest)
     return replace(found, stored=stored, advance=advance)
+
+
+def _check_states(artifact: Path, config: RuntimeConfig) -> None:
+    """EngineError where TensorRT engines cannot take the recurrent states."""
+    if config.state_scales and config.recurrent_state_dtype is E4M3_BYTES:
+        # "TensorRT does not support UINT8 types for intermediate tensors", its parser says.
+        raise EngineError(
+            f"{artifact}: expected recurrent states of int8, or of 16 or 32 bits, which TensorRT engines take, found "
+            f"{state_dtype_name(config.recurrent_state_dtype)}: export with another `state_dtype`, or run "
+            "`engine='torch'`"
+        )
+    if config.state_rings:
+        raise EngineError(
+            f"{artifact}: expected recurrent states without rings, which TensorRT engines take, found rings: export "
+            "without `state_rings`, or run `engine='torch'`"
+        )
 
 
 def _ready(model: onnx.ModelProto, choice: PluginChoice, digest: str) -> ParserModel:
