@@ -4,10 +4,12 @@
 // writes, and E_j = exp(g_{j+1} + ... + g_t) (one a head, or one a key channel):
 //     k_t S' = k_t exp(g_1 + ... + g_t) S + sum over j <= m of (k_t E_j k_j) w_j, and so for q_t
 //     w_t    = beta (v_t - k_t S'),   o_t = q_t S' + (q_t k_t) w_t
-// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For a row without a token
-// the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row read it here.
+// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For other rows, as the
+// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row
+// read it here. Dense rows have a token axis of one token at most, or are flushed.
 //
-// Macros: those of decode_token.cuh; AT_ONCE as in decode_slices.cu; RING (at most 16). Grid: as of decode_slices.cu.
+// Macros: those of decode_token.cuh; AT_ONCE as in decode_slices.cu; DENSE (rows are dense); RING (at most 16). Grid: as
+// of decode_slices.cu.
 #include "common/async_copy.cuh"
 #include "common/launch.cuh"
 #include "common/ring.cuh"
@@ -29,6 +31,10 @@ struct SharedRing {
     float k[RING], q[RING];                   // k_t E_j k_j and q_t E_j k_j: a warp writes and reads those of its tokens
 };
 
+__device__ __forceinline__ int64_t token_at(const RowView& view, int64_t row, int64_t token) {
+    return DENSE ? view.row * row : view.first_token * token;
+}
+
 // One head of one slot in memory.
 struct Ring {
     DATA_T* k;
@@ -45,9 +51,9 @@ struct Ring {
         k = static_cast<DATA_T*>(ring.k) + (view.slot * ring.key_heads + key_head) * RING * KEY_SIZE;
         written = ring.written + of_head * VALUE_SIZE;
         decays = ring.decays + of_head * DECAYS_OF_HEAD;
-        token_k = static_cast<const DATA_T*>(p.k) + view.first_token * p.k_token + key_head * p.k_head;
-        token_q = static_cast<const DATA_T*>(p.q) + view.first_token * p.q_token + key_head * p.q_head;
-        token_decays = p.g + view.first_token * p.g_token + head * DECAYS_OF_HEAD;
+        token_k = static_cast<const DATA_T*>(p.k) + token_at(view, p.k_row, p.k_token) + key_head * p.k_head;
+        token_q = static_cast<const DATA_T*>(p.q) + token_at(view, p.q_row, p.q_token) + key_head * p.q_head;
+        token_decays = p.g + token_at(view, p.g_row, p.g_token) + head * DECAYS_OF_HEAD;
         stored = length;
     }
     __device__ __forceinline__ const DATA_T* k_of(int j) const { return j < stored ? k + j * KEY_SIZE : token_k; }
@@ -205,7 +211,15 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
     let_later_kernels_start();
     const RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0) return;
-    const bool has_token = view.length > 0;
+    const bool has_token = view.length > 0 && view.length <= ring_params.most_added;
+    if (view.length == 0 && !ring_params.flushes_empty) {
+        if (!DENSE || ring_params.most_added == 0) return;
+        DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + head * params.o_head;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (Place::finishes(i)) o[Place::finished_column(i)] = from_float<DATA_T>(0.0f);
+        return;
+    }
     const Ring ring(ring_params, view, head, stored_tokens(ring_params.lengths, view.slot, RING));
     const int count = ring.stored + has_token;
     if (count == 0) return;
@@ -232,7 +246,7 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
         weigh_tokens(shared, ring);
         share_ring_sums(sums, shared, state, token, ring, decay, at);
         __syncthreads();
-        DATA_T* o = static_cast<DATA_T*>(params.o) + view.first_token * params.o_token + head * params.o_head;
+        DATA_T* o = static_cast<DATA_T*>(params.o) + token_at(view, params.o_row, params.o_token) + head * params.o_head;
         finish_columns(sums, token, params.scale, 1.0f, o);
         if (count < RING) {
             store_token(ring, sums);

@@ -2,10 +2,12 @@
 //
 // With S the state in memory, tokens 1 to m in the ring, token t = m + 1, and a_j the log decay of token j:
 //     y_t = exp(a_1 + ... + a_t) S C_t + sum over j <= t of exp(a_{j+1} + ... + a_t) dt_j (B_j C_t) x_j + D x_t
-// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For a row without a token
-// the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row read it here.
+// Token t is added to the ring; if it is the RING-th, all of them are written into the state. For other rows, as the
+// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row
+// read it here. Dense rows have a token axis of one token at most, or are flushed.
 //
-// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED; RING (at most 16). Grid: as of decode_lanes.cu.
+// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED; DENSE (rows are
+// dense); RING (at most 16). Grid: as of decode_lanes.cu.
 #include "common/launch.cuh"
 #include "common/ring.cuh"
 #include "update_ssm_state/decode_group.cuh"
@@ -18,6 +20,10 @@ constexpr int TEAMS = THREADS / LANES;                     // of LANES threads: 
 constexpr int TOKENS_OF_TEAM = (RING + TEAMS - 1) / TEAMS;
 constexpr int TOKENS_OF_LANE = (RING + LANES - 1) / LANES;
 constexpr int THREADS_AT_ONCE = 384;
+
+__device__ __forceinline__ int64_t token_at(const RowView& view, int64_t row, int64_t token) {
+    return DENSE ? view.row * row : view.first_token * token;
+}
 
 // One head of one slot. The token of the step follows those of the ring.
 struct Ring {
@@ -34,8 +40,8 @@ struct Ring {
         x = static_cast<DATA_T*>(ring.x) + of_head * RING * HEAD_DIM;
         B = static_cast<DATA_T*>(ring.B) + (view.slot * ring.groups + group) * RING * STATE_SIZE;
         steps = reinterpret_cast<float2*>(ring.steps) + of_head * RING;
-        token_x = static_cast<const DATA_T*>(params.x) + view.first_token * params.x_token + head * params.x_head;
-        token_B = static_cast<const DATA_T*>(params.B) + view.first_token * params.B_token + group * params.B_group;
+        token_x = static_cast<const DATA_T*>(params.x) + token_at(view, params.x_row, params.x_token) + head * params.x_head;
+        token_B = static_cast<const DATA_T*>(params.B) + token_at(view, params.B_row, params.B_token) + group * params.B_group;
         stored = length;
     }
     __device__ __forceinline__ const DATA_T* x_of(int j) const { return j < stored ? x + j * HEAD_DIM : token_x; }
@@ -84,13 +90,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
     let_later_kernels_start();
     const RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0) return;
-    const bool has_token = view.length > 0;
+    const int lane = threadIdx.x % LANES, warp_lane = threadIdx.x % 32, team = threadIdx.x / LANES;
+    const int row = blockIdx.x % PARTS * ROWS_OF_BLOCK + threadIdx.x / 32 * ROWS_OF_WARP + warp_lane / LANES;
+    const bool has_token = view.length > 0 && view.length <= ring_params.most_added;
+    if (view.length == 0 && !ring_params.flushes_empty) {
+        const float zeros[PASSES] = {};
+        if (DENSE && ring_params.most_added > 0)
+            write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + head * params.y_head, zeros, row, lane);
+        return;
+    }
     const Ring ring(ring_params, view, head, blockIdx.y, stored_tokens(ring_params.lengths, view.slot, RING));
     const int count = ring.stored + has_token;
     if (count == 0) return;
 
-    const int lane = threadIdx.x % LANES, warp_lane = threadIdx.x % 32, team = threadIdx.x / LANES;
-    const int row = blockIdx.x % PARTS * ROWS_OF_BLOCK + threadIdx.x / 32 * ROWS_OF_WARP + warp_lane / LANES;
     const int64_t head_state = int64_t(head) * HEAD_DIM * STATE_SIZE;
     StateTile tile;
     tile.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_state, nullptr, row, lane);
@@ -119,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
         if (StateTile::has_row(row, p)) {
             x[p] = ring.token_x[at];
             if (GATED)
-                gate[p] = (static_cast<const DATA_T*>(params.gate) + view.first_token * params.gate_token +
+                gate[p] = (static_cast<const DATA_T*>(params.gate) + token_at(view, params.gate_row, params.gate_token) +
                            int64_t(head) * HEAD_DIM)[at];
         }
 #pragma unroll
@@ -132,7 +144,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
     HeadScalars<DATA_T, D_T, BIAS_T> scalars;
     scalars.load(params, view, head);
     GroupRow C_row, B_rows[TOKENS_OF_TEAM];
-    C_row.load(static_cast<const DATA_T*>(params.C) + view.first_token * params.C_token + blockIdx.y * params.C_group, lane);
+    C_row.load(static_cast<const DATA_T*>(params.C) + token_at(view, params.C_row, params.C_token) +
+                   blockIdx.y * params.C_group, lane);
 #pragma unroll
     for (int i = 0; i < TOKENS_OF_TEAM; ++i) {
         B_rows[i] = {};
@@ -183,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
         y[p] = fmaf(own_weight, to_float(x[p]), sum_of_row(sum));
         if (GATED) y[p] *= silu(to_float(gate[p]));
     }
-    write_rows(static_cast<DATA_T*>(params.y) + view.first_token * params.y_token + head * params.y_head, y, row, lane);
+    write_rows(static_cast<DATA_T*>(params.y) + token_at(view, params.y_row, params.y_token) + head * params.y_head, y, row, lane);
 
     if (count == RING) {
         flush(tile, ring, count, decay.of_state, factors, row, lane);

@@ -24,6 +24,8 @@ from hybridge.runtime.speculation.settings import SpeculationSettings
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
+from tests.support.versions import needs_opset_24
+from tests.verify import network_cases
 
 RINGS: dict[str, Any] = {"state_rings": True}
 PAGED = {"layout": "paged"}
@@ -60,6 +62,24 @@ def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) 
     assert report.passed, report.verdict()
     assert ("draft tokens" in {c.scenario for c in report.comparisons}) == bool(drafts)
     assert {"recurrent_state", "logits"} <= {c.item for c in report.comparisons}
+
+
+@needs_opset_24
+@pytest.mark.parametrize("engine", ["tensorrt-network", "tensorrt-network-native"])
+@pytest.mark.parametrize(("layout", "mode"), [("dense", None), ("paged", "replay"), ("paged", "snapshot")])
+@pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next", "kimi_linear"])
+def test_networks_of_plugins_and_of_native_layers(
+    family: str, layout: str, mode: str | None, engine: str, artifacts: ArtifactCache
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
+    made_of = network_cases.exported(artifacts, family, layout=layout, **RINGS)
+    # Native layers write no states in place, which a replay needs.
+    replays = mode == "replay" and engine == "tensorrt-network"
+    drafts = 2 if replays or mode == "snapshot" else 0
+    settings = VerifyOptions(engine, (1, 11), 20, speculative_tokens=drafts, draft_states=mode if drafts else "auto")
+    report = verify(made_of.checkpoint, made_of.folder, settings)
+    assert report.passed, report.verdict()
+    assert not [note for note in report.notes if "only native layers" in note]
 
 
 @pytest.mark.parametrize("mode", ["replay", "snapshot"])

@@ -74,7 +74,7 @@ def parser_model(
     that are replayed have to become plugins. hidden: what the engine does with hidden states.
     ArtifactError: the graph or its weights are missing, damaged or contradict config.json.
     EngineError: an operator has no body that native layers could run, keys and values are e4m3 and no plugins run, or
-    recurrent states are e4m3 or have rings.
+    recurrent states are e4m3.
     SettingError: a replay without plugins. What ``choose`` raises.
     """
     _check_states(artifact, config)
@@ -120,11 +120,6 @@ def _check_states(artifact: Path, config: RuntimeConfig) -> None:
             f"{artifact}: expected recurrent states of int8, or of 16 or 32 bits, which TensorRT engines take, found "
             f"{state_dtype_name(config.recurrent_state_dtype)}: export with another `state_dtype`, or run "
             "`engine='torch'`"
-        )
-    if config.state_rings:
-        raise EngineError(
-            f"{artifact}: expected recurrent states without rings, which TensorRT engines take, found rings: export "
-            "without `state_rings`, or run `engine='torch'`"
         )
 
 

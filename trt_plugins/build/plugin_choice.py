@@ -23,6 +23,7 @@ from hybridge.trt_plugins.plugins.layer import state_inputs
 from hybridge.trt_plugins.rewrites.joined_mixers import with_joined_mixers
 from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.packed import NUM_SLOTS
+from hybridge.trt_plugins.specs.state_ring import is_ring
 from hybridge.trt_plugins.value_types import domain_version
 
 TIME = "time"
@@ -120,14 +121,14 @@ def plugin_gaps(
 
 
 def _states_gap(nodes: tuple[CheckedNode, ...], options: BuildOptions) -> str | None:
-    # Kernels over pools write parts of them and leave the rest where it is.
-    over_pools = (node for node in nodes if node.spec.version != DENSE_VERSION and state_inputs(node.spec))
-    apart = [node for node in over_pools if options.plugin_states != ALIASED]
+    # Kernels over pools and rings write parts of them and leave the rest where it is.
+    in_part = (n for n in nodes if state_inputs(n.spec) and (n.spec.version != DENSE_VERSION or is_ring(n.spec)))
+    apart = [node for node in in_part if options.plugin_states != ALIASED]
     if not apart:
         return None
     return (
         f"node {apart[0].name}: expected `plugin_states={ALIASED!r}`, found {options.plugin_states}: "
-        f"{apart[0].op} writes into its pool and copies none"
+        f"{apart[0].op} writes into its states and copies none"
     )
 
 

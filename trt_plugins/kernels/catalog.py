@@ -24,6 +24,12 @@ _PLANNERS = {
     "paged_attention_fp8": "hybridge.trt_plugins.kernels.ops.paged_attention",
 }
 
+# Forms over states with rings, which are updated in place alone.
+_OVER_RINGS = {
+    "update_ssm_state_ring": "hybridge.trt_plugins.kernels.ops.state_ring",
+    "gated_delta_rule_ring": "hybridge.trt_plugins.kernels.ops.state_ring",
+}
+
 # Forms over states of 8 bits: kernels for one token per row, and no plugins.
 _OVER_8_BITS = {
     "update_ssm_state_8bit": "hybridge.trt_plugins.kernels.ops.update_ssm_state_8bit",
@@ -46,36 +52,36 @@ _FUSED = (
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     """The kernels that run ``call``; UnsupportedError where the operator or its sizes have none."""
     name = call.spec.name
-    planner = _PLANNERS.get(name) or _OVER_8_BITS.get(name)
+    planner = _PLANNERS.get(name) or _OVER_RINGS.get(name) or _OVER_8_BITS.get(name)
     if planner is None:
         raise UnsupportedError(
-            f"expected one of the operators with CUDA kernels ({', '.join(_PLANNERS)}), found {name}"
+            f"expected one of the operators with CUDA kernels ({', '.join(operators())}), found {name}"
         )
     return importlib.import_module(planner).plan(call, device)
 
 
 def variants(name: str) -> tuple[str, ...]:
     """Algorithms of operator ``name`` that a call may ask for instead of the planner's choice."""
-    found: tuple[str, ...] = getattr(importlib.import_module(_PLANNERS[name]), "VARIANTS", ())
+    found: tuple[str, ...] = getattr(importlib.import_module({**_PLANNERS, **_OVER_RINGS}[name]), "VARIANTS", ())
     return found
 
 
 def operators() -> tuple[str, ...]:
     """Operators with CUDA kernels for every number of tokens."""
-    return tuple(_PLANNERS)
+    return (*_PLANNERS, *_OVER_RINGS)
 
 
 def dense_operators() -> tuple[str, ...]:
-    """Operators with a dense form (version 1), not only one over pools."""
+    """Operators with a dense form (version 1), not only one over pools, without those over states with rings."""
     return tuple(name for name in _PLANNERS if name in OPS)
 
 
 def plugin_specs() -> tuple[OpSpec, ...]:
     """Every form of these operators, dense, packed and speculative: each has a plugin."""
-    return tuple(spec for spec in all_specs() if spec.name in _PLANNERS)
+    return tuple(spec for spec in all_specs() if spec.name in operators())
 
 
 def sources() -> Iterator[KernelSource]:
     """A representative set of the variants that the planners choose from: every file, every type, every fast size."""
-    for module in dict.fromkeys((*_PLANNERS.values(), *_FUSED)):
+    for module in dict.fromkeys((*_PLANNERS.values(), *_OVER_RINGS.values(), *_FUSED)):
         yield from importlib.import_module(module).sources()

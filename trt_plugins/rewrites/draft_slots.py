@@ -121,13 +121,14 @@ def with_replay(model: onnx.ModelProto, tokens: int) -> ReplayGraphs:
     for node in recurrent:
         spec = spec_of(node.op_type, SPECULATIVE_VERSION)
         arguments = list(zip(spec.inputs, node.inputs, strict=True))
-        (pool,) = (str(value.name) for tensor, value in arguments if is_pool(tensor) and value is not None)
-        (output,) = (value for tensor, value in zip(spec.outputs, node.outputs, strict=True) if is_pool(tensor))
-        pools[pool] = str(output.name)
+        # The state, and the tensors of its ring.
+        own = [str(value.name) for tensor, value in arguments if is_pool(tensor) and value is not None]
+        new = [str(value.name) for tensor, value in zip(spec.outputs, node.outputs, strict=True) if is_pool(tensor)]
+        pools |= zip(own, new, strict=True)
         for tensor, value in arguments:
             if value is not None and is_packed(tensor) and value.name not in stored:
                 assert value.producer() is not None and not value.is_graph_output(), value.name
-                value.name = f"stored_{pool}_{tensor.name}"
+                value.name = f"stored_{own[0]}_{tensor.name}"
                 copy.graph.outputs.append(value)
                 stored.append(value.name)
     check = _with_functions(copy)

@@ -10,6 +10,7 @@ from hybridge.runtime.engines.tensorrt_network.layer_call import Kind, LayerCall
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import DENSE_VERSION, spec_of
 from hybridge.trt_plugins.plugins.layer import state_inputs
+from hybridge.trt_plugins.specs.state_ring import is_ring
 from hybridge.trt_plugins.torch_ops.schema import OVERLOADS
 
 
@@ -18,7 +19,8 @@ def plugin(call: LayerCall) -> tuple[Tensor, ...]:
     torch_ops.register()
     spec = spec_of(call["operator"], call["version"])
     operator = getattr(getattr(torch.ops.trt_edgellm, spec.name), OVERLOADS[spec.version])
-    if spec.version != DENSE_VERSION and not call["aliased"] and state_inputs(spec):
+    in_part = spec.version != DENSE_VERSION or is_ring(spec)
+    if in_part and not call["aliased"] and state_inputs(spec):
         raise call.error("expected states updated in place, found separate: its kernels write parts of them")
     inputs = [_operator_bytes(call.optional(index)) for index in range(len(spec.inputs))]
     fields = spec.complete_attributes(call["fields"])

@@ -9,8 +9,8 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, KernelLaunch, Memory, OpCall, PointerSource
 
 # Values of the field ``part`` of Rows in common/rows.cuh.
-_ALL_ROWS, _DRAFT_ROWS, _LONGER_ROWS = 0, 1, 2
-_ACCEPTED = PointerSource(Memory.PACKED, 2)
+_ALL_ROWS, _DRAFT_ROWS, LONGER_ROWS = 0, 1, 2
+ACCEPTED = PointerSource(Memory.PACKED, 2)
 
 
 def is_speculative(call: OpCall) -> bool:
@@ -37,7 +37,7 @@ def plan_drafts(
     if not has_longer:
         return CallPlan((first,), name=first.source.label)
     rest = longer(rows)
-    launches = (first, *(_speculative(launch, packed.draft_slots, _LONGER_ROWS) for launch in rest.launches))
+    launches = (first, *(_speculative(launch, packed.draft_slots, LONGER_ROWS) for launch in rest.launches))
     name = " + ".join(launch.source.entry for launch in launches)
     return CallPlan(launches, rest.workspace_bytes, name, rest.counter_bytes)
 
@@ -46,4 +46,4 @@ def _speculative(launch: KernelLaunch, draft_slots: int, part: int) -> KernelLau
     """``launch`` over the rows of ``part`` alone, each of which begins with the state that was accepted."""
     params = type(launch.params).from_buffer_copy(launch.params)
     params.rows.draft_slots, params.rows.part = draft_slots, part
-    return replace(launch, params=params, pointers={**launch.pointers, "rows.num_accepted": _ACCEPTED})
+    return replace(launch, params=params, pointers={**launch.pointers, "rows.num_accepted": ACCEPTED})

@@ -38,7 +38,7 @@ _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
 # Several tokens a row and decays of key channels keep more floats besides the state, and take at most this many rows.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
 # Where several tokens are walked, a 16-bit state is kept as floats between them.
-# States with rings, where there are many bytes of them. Data of 32 bits takes more registers.
+# States with rings, where there are many bytes of them. Data of 32 bits, and dense rows, take more registers.
 _RING = {4: (8, 8, 640), 2: (8, 8, 512)}
 _WIDE_RING_AT_ONCE = 512
 _RING_CHANNELS_AT_ONCE = 384
@@ -97,9 +97,10 @@ class _Variant:
     def source(self) -> KernelSource:
         return KernelSource.of(FILE, ENTRY, self._defines())
 
-    def ring_source(self) -> KernelSource:
+    def ring_source(self, dense: bool = False) -> KernelSource:
         """The kernel over states with rings."""
-        return KernelSource.of(RING_FILE, "gated_delta_rule_ring", {**self._defines(), "RING": RING})
+        defines = {**self._defines(), "DENSE": dense, "RING": RING}
+        return KernelSource.of(RING_FILE, "gated_delta_rule_ring", defines)
 
     def _defines(self) -> dict[str, object]:
         cut = self.slice
@@ -140,12 +141,13 @@ def ring_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
 
     The tensors of the rings come after the operator's own inputs.
     """
-    cut = _ring_slice(call.dtype, call.state.dtype, call.key_size, call.value_size, call.channel_decay)
+    dense = call.call.packed is None
+    cut = _ring_slice(call.dtype, call.state.dtype, call.key_size, call.value_size, call.channel_decay, dense)
     variant = _Variant(cut, call.channel_decay, call.normed, call.token_access_bytes("q", "k"), many=False)
     params = struct_type(RING_FILE, "GatedDeltaRing")()
     _fill(params.decode, call)
     params.key_heads, params.value_heads = call.key_heads, call.value_heads
-    launch = _launch(call, device, variant.ring_source(), cut.slices, cut.threads)
+    launch = _launch(call, device, variant.ring_source(dense), cut.slices, cut.threads)
     return replace(launch, params=params, pointers=ring_pointers(call.call.spec, launch.pointers))
 
 
@@ -162,10 +164,13 @@ def _fill(params: Any, call: DeltaCall) -> None:
     params.rows.rows, params.rows.time = call.rows, call.time
 
 
-def _ring_slice(dtype: DType, state: DType, key_size: int, value_size: int, channel_decay: bool) -> Slice:
+def _ring_slice(
+    dtype: DType, state: DType, key_size: int, value_size: int, channel_decay: bool, dense: bool = False
+) -> Slice:
     lanes, rows, at_once = _RING[state.itemsize]
     cut = Slice(dtype, state, key_size, value_size, lanes, rows, at_once)
-    most = _RING_CHANNELS_AT_ONCE if channel_decay else _WIDE_RING_AT_ONCE if dtype is DType.FLOAT32 else at_once
+    wide = dense or dtype is DType.FLOAT32
+    most = _RING_CHANNELS_AT_ONCE if channel_decay else _WIDE_RING_AT_ONCE if wide else at_once
     return replace(cut, at_once=max(cut.threads, min(at_once, most)))
 
 
@@ -181,6 +186,8 @@ def decode_sources() -> Iterator[KernelSource]:
                 for channel in (False, True):
                     cut = _ring_slice(dtype, state, 128, 128, channel)
                     yield _Variant(cut, channel, True, ACCESS_BYTES, False).ring_source()
+                    cut = _ring_slice(dtype, state, 128, 128, channel, dense=True)
+                    yield _Variant(cut, channel, True, ACCESS_BYTES, False).ring_source(dense=True)
                     yield replace(single, many=True, speculative=True, channel_decay=channel).source()
                     walked = _slice(dtype, state, 128, 128, share, plain=False, walked=True)
                     yield _Variant(walked, channel, True, ACCESS_BYTES, True).source()

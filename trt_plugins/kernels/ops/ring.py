@@ -27,4 +27,5 @@ def plan_ring(call: OpCall, device: DeviceTraits, gate: TensorLayout | None = No
         launch = update_ssm_state.ring_launch(call, device, gate)
     else:
         launch = gated_delta_rule_decode.ring_launch(DeltaCall.of(call), device)
+    launch.params.most_added = launch.params.flushes_empty = 1
     return CallPlan((launch,), name=launch.source.label)

@@ -72,6 +72,7 @@ def sources() -> Iterator[KernelSource]:
             if state not in BYTE_TYPES:
                 yield from (variant.drafts_source() for variant in (typed, single))
                 yield from (_ring_variant(replace(typed, gated=gated)).ring_source() for gated in (False, True))
+                yield _ring_variant(typed).ring_source(dense=True)
     for state in BYTE_TYPES:
         yield replace(base, tile=replace(tile, state=state, passes=_BYTE_PASSES, threads=_THREADS)).source()
     for head_dim, state_size in ((80, 128), (96, 64), (128, 80), (256, 256), (64, 96), (8, 8), (72, 40)):
@@ -125,9 +126,9 @@ class _Variant:
         """The kernel that walks draft tokens; it has no gate and fetches nothing ahead."""
         return KernelSource.of(DRAFTS_FILE, "update_ssm_state_drafts", self._defines())
 
-    def ring_source(self) -> KernelSource:
+    def ring_source(self, dense: bool = False) -> KernelSource:
         """The kernel over states with rings."""
-        defines = {**self._defines(), "GATED": self.gated, "RING": RING}
+        defines = {**self._defines(), "GATED": self.gated, "DENSE": dense, "RING": RING}
         return KernelSource.of(RING_FILE, "update_ssm_state_ring", defines)
 
     def _defines(self) -> dict[str, object]:
@@ -185,7 +186,7 @@ class _Decode:
         params = struct_type(RING_FILE, "SsmRing")()
         self._fill(params.decode)
         params.heads, params.groups = self.heads, self.groups
-        launch = self._launch(variant.tile, variant.ring_source(), params, device)
+        launch = self._launch(variant.tile, variant.ring_source(self.call.packed is None), params, device)
         pointers = ring_pointers(self.call.spec, launch.pointers)
         if self.gate is not None:
             pointers["decode.gate"] = PointerSource(Memory.INPUT, len(self.call.spec.inputs) + len(RINGS[NAME]) + 1)

@@ -19,6 +19,7 @@ from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
 from hybridge.trt_plugins.specs.state_8bit import is_8bit
 from hybridge.trt_plugins.specs.state_forms import base_name
+from hybridge.trt_plugins.specs.state_ring import is_ring
 
 
 def _run(context: NodeContext) -> Run:
@@ -40,7 +41,7 @@ def _run(context: NodeContext) -> Run:
         wide = spec_of(base_name(spec.name))
         over_floats = _KernelCall(wide, attributes, kernels, [False, True], _portable(wide, attributes))
         portable = state_8bit.dense_call(spec, over_floats)
-    return _KernelCall(spec, attributes, kernels, in_place, portable)
+    return _KernelCall(spec, attributes, kernels, in_place, portable, writes_parts=is_ring(spec))
 
 
 def _portable(spec: OpSpec, attributes: dict[str, AttributeValue]) -> Run:
@@ -55,7 +56,10 @@ def _complete(spec: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> tuple[t
 
 
 class _KernelCall:
-    """One operator with CUDA kernels. Sizes that they refuse run in the torch form."""
+    """One operator with CUDA kernels. Sizes that they refuse run in the torch form.
+
+    writes_parts: the kernels change parts of the states where these are.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,9 @@ class _KernelCall:
         kernels: KernelRunner,
         in_place: list[bool],
         portable: Callable[..., tuple[torch.Tensor, ...]],
+        writes_parts: bool = False,
     ) -> None:
+        self._writes_parts = writes_parts
         self._spec, self._attributes, self._kernels, self._portable = spec, attributes, kernels, portable
         self._sources = [
             (spec.output_source(output), here) for output, here in zip(spec.outputs, in_place, strict=True)
@@ -73,8 +79,12 @@ class _KernelCall:
         self._refused: set = set()
 
     def __call__(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        inputs = _complete(self._spec, tensors)
+        inputs = list(_complete(self._spec, tensors))
         outputs = [self._output(inputs[source], here) for source, here in self._sources]
+        if self._writes_parts:
+            for (source, here), output in zip(self._sources[1:], outputs[1:], strict=True):
+                before = inputs[source]
+                inputs[source] = output if here or before is None else output.copy_(before)
         layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
         results = tuple(layout_of(tensor) for tensor in outputs)
         key = (self._name, layouts, results)
