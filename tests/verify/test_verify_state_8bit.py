@@ -15,7 +15,6 @@ from hybridge.artifact.errors import ArtifactError, EngineError, SettingError
 from hybridge.exporter.options import ExportOptions
 from hybridge.exporter.plan import plan_export
 from hybridge.inspection import inspect_path
-from hybridge.runtime.engines.torch.model import TorchModel
 from hybridge.trt_plugins.build.model import parser_model
 from hybridge.verification.options import STATE_TOLERANCES, VerifyOptions
 from hybridge.verification.reference import Reference
@@ -124,9 +123,6 @@ def test_what_cannot_hold_such_states_is_refused_by_name(artifacts: ArtifactCach
     made = artifacts.get("nemotron_h", "float32", **FP8)
     with pytest.raises(EngineError, match="of int8, or of 16 or 32 bits, which TensorRT engines take, found fp8_e4m3"):
         parser_model(made.folder, made.config, 64)
-    made = artifacts.get("nemotron_h", "float32", **INT8)
-    with pytest.raises(EngineError, match="of 16 or 32 bits on a GPU, found int8: export without `state_dtype`"):
-        TorchModel(made.folder, made.config, type("Gpu", (), {"is_gpu": True})())
     with pytest.raises(SettingError, match=r"state_dtype: expected one of float32, float16, .*fp8_e4m3, found 'int4'"):
         ExportOptions.named(state_dtype="int4")
     mamba = artifacts.get("mamba", "float32")
