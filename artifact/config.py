@@ -241,7 +241,12 @@ def config_to_json(config: RuntimeConfig) -> dict[str, Any]:
         "num_linear_attn_layers": len(recurrent),
         "layer_types": list(config.layer_types),
         "kv_layer_configs": [
-            {"num_kv_heads": kv.num_kv_heads, "head_dim": kv.head_dim, "sliding_window": kv.sliding_window}
+            {
+                "num_kv_heads": kv.num_kv_heads,
+                "head_dim": kv.head_dim,
+                "sliding_window": kv.sliding_window,
+                **({} if kv.latent_dim is None else {"latent_dim": kv.latent_dim}),
+            }
             for kv in config.kv_layers
         ],
         "kv_cache_dtype": kv_dtype_name(config.kv_cache_dtype),
@@ -330,8 +335,13 @@ def _recurrent_from_json(f: Fields, count: int) -> tuple[RecurrentLayerConfig, .
 
 def _kv_from_json(f: Fields) -> KVLayerConfig:
     config = KVLayerConfig(
-        f.integer("num_kv_heads", minimum=1), f.integer("head_dim", minimum=1), f.integer("sliding_window", None, 1)
+        f.integer("num_kv_heads", minimum=1),
+        f.integer("head_dim", minimum=1),
+        f.integer("sliding_window", None, 1),
+        f.integer("latent_dim", None, 1),
     )
+    if config.latent_dim is not None and config.latent_dim > config.head_dim:
+        raise f.fail("latent_dim", f"at most head_dim, {config.head_dim}")
     f.refuse_unknown()
     return config
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridge.artifact.names import conv_state, recurrent_state
+from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
 
 
 @dataclass(frozen=True)
 class KVLayerConfig:
-    """The KV cache of one attention layer; ``sliding_window`` counts tokens, None is full attention."""
+    """The KV cache of one attention layer; ``sliding_window`` counts tokens, None is full attention.
+
+    latent_dim: in latent attention, the channels of a cached key that are its latent, which come first. Keys are the
+    values too, and stored once. None: keys and values.
+    """
 
     num_kv_heads: int
     head_dim: int
     sliding_window: int | None = None
+    latent_dim: int | None = None
+
+    @property
+    def parts(self) -> int:
+        """Tensors that a token has in the cache: a key and a value, or one that is both."""
+        return 2 if self.latent_dim is None else 1
+
+    def state_names(self, k: int) -> tuple[str, ...]:
+        """The cache inputs of the layer with local index ``k`` in the dense layout, in graph order."""
+        return (past_key(k), past_value(k))[: self.parts]
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,15 @@ def draft_step_inputs(columns: int) -> tuple[Binding, ...]:
 def kv_pool_bindings(k: int, layer: KVLayerConfig, dtype: DType) -> tuple[Binding, ...]:
     """The KV pool of attention layer ``k`` (local index): keys then values, by block, by offset in it, by head.
 
+    Keys that are the values too are there once.
     Behind one of bytes of e4m3 comes the pool of its scales, by block, by head, by offset.
     """
     pool, scales = names.kv_pool(k), names.kv_scales(k)
-    shape = (2, NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
+    shape = (layer.parts, NUM_BLOCKS, BLOCK_SIZE, layer.num_kv_heads, layer.head_dim)
     bindings = (Binding(pool, dtype, shape, names.present(pool)),)
     if dtype is not E4M3_BYTES:
         return bindings
-    by_head = (2, NUM_BLOCKS, layer.num_kv_heads, BLOCK_SIZE)
+    by_head = (layer.parts, NUM_BLOCKS, layer.num_kv_heads, BLOCK_SIZE)
     return (*bindings, Binding(scales, DType.FLOAT32, by_head, names.present(scales)))
 
 

@@ -33,7 +33,7 @@ def cache_factors(
         of_modules = (scales.factors(module, body.num_kv_heads) for module in modules)
         factors = next((each for each in of_modules if each is not None), None)
         if factors is not None and isinstance(body, LatentAttentionConfig):
-            # Both caches of latent attention hold the same numbers.
+            # Keys of latent attention are its values.
             factors = CacheFactors(factors.keys, factors.keys)
         found.append(None if factors is None else _mantissas(factors))
     return tuple(found)

@@ -91,7 +91,7 @@ class KVCacheManager(_Part):
         return self._buffer(past_key(layer))
 
     def values(self, layer: int) -> StateBuffer | None:
-        """Value cache of the local ``layer``, shaped like ``keys``."""
+        """Value cache of the local ``layer``, shaped like ``keys``; None where keys are the values."""
         return self._buffer(past_value(layer))
 
 

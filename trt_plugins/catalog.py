@@ -14,7 +14,7 @@ from types import MappingProxyType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.spec import OpSpec
 from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
-from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
+from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION, CACHED_LATENT_ATTENTION
 from hybridge.trt_plugins.specs.causal_conv1d import CAUSAL_CONV1D
 from hybridge.trt_plugins.specs.fp8_kv import fp8_form
 from hybridge.trt_plugins.specs.gated_delta_rule import GATED_DELTA_RULE
@@ -40,7 +40,7 @@ _IN_EVERY_LAYOUT = (
     state_8bit_form(GATED_DELTA_RULE, summed="key_size"),
     *map(ring_form, (UPDATE_SSM_STATE, GATED_DELTA_RULE)),
 )
-OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION)
+OVER_CACHES = (ATTENTION_STEP, CACHED_ATTENTION, CACHED_LATENT_ATTENTION)
 OPS: Mapping[str, OpSpec] = MappingProxyType({spec.name: spec for spec in (*_IN_EVERY_LAYOUT, *OVER_CACHES)})
 """Version 1."""
 

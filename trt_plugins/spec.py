@@ -95,7 +95,7 @@ class AttributeSpec:
 
 @dataclass(frozen=True)
 class DimLimit:
-    """Sizes of one dim that the CUDA kernels support: minimum..maximum, a multiple of ``multiple_of``, or ``also``."""
+    """Sizes of one dim that are supported: minimum..maximum, a multiple of ``multiple_of``, or ``also``."""
 
     dim: str
     minimum: int
@@ -127,6 +127,7 @@ class OpSpec:
 
     divides: pairs (divisor, dividend) of dims; the operator is defined only where the first divides the second.
     attribute_dims: dims whose size follows from an attribute.
+    limits: sizes that the operator is defined for.
     kernel_limits: what the CUDA kernels support beyond that. The portable forms never refuse by them.
     has_kernels: false for an operator whose CUDA kernels, if any, are not for all sizes; TensorRT keeps its function.
     """
@@ -139,6 +140,7 @@ class OpSpec:
     type_variables: tuple[TypeVariable, ...]
     divides: tuple[tuple[str, str], ...] = ()
     attribute_dims: tuple[AttributeDim, ...] = ()
+    limits: tuple[DimLimit, ...] = ()
     kernel_limits: tuple[DimLimit, ...] = ()
     has_kernels: bool = True
     domain: str = "trt_edgellm"
@@ -185,6 +187,10 @@ class OpSpec:
                 raise UnsupportedError(
                     f"{self.qualified_name}: expected dim {name} of at least 1, found {size}; pass non-empty tensors"
                 )
+        for limit in self.limits:
+            size = dims.get(limit.dim)
+            if size is not None and not limit.holds(size):
+                raise UnsupportedError(f"{self.qualified_name}: expected {limit}, found {size}; reshape the tensor")
         for divisor, dividend in self.divides:
             small, large = dims.get(divisor), dims.get(dividend)
             if small is not None and large is not None and large % small:

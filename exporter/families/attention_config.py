@@ -100,7 +100,7 @@ class LatentAttentionConfig:
 
     @property
     def kv(self) -> KVLayerConfig:
-        return KVLayerConfig(self.num_kv_heads, self.head_dim)
+        return KVLayerConfig(self.num_kv_heads, self.head_dim, latent_dim=self.rank)
 
 
 @dataclass(frozen=True)

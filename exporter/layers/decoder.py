@@ -133,18 +133,17 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """The traced module. Parameters are created in the default dtype; A, D and dt_bias in float32.
 
-    Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, then per
-    recurrent layer conv and, where it has one, recurrent state. Without ``head`` it ends in the hidden states of every
-    token.
+    Forward takes ``states`` in the order of the graph's inputs: per attention layer key and value, or one tensor that
+    is both, then per recurrent layer conv and, where it has one, recurrent state. Without ``head`` it ends in the
+    hidden states of every token.
     """
-
-    # States of one attention layer.
-    attention_states = 2
 
     def __init__(self, config: DecoderConfig, all_logits: bool = False, head: bool = True) -> None:
         super().__init__()
         self.config = config
         self.all_logits, self.head = all_logits, head
+        # States of one attention layer: as many in all layers.
+        self.attention_states = max((body.kv.parts for body in config.attention_bodies), default=0)
         self.dtype = torch.get_default_dtype()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embedding_scale = self.embedding_bias = None

@@ -18,8 +18,8 @@ class LatentAttention(nn.Module):
 
     The matrices that expand the latent to keys and values of each head are applied to queries and outputs instead:
     q . (W_k c) = (W_k^T q) . c, and the sum of p W_v c is W_v times the sum of p c. So a step reads rank + shared_size
-    numbers of a cached token, not num_heads times a key and a value. Keys are passed as values too, because the caches
-    hold two tensors of one shape; only the latent part of each output is used.
+    numbers of a cached token, not num_heads times a key and a value. Keys are the values too; only the latent part of
+    each output is used.
     """
 
     def __init__(self, config: LatentAttentionConfig, hidden_size: int) -> None:

@@ -54,15 +54,20 @@ class Step:
     ) -> tuple[torch.Tensor, ...]:
         """Attention over ``caches`` and the new tokens [b, heads, t, head_dim] -> y [b, t, width], new caches.
 
-        sinks: scores [heads] float32 of the heads' attention sinks, where they have any.
+        caches: of keys and of values, or one where keys are the values. sinks: scores [heads] float32 of the heads'
+        attention sinks, where they have any.
         """
         ops = torch.ops.trt_edgellm
         window, kind = config.sliding_window or 0, (config.sliding_window, config.num_kv_heads, config.head_dim)
         if kind not in self._in_caches:
             lengths = (self.context_lengths, self.past_lengths)
             self._in_caches[kind] = ops.attention_step.default(self.input_ids, *lengths, caches[0], window)
-        y, key, value = ops.cached_attention.default(q, k, v, *caches, *self._in_caches[kind], sinks, config.scale)
-        return y.transpose(1, 2).flatten(2), key, value
+        place = self._in_caches[kind]
+        if config.kv.parts == 1:
+            y, *new_caches = ops.cached_latent_attention.default(q, k, *caches, *place, config.scale)
+        else:
+            y, *new_caches = ops.cached_attention.default(q, k, v, *caches, *place, sinks, config.scale)
+        return y.transpose(1, 2).flatten(2), *new_caches
 
     def at_start(self) -> torch.Tensor:
         """bool [batch, seq, 1]: whether a token is the first of its sequence."""

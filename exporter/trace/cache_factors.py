@@ -42,7 +42,7 @@ def _divide_entries(graph: ir.Graph, write: ir.Node, factors: CacheFactors, name
     assert key is not None and value is not None
     divided = _scaled(graph, key, "Div", factors.keys, f"{name}.key")
     write.replace_input_with(_KEY, divided)
-    if value is not key:  # latent attention caches the same numbers as keys and as values
+    if value is not key:  # keys of latent attention are its values
         divided = _scaled(graph, value, "Div", factors.values, f"{name}.value")
     write.replace_input_with(_VALUE, divided)
 

@@ -59,7 +59,7 @@ def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list
     states: list[Binding] = []
     for k, attention in enumerate(config.attention_bodies):
         cache: tuple[int | str, ...] = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
-        for name in (names.past_key(k), names.past_value(k)):
+        for name in attention.kv.state_names(k):
             states.append(Binding(name, dtype, cache, names.present(name)))
     for r, body in enumerate(config.recurrent_bodies):
         states += state_bindings(r, _states_of(body, options), (dtype, options.state_dtype), BATCH, body.layer_type)

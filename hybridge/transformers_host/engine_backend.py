@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hybridge.artifact.errors import RequestError
-from hybridge.artifact.names import conv_state, past_key, past_value, recurrent_state
+from hybridge.artifact.names import conv_state, recurrent_state
 from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
 from hybridge.runtime.engines.dense import Decoder, DenseEngine, StateBuffer, StepInputs
 from hybridge.transformers_host.columns import Columns
@@ -118,8 +118,7 @@ class EngineRows(TextRows):
         for route in self._states.routes(index):
             k = route.local_index
             if route.manager is self._states.kv:
-                names = {"keys": past_key(k), "values": past_value(k)}
-                found |= {key: self._read_cache(self._buffer(name)) for key, name in names.items()}
+                found |= zip(("keys", "values"), self._read_caches(k), strict=True)
             else:
                 names = {"conv": conv_state(k), "recurrent": recurrent_state(k)}
                 found |= {key: _stacked(buffers[name], self.batch) for key, name in names.items() if name in buffers}
@@ -135,8 +134,7 @@ class EngineRows(TextRows):
             for route in self._states.routes(index):
                 k = route.local_index
                 if route.manager is self._states.kv:
-                    self._write_cache(past_key(k), layer["keys"])
-                    self._write_cache(past_value(k), layer["values"])
+                    self._write_caches(k, layer["keys"], layer["values"])
                     continue
                 for key, name in (("conv", conv_state(k)), ("recurrent", recurrent_state(k))):
                     if key in layer:
@@ -202,6 +200,24 @@ class EngineRows(TextRows):
 
     def _buffer(self, name: str) -> StateBuffer:
         return self._states.states.buffers[name]
+
+    def _read_caches(self, k: int) -> tuple[torch.Tensor, ...]:
+        """Keys and values of attention layer ``k``.
+
+        Those of latent attention are in transformers the latents, and what is behind them in the keys.
+        """
+        layer = self._backend.engine.config.kv_layers[k]
+        caches = [self._read_cache(self._buffer(name)) for name in layer.state_names(k)]
+        if layer.latent_dim is not None:
+            return caches[0].tensor_split([layer.latent_dim], -1)
+        return tuple(caches)
+
+    def _write_caches(self, k: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The reverse of ``_read_caches``."""
+        layer = self._backend.engine.config.kv_layers[k]
+        caches = (keys, values) if layer.latent_dim is None else (torch.cat([keys, values], -1),)
+        for name, cache in zip(layer.state_names(k), caches, strict=True):
+            self._write_cache(name, cache)
 
     def _read_cache(self, buffer: StateBuffer) -> torch.Tensor:
         """Keys or values [rows, kv_heads, columns, head_dim], zero where there is padding."""

@@ -90,7 +90,7 @@ def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> Long
     numbers = {
         name: random.standard_normal((layer.num_kv_heads, FILLED, layer.head_dim)).astype(ml_dtypes.float8_e4m3fn)
         for k, layer in enumerate(config.kv_layers)
-        for name in (names.past_key(k), names.past_value(k))
+        for name in layer.state_names(k)
     }
     # As many values as are filled, each with a weight of about 1 / window, add up to a usual size.
     factor = min(_LARGEST_FACTOR, 2.0 ** np.floor(np.log2(edge.tokens / 16)))
@@ -101,4 +101,4 @@ def _row(edge: Edge, config: RuntimeConfig, random: np.random.Generator) -> Long
 
 def _layer_bytes(config: RuntimeConfig, tokens: int) -> list[int]:
     """Bytes of each layer's keys and values in float32."""
-    return [2 * 4 * tokens * layer.num_kv_heads * layer.head_dim for layer in config.kv_layers]
+    return [layer.parts * 4 * tokens * layer.num_kv_heads * layer.head_dim for layer in config.kv_layers]

@@ -128,12 +128,12 @@ class PagedSequences:
         positions = np.arange(sequence.length)[-(tokens or sequence.length) :]
         blocks = np.array(sequence.blocks, np.int64)[positions // self._size]
         found: dict[str, np.ndarray] = {}
-        for k in range(len(config.kv_layers)):
+        for k, kv in enumerate(config.kv_layers):
             pool = self._engine.read_pool(names.kv_pool(k))
             if config.has_kv_scales:
                 scales = self._engine.read_pool(names.kv_scales(k)).swapaxes(2, 3)
                 pool = floats_from_e4m3(pool) * scales[..., None]
-            for index, name in enumerate((names.past_key(k), names.past_value(k))):
+            for index, name in enumerate(kv.state_names(k)):
                 found[name] = pool[index, blocks, positions % self._size].swapaxes(0, 1).copy()
         for r, layer in enumerate(config.recurrent_layers):
             for name in layer.state_names(r):
@@ -165,14 +165,16 @@ class PagedSequences:
             if not spec.grows:
                 arrays[spec.name] = np.zeros(spec.resolve(num_slots=0), spec.dtype.numpy)
         for k, layer in enumerate(config.kv_layers):
-            numbers = np.zeros((2, len(blocks) * self._size, layer.num_kv_heads, layer.head_dim), np.float32)
-            for index, name in enumerate((names.past_key(k), names.past_value(k))):
+            own = layer.state_names(k)
+            numbers = np.zeros((len(own), len(blocks) * self._size, layer.num_kv_heads, layer.head_dim), np.float32)
+            for index, name in enumerate(own):
                 numbers[index, :FILLED] = caches.first(name).swapaxes(0, 1)
-            paged = numbers.reshape(2, len(blocks), self._size, *numbers.shape[2:])
+            paged = numbers.reshape(len(own), len(blocks), self._size, *numbers.shape[2:])
             if config.has_kv_scales:
-                factors = np.array([caches.factor(n) for n in (names.past_key(k), names.past_value(k))], np.float32)
+                factors = np.array([caches.factor(name) for name in own], np.float32)
                 paged = e4m3_from_floats(paged / factors[:, None, None, None, None])
-                scales = np.broadcast_to(factors[:, None, None, None], (2, len(blocks), layer.num_kv_heads, self._size))
+                shape = (len(own), len(blocks), layer.num_kv_heads, self._size)
+                scales = np.broadcast_to(factors[:, None, None, None], shape)
                 arrays[names.kv_scales(k)] = scales
             arrays[names.kv_pool(k)] = paged
         copy = self._engine.copy_from_arrays(arrays, len(blocks), 0)

@@ -216,11 +216,10 @@ class Reference(TransformersModel):
         states: dict[str, np.ndarray] = {}
         for k, index in enumerate(self._config.attention_layer_indices):
             layer = cache.layers[index]
-            caches = joined_latents(layer.keys, layer.values, self._config.kv_layers[k].head_dim)
-            factors = self._cache_scale(index).in_pools
-            if caches[0] is caches[1]:
-                factors = (factors[0], factors[0])
-            for name, numbers, factor in zip((names.past_key(k), names.past_value(k)), caches, factors, strict=True):
+            own = self._config.kv_layers[k]
+            caches = joined_latents(layer.keys, layer.values, own.head_dim)[: own.parts]
+            factors = self._cache_scale(index).in_pools[: own.parts]
+            for name, numbers, factor in zip(own.state_names(k), caches, factors, strict=True):
                 states[name] = numbers[0].numpy() / factor
         for r, index in enumerate(self._config.recurrent_layer_indices):
             layer = self._config.recurrent_layers[r]

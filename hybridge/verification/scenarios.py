@@ -172,9 +172,9 @@ def long_window(
 
 def state_items(config: RuntimeConfig) -> Iterator[tuple[str, int, str]]:
     """(graph input, absolute layer, item) of every state."""
-    for k, layer in enumerate(config.attention_layer_indices):
-        yield names.past_key(k), layer, "key"
-        yield names.past_value(k), layer, "value"
+    for k, (layer, kv) in enumerate(zip(config.attention_layer_indices, config.kv_layers, strict=True)):
+        for name, item in zip(kv.state_names(k), ("key", "value"), strict=False):
+            yield name, layer, item
     for r, layer in enumerate(config.recurrent_layer_indices):
         items = {names.conv_state(r): "conv_state", names.recurrent_state(r): "recurrent_state"}
         for name in config.recurrent_layers[r].state_names(r):

@@ -26,14 +26,14 @@ void store_keys(const Attention& a, int64_t first, int64_t last) {
         if (a.keys != a.past_keys) {
             __builtin_memcpy(a.keys + base, a.past_keys + base, static_cast<size_t>(4 * start * a.size));
         }
-        if (a.values != a.past_values) {
+        if (a.values && a.values != a.past_values) {
             __builtin_memcpy(a.values + base, a.past_values + base, static_cast<size_t>(4 * start * a.size));
         }
         for (int64_t t = 0; t < a.time; ++t) {
             const int64_t token = row * a.time + t, from = (token * a.kv_heads + head % a.kv_heads) * a.size;
             const int64_t to = base + (start + t) * a.size;
             rotated(a, a.key + from, token, 1.0f, a.keys + to);
-            __builtin_memcpy(a.values + to, a.value + from, static_cast<size_t>(4 * a.size));
+            if (a.values) __builtin_memcpy(a.values + to, a.value + from, static_cast<size_t>(4 * a.size));
         }
     }
 }
@@ -137,7 +137,8 @@ void attend(const Attention& a, int64_t task, uint8_t* memory) {
         highest[m] = -__builtin_inff(), sums[m] = 0.0f;
     }
     __builtin_memset(results, 0, static_cast<size_t>(4 * count * a.size));
-    const float *keys = a.keys + head * a.capacity * a.size, *values = a.values + head * a.capacity * a.size;
+    const float* keys = a.keys + head * a.capacity * a.size;
+    const float* values = a.values ? a.values + head * a.capacity * a.size : keys;
     const int64_t lowest = a.window && start + 1 > a.window ? start + 1 - a.window : 0;
     for (int64_t at = lowest; at < end; at += block) {
         const int64_t found = end - at < block ? end - at : block;

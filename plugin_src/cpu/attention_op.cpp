@@ -1,8 +1,9 @@
 // The custom operator `CachedAttention` of the domain hybridge.cpu.
 //
-// Inputs: query, key, value [rows, time, heads * size], past_keys, past_values, last int32, and cos and sin, which may be
-// left out, of cpu::Attention in float32. Outputs: y [rows, time, heads * size], keys and values, which may be the memory
-// of the past ones. Attributes: scale, window; instructions (cpu::Choice).
+// Inputs: query, key, value [rows, time, heads * size], past_keys, past_values, last int32, cos and sin of cpu::Attention in
+// float32. Left out may be cos and sin, and value, past_values and the output values, where keys are the values too.
+// Outputs: y [rows, time, heads * size], keys and values, which may be the memory of the past ones. Attributes: scale,
+// window; instructions (cpu::Choice).
 #include <atomic>
 
 #include "kernel_table.h"
@@ -19,9 +20,9 @@ thread_local cpu::Memory memory;
 class CachedAttention {
   public:
     static constexpr const char* name = "CachedAttention";
-    static constexpr ort::Input inputs[] = {floats, floats, floats, floats, floats, {ort::int32_type},
+    static constexpr ort::Input inputs[] = {floats, floats, optional_floats, floats, optional_floats, {ort::int32_type},
                                             optional_floats, optional_floats};
-    static constexpr size_t outputs = 3;
+    static constexpr size_t outputs = 3, needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
         api_ = api;
@@ -45,22 +46,32 @@ class CachedAttention {
         y.sizes = in[0].sizes, keys.sizes = values.sizes = in[3].sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, keys)) return status;
-        if (auto* status = ort::make(*api_, context, 2, values)) return status;
+        const bool has_values = !in[4].sizes.empty();
+        if (has_values) {
+            if (auto* status = ort::make(*api_, context, 2, values)) return status;
+        }
         a.y = static_cast<float*>(y.data);
         a.keys = static_cast<float*>(keys.data), a.values = static_cast<float*>(values.data);
-        return a.rows * a.time * a.heads == 0 ? nullptr : run(context, a);
+        if (a.rows * a.time * a.heads == 0) return nullptr;
+        if (has_values && !a.values) {
+            return api_->status(ort::invalid_argument, "CachedAttention: expected the output values, found none");
+        }
+        return run(context, a);
     }
 
   private:
     bool describe(const ort::Tensor (&in)[8], cpu::Attention& a) const {
         const auto& [query, key, value, past_keys, past_values, last, cos, sin] = in;
-        if (query.sizes.size() != 3 || past_keys.sizes.size() != 4 || !past_values.is(past_keys.sizes)) return false;
+        if (query.sizes.size() != 3 || past_keys.sizes.size() != 4) return false;
+        if (value.sizes.empty() != past_values.sizes.empty()) return false;
+        if (!past_values.sizes.empty() && !past_values.is(past_keys.sizes)) return false;
         a.rows = query.sizes[0], a.time = query.sizes[1];
         a.kv_heads = past_keys.sizes[1], a.capacity = past_keys.sizes[2], a.size = past_keys.sizes[3];
         if (a.kv_heads <= 0 || a.size <= 0 || a.size % cpu::tile_rows || query.sizes[2] % (a.kv_heads * a.size)) return false;
         a.heads = query.sizes[2] / a.size;
         const std::vector<int64_t> expected{a.rows, a.time, a.kv_heads * a.size};
-        if (past_keys.sizes[0] != a.rows || !key.is(expected) || !value.is(expected) || !last.is({a.rows})) return false;
+        if (past_keys.sizes[0] != a.rows || !key.is(expected) || !last.is({a.rows})) return false;
+        if (!value.sizes.empty() && !value.is(expected)) return false;
         if (!cos.data != !sin.data) return false;
         if (cos.data) {
             if (cos.sizes.size() != 3) return false;

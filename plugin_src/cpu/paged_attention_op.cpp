@@ -1,6 +1,6 @@
 // The custom operator `PagedAttention` of the domain hybridge.cpu.
 //
-// Inputs: q [tokens, heads, head_dim] and pool [2, blocks, kv_heads, block_size, head_dim] float32, blocks int64
+// Inputs: q [tokens, heads, head_dim] and pool [parts, blocks, kv_heads, block_size, head_dim] float32, blocks int64
 // [1, kv_heads, row_blocks] and seen int32 [1] of cpu::PagedAttention, and sinks float32 [heads], which may be left out.
 // Output: y like q.
 // Attributes: window, scale, softcap; instructions (cpu::Choice).
@@ -62,9 +62,9 @@ class PagedAttentionOp {
         const auto& [q, pool, blocks, seen, sinks] = in;
         if (q.sizes.size() != 3 || pool.sizes.size() != 5 || blocks.sizes.size() != 3 || !seen.is({1})) return false;
         a.tokens = q.sizes[0], a.heads = q.sizes[1], a.head_dim = q.sizes[2];
-        a.kv_heads = pool.sizes[2], a.block_size = pool.sizes[3], a.pool_rows = pool.sizes[1] * a.kv_heads;
+        a.parts = pool.sizes[0], a.kv_heads = pool.sizes[2], a.block_size = pool.sizes[3], a.pool_rows = pool.sizes[1] * a.kv_heads;
         a.row_blocks = blocks.sizes[2], a.seen = *static_cast<const int32_t*>(seen.data);
-        if (pool.sizes[0] != 2 || pool.sizes[4] != a.head_dim || !blocks.is({1, a.kv_heads, a.row_blocks})) return false;
+        if (a.parts < 1 || a.parts > 2 || pool.sizes[4] != a.head_dim || !blocks.is({1, a.kv_heads, a.row_blocks})) return false;
         if (a.kv_heads <= 0 || a.heads % a.kv_heads || a.block_size <= 0 || window_ < 0) return false;
         if (a.seen < a.tokens || a.seen > a.row_blocks * a.block_size) return false;
         if (sinks.data && !sinks.is({a.heads})) return false;

@@ -105,7 +105,7 @@ struct Strip {
         for (int64_t k = 0; k < count; ++k) {
             const int64_t position = start + k;
             keys[k] = a.pool + (blocks[position / a.block_size] * a.block_size + position % a.block_size) * a.head_dim;
-            values[k] = keys[k] + a.pool_rows * a.block_size * a.head_dim;
+            values[k] = keys[k] + (a.parts - 1) * a.pool_rows * a.block_size * a.head_dim;
         }
         for (int64_t k = 0; k < count;) k += scores<Isa::tile>(keys + k, count - k, weights + k * width);
         if (a.softcap != 0.0f) {

@@ -26,4 +26,5 @@ struct ReshapeAndCache {
     int block_size;
     int runs;                 // accesses of a head
     int heads;
+    int all_heads;            // of keys and values together; as many as heads where keys are the values
 };

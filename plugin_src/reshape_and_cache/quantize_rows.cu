@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const int head = item - values * p.heads;
     let_later_kernels_start();
     wait_for_earlier_kernels();
-    if (head >= p.heads) return;
+    if (item >= p.all_heads) return;
     for (int token = blockIdx.y; token < p.tokens; token += gridDim.y) {
         const int place = p.slot_mapping[token];
         if (place < 0) continue;

@@ -106,6 +106,8 @@ CONTRADICTIONS: list[tuple[str, Any, str]] = [
     ("kv_layer_configs", [3], "kv_layer_configs"),
     ("kv_layer_configs.0.head_dim", 0, "head_dim"),
     ("kv_layer_configs.0.sliding_window", 0, "sliding_window"),
+    ("kv_layer_configs.0.latent_dim", 10, "latent_dim: expected at most head_dim, 9"),
+    ("kv_layer_configs.0.latent_dim", 0, "latent_dim: expected an integer of at least 1"),
     ("kv_layer_configs.0.extra", 0, "unknown field.*extra"),
     ("kv_cache_dtype", None, "kv_cache_dtype"),
     ("conv_dim", [30, 30], "conv_dim"),

@@ -36,6 +36,7 @@ class Case:
 
     gap: elements between the tokens of the query, which is then a slice of a wider tensor. processors: multiprocessors
     that the launch is planned for, 0 for those that there are. spare: columns of the block table beyond the longest.
+    parts: 1 where keys are the values too.
     """
 
     lengths: tuple[int, ...] = (200, 1, 0, 65, 1030)
@@ -54,6 +55,7 @@ class Case:
     spare: int = 3
     processors: int = 0
     one_token_rows: bool = False
+    parts: int = 2
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
@@ -87,13 +89,15 @@ def inputs_of(case: Case) -> list[torch.Tensor | None]:
     size, heads = case.block_size, case.kv_heads * case.group
     needed = [-(-length // size) for length in case.lengths]
     pages = torch.randperm(sum(needed) + 3, generator=generator).to(torch.int32)
-    pool = torch.full((2, len(pages), size, case.kv_heads, case.head_dim), NAN)
+    pool = torch.full((case.parts, len(pages), size, case.kv_heads, case.head_dim), NAN)
     table = torch.full((len(needed), max(needed) + case.spare), -1, dtype=torch.int32)
     for row, length in enumerate(case.lengths):
         table[row, : needed[row]] = pages[sum(needed[:row]) : sum(needed[: row + 1])]
         first = max(0, length - case.tokens[row] + 1 - case.sliding_window) if case.sliding_window else 0
         seen = torch.arange(first, length)
-        pool[:, table[row, seen // size].long(), seen % size] = normal(2, len(seen), case.kv_heads, case.head_dim)
+        pool[:, table[row, seen // size].long(), seen % size] = normal(
+            case.parts, len(seen), case.kv_heads, case.head_dim
+        )
     query = normal(sum(case.tokens), heads * case.head_dim + case.gap).to(case.dtype).cuda()
     query = query[:, : heads * case.head_dim].unflatten(-1, (heads, case.head_dim))
     starts = torch.tensor([0, *torch.tensor(case.tokens).cumsum(0)], dtype=torch.int32)
@@ -163,6 +167,11 @@ def test_head_dims_and_types(head_dim, dtype):
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 8, 9, 16, 24])
 def test_groups(group, head_dim):
     check(replace(BASE, group=group, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_keys_that_are_values(fp8):
+    check(replace(BASE, parts=1, fp8=fp8))
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 128])

@@ -17,7 +17,7 @@ from tests.support.kernel_calls import layout_of, run_plan
 
 pytestmark = pytest.mark.gpu
 
-LATENT = Case(kv_heads=1, group=32, head_dim=576)
+LATENT = Case(kv_heads=1, group=32, head_dim=576, parts=1)
 
 
 def check(case: Case) -> None:

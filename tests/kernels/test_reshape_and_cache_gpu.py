@@ -31,15 +31,22 @@ def some_slots(tokens: int, places: int, generator: torch.Generator) -> torch.Te
 
 
 def check(
-    tokens: int = 37, heads: int = 3, head_dim: int = 128, size: int = 16, dtype: torch.dtype = BF16, gap: int = 0
+    tokens: int = 37,
+    heads: int = 3,
+    head_dim: int = 128,
+    size: int = 16,
+    dtype: torch.dtype = BF16,
+    gap: int = 0,
+    parts: int = 2,
 ) -> None:
     """Keys and values as slices of one projection where ``gap``; a third of the tokens has no place."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(tokens, 2 * heads * head_dim + gap, generator=generator).to(dtype).cuda()
     key, value = halves(wide, heads, head_dim)
+    value = value if parts == 2 else key
     blocks = -(-tokens // size) + 2
     slots = some_slots(tokens, blocks * size, generator)
-    pool = torch.randn(2, blocks, size, heads, head_dim, generator=generator).to(dtype).cuda()
+    pool = torch.randn(parts, blocks, size, heads, head_dim, generator=generator).to(dtype).cuda()
     pool[:, -1, 0] = float("nan")
     expected = reshape_and_cache(key, value, pool, slots)
     inputs = [key, value, pool, slots]
@@ -72,8 +79,19 @@ def test_slices_of_one_projection(gap):
     check(gap=gap)
 
 
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 576), (3, 100)])
+def test_keys_that_are_values(heads, head_dim):
+    check(heads=heads, head_dim=head_dim, parts=1)
+
+
 def check_fp8(
-    tokens: int = 37, heads: int = 3, head_dim: int = 128, size: int = 16, dtype: torch.dtype = BF16, gap: int = 0
+    tokens: int = 37,
+    heads: int = 3,
+    head_dim: int = 128,
+    size: int = 16,
+    dtype: torch.dtype = BF16,
+    gap: int = 0,
+    parts: int = 2,
 ) -> None:
     """As ``check``, with numbers of many binades, a head of zeros and one that is no number."""
     generator = torch.Generator().manual_seed(0)
@@ -82,10 +100,11 @@ def check_fp8(
     wide[0, :head_dim], wide[-1, -1] = 0.0, float("nan")
     wide = wide.to(dtype).cuda()
     key, value = halves(wide, heads, head_dim)
+    value = value if parts == 2 else key
     blocks = -(-tokens // size) + 2
     slots = some_slots(tokens, blocks * size, generator)
-    pool = torch.randint(0, 256, (2, blocks, size, heads, head_dim), generator=generator).to(torch.uint8).cuda()
-    scales = torch.randn(2, blocks, heads, size, generator=generator).cuda()
+    pool = torch.randint(0, 256, (parts, blocks, size, heads, head_dim), generator=generator).to(torch.uint8).cuda()
+    scales = torch.randn(parts, blocks, heads, size, generator=generator).cuda()
     expected, expected_scales = reshape_and_cache_fp8(key, value, pool, scales, slots)
     inputs, outputs = [key, value, pool, scales, slots], [pool, scales]
     spec = PACKED_OPS["reshape_and_cache_fp8"]
@@ -118,3 +137,8 @@ def test_heads_and_block_sizes_of_e4m3(heads, size):
 @pytest.mark.parametrize("gap", [4, 1000])
 def test_e4m3_of_slices_of_one_projection(gap):
     check_fp8(gap=gap)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 576), (3, 100), (5, 64)])
+def test_keys_that_are_values_in_e4m3(heads, head_dim):
+    check_fp8(heads=heads, head_dim=head_dim, parts=1)

@@ -1,4 +1,4 @@
-"""attention_step and cached_attention against a loop over tokens, in torch and as ONNX functions."""
+"""attention_step and both attentions over its caches against a loop over tokens, in torch and as ONNX functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from hybridge.trt_plugins.functions import attach_functions
 from tests.support.versions import needs_opset_24
 
 ort = pytest.importorskip("onnxruntime", reason="runs the functions")
-STEP, ATTENTION = OPS["attention_step"], OPS["cached_attention"]
+STEP, ATTENTION, LATENT_ATTENTION = (OPS[n] for n in ("attention_step", "cached_attention", "cached_latent_attention"))
 KV_HEADS, HEADS, HEAD_DIM, SCALE = 2, 6, 5, 0.3
 
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of ``context`` new tokens after ``past`` ones, in a step of ``time`` and caches of ``room`` positions."""
+    """Rows of ``context`` new tokens after ``past`` ones, in a step of ``time`` and caches of ``room`` positions.
+
+    latents: keys are the values too.
+    """
 
     time: int
     room: int
@@ -33,6 +36,12 @@ class Case:
     past: tuple[int, ...]
     window: int = 0
     sinks: bool = False
+    latents: bool = False
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Inputs of the attention before those of its step."""
+        return ("query", "key", "past_key") if self.latents else ("query", "key", "value", "past_key", "past_value")
 
 
 CASES = {
@@ -45,6 +54,8 @@ CASES = {
     "window of one": Case(4, 6, (4, 1, 0), (2, 5, 6), window=1),
     "window of all": Case(2, 6, (2, 2, 1), (4, 0, 5), window=6),
     "sinks": Case(5, 9, (2, 5, 0), (7, 4, 8), sinks=True),
+    "latents": Case(5, 9, (2, 5, 0), (7, 4, 8), latents=True),
+    "decode of latents": Case(1, 11, (1, 1, 0), (10, 0, 4), latents=True),
     "sinks and a window": Case(1, 11, (1, 1, 0), (10, 0, 4), window=4, sinks=True),
 }
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -66,8 +77,10 @@ def arrays(case: Case) -> dict[str, np.ndarray]:
     return found
 
 
-def by_loop(case: Case, given: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """y, zero at padding, and both caches."""
+def by_loop(case: Case, given: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """y, zero at padding, and the caches."""
+    if case.latents:
+        given = given | {"value": given["key"], "past_value": given["past_key"]}
     keys, values = given["past_key"].copy(), given["past_value"].copy()
     y = np.zeros_like(given["query"])
     for row, (count, past) in enumerate(zip(case.context, case.past, strict=True)):
@@ -82,7 +95,7 @@ def by_loop(case: Case, given: dict[str, np.ndarray]) -> tuple[np.ndarray, np.nd
                 weights = np.exp(scores - scores.max())
                 sink = np.exp(given["sinks"][head] - scores.max()) if case.sinks else 0.0
                 y[row, head, token] = weights / (weights.sum() + sink) @ values[row, group, first:end]
-    return y, keys, values
+    return (y, keys) if case.latents else (y, keys, values)
 
 
 def assert_equal(case: Case, found: list[np.ndarray], wanted: tuple[np.ndarray, ...], tolerance: float) -> None:
@@ -99,8 +112,11 @@ def test_the_eager_operators_are_the_loop(case: Case) -> None:
     given = {name: torch.from_numpy(value) for name, value in arrays(case).items()}
     cache, lengths = given["past_key"], (given["context_lengths"], given["past_lengths"])
     step = torch.ops.trt_edgellm.attention_step(given["input_ids"], *lengths, cache, case.window)
-    inputs = [given[name] for name in ("query", "key", "value", "past_key", "past_value")]
-    found = torch.ops.trt_edgellm.cached_attention(*inputs, *step, given["sinks"] if case.sinks else None, SCALE)
+    inputs = [given[name] for name in case.tensors]
+    if case.latents:
+        found = torch.ops.trt_edgellm.cached_latent_attention(*inputs, *step, SCALE)
+    else:
+        found = torch.ops.trt_edgellm.cached_attention(*inputs, *step, given["sinks"] if case.sinks else None, SCALE)
     assert_equal(case, [tensor.numpy() for tensor in found], by_loop(case, arrays(case)), 1e-12)
 
 
@@ -109,25 +125,24 @@ def test_scores_beside_sinks_are_computed_in_parts(monkeypatch: pytest.MonkeyPat
     test_the_eager_operators_are_the_loop(CASES["sinks"])
 
 
-def model(window: int, sinks: bool = False) -> onnx.ModelProto:
-    names, own = [tensor.name for tensor in STEP.outputs], ["sinks"] if sinks else []
+def model(case: Case) -> onnx.ModelProto:
+    names, own = [tensor.name for tensor in STEP.outputs], ["sinks"] if case.sinks else []
+    spec, window = LATENT_ATTENTION if case.latents else ATTENTION, case.window
     lengths = ["input_ids", "context_lengths", "past_lengths", "past_key"]
     nodes = [
         helper.make_node(STEP.name, lengths, names, name="step", domain=DOMAIN, sliding_window=window),
         helper.make_node(
-            ATTENTION.name,
-            ["query", "key", "value", "past_key", "past_value", *names, *own],
-            ["y", "present_key", "present_value"],
+            spec.name,
+            [*case.tensors, *names, *own],
+            [output.name for output in spec.outputs],
             name="attention",
             domain=DOMAIN,
             scale=SCALE,
         ),
     ]
     sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
-    tensors = {
-        t.name: t
-        for t in (*STEP.inputs[:3], *ATTENTION.inputs[:5], *ATTENTION.inputs[10 : 10 + len(own)], *ATTENTION.outputs)
-    }
+    read = [tensor for tensor in spec.inputs if tensor.name in (*case.tensors, *own)]
+    tensors = {t.name: t for t in (*STEP.inputs[:3], *read, *spec.outputs)}
     infos = {
         name: helper.make_tensor_value_info(
             name,
@@ -136,7 +151,7 @@ def model(window: int, sinks: bool = False) -> onnx.ModelProto:
         )
         for name, t in tensors.items()
     }
-    outputs = [infos.pop(output.name) for output in ATTENTION.outputs]
+    outputs = [infos.pop(output.name) for output in spec.outputs]
     graph = helper.make_graph(nodes, "attention", list(infos.values()), outputs)
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid(DOMAIN, 1)]
     made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -149,7 +164,7 @@ def model(window: int, sinks: bool = False) -> onnx.ModelProto:
 @cases
 @pytest.mark.parametrize("native", [False, True], ids=["function", "inlined"])
 def test_the_functions_are_the_loop(native: bool, case: Case) -> None:
-    made = model(case.window, case.sinks)
+    made = model(case)
     if native:
         made = native_attention(made)
         assert not made.functions and {node.domain for node in made.graph.node} == {""}
@@ -163,7 +178,7 @@ def test_the_functions_are_the_loop(native: bool, case: Case) -> None:
 
 
 def test_layers_of_several_windows_share_one_function() -> None:
-    made = model(0)
+    made = model(CASES["decode"])
     for node in list(made.graph.node):
         other = onnx.NodeProto()
         other.CopyFrom(node)
@@ -178,7 +193,7 @@ def test_layers_of_several_windows_share_one_function() -> None:
 
 
 def test_a_body_that_calls_itself_is_refused() -> None:
-    made = model(0)
+    made = model(CASES["decode"])
     (body,) = (function for function in made.functions if function.name == ATTENTION.name)
     body.node.append(made.graph.node[1])
     body.opset_import.append(helper.make_opsetid(DOMAIN, 1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from tests.ops.oracle import relative_error
@@ -20,12 +21,16 @@ SIZES = {"heads": 6, "kv_heads": 2, "head_dim": 5}
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of ``new`` tokens after ``past`` ones in pages of ``block_size``; a padding row where ``past`` is -1."""
+    """Rows of ``new`` tokens after ``past`` ones in pages of ``block_size``; a padding row where ``past`` is -1.
+
+    parts: 1 where keys are the values too.
+    """
 
     new: tuple[int, ...] = (1, 4, 1, 9, 0)
     past: tuple[int, ...] = (6, 0, -1, 5, 3)
     block_size: int = 4
     sinks: bool = False
+    parts: int = 2
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self, seed: int = 0) -> dict[str, np.ndarray | None]:
@@ -34,7 +39,7 @@ class Rows:
         totals = [max(0, n + p) if p >= 0 else 0 for n, p in zip(self.new, self.past, strict=True)]
         needed = [-(-total // self.block_size) for total in totals]
         pages = rng.permutation(sum(needed) + 3)
-        pool = np.full((2, len(pages), self.block_size, SIZES["kv_heads"], SIZES["head_dim"]), np.nan)
+        pool = np.full((self.parts, len(pages), self.block_size, SIZES["kv_heads"], SIZES["head_dim"]), np.nan)
         table = np.full((len(totals), max(needed) + 2), -1, np.int32)
         window, used = self.attributes.get("sliding_window", 0), 0
         for row, (total, past, count) in enumerate(zip(totals, self.past, needed, strict=True)):
@@ -42,7 +47,7 @@ class Rows:
             seen = max(0, past - window + 1) if window else 0
             for position in range(seen, total):
                 page, offset = own[position // self.block_size], position % self.block_size
-                pool[:, page, offset] = rng.standard_normal((2, SIZES["kv_heads"], SIZES["head_dim"]))
+                pool[:, page, offset] = rng.standard_normal((self.parts, SIZES["kv_heads"], SIZES["head_dim"]))
                 table[row, position // self.block_size] = page
         bounds = np.array([0, *np.cumsum(self.new)], np.int32)
         query = rng.standard_normal((bounds[-1], SIZES["heads"], SIZES["head_dim"]))
@@ -64,7 +69,8 @@ class Rows:
                 places = [(arrays["block_table"][row, p // size], p % size) for p in visible]
                 for head in range(SIZES["heads"]):
                     group = head // (SIZES["heads"] // SIZES["kv_heads"])
-                    keys, values = (np.array([arrays["kv_pool"][i, b, o, group] for b, o in places]) for i in (0, 1))
+                    pool = arrays["kv_pool"]
+                    keys, values = (np.array([pool[i, b, o, group] for b, o in places]) for i in (0, self.parts - 1))
                     scores = keys @ arrays["query"][t, head] * scale
                     scores = cap * np.tanh(scores / cap) if cap else scores
                     weights = np.exp(scores)
@@ -88,6 +94,7 @@ CASES = {
     "softcap": replace(BASE, attributes={"softcap": 0.7}),
     "window": replace(BASE, attributes={"sliding_window": 3}),
     "window-of-one": replace(BASE, attributes={"sliding_window": 1}),
+    "keys-are-values": replace(BASE, parts=1),
     "all": replace(BASE, sinks=True, attributes={"scale": 0.9, "softcap": 1.3, "sliding_window": 5}),
 }
 
@@ -129,17 +136,18 @@ def test_onnx_function_equals_the_loop(name: str, dtype: str) -> None:
     case = CASES[name]
     arrays, _ = as_type(case.arrays(), dtype)
     types = {"query": dtype, "kv_pool": dtype, **({"sinks": "float32"} if case.sinks else {})}
-    (found,) = run_model(packed_model("paged_attention", types, SIZES, case.attributes), arrays)
+    sizes = {**SIZES, "parts": case.parts}
+    (found,) = run_model(packed_model("paged_attention", types, sizes, case.attributes), arrays)
     check(case, arrays, found, dtype)
 
 
-def cache_arrays(block_size: int, slots: list[int]) -> dict[str, Any]:
+def cache_arrays(block_size: int, slots: list[int], parts: int = 2) -> dict[str, Any]:
     rng = np.random.default_rng(3)
-    new = rng.standard_normal((2, len(slots), SIZES["kv_heads"], SIZES["head_dim"]))
+    new = rng.standard_normal((parts, len(slots), SIZES["kv_heads"], SIZES["head_dim"]))
     new[:, np.array(slots) < 0] = np.nan
-    pool = rng.standard_normal((2, 5, block_size, SIZES["kv_heads"], SIZES["head_dim"]))
+    pool = rng.standard_normal((parts, 5, block_size, SIZES["kv_heads"], SIZES["head_dim"]))
     pool[:, 4] = np.nan
-    return {"key": new[0], "value": new[1], "kv_pool": pool, "slot_mapping": np.array(slots, np.int32)}
+    return {"key": new[0], "value": new[-1], "kv_pool": pool, "slot_mapping": np.array(slots, np.int32)}
 
 
 def cache_expected(arrays: dict[str, Any]) -> np.ndarray:
@@ -147,7 +155,7 @@ def cache_expected(arrays: dict[str, Any]) -> np.ndarray:
     for token, slot in enumerate(arrays["slot_mapping"]):
         if slot >= 0:
             pool[0, slot // size, slot % size] = arrays["key"][token]
-            pool[1, slot // size, slot % size] = arrays["value"][token]
+            pool[-1, slot // size, slot % size] = arrays["value"][token]
     return pool
 
 
@@ -155,17 +163,24 @@ SLOTS = {"some": [7, -1, 0, 9, -1, 3], "first-has-none": [-1, 5], "none": [-1, -
 
 
 @pytest.mark.parametrize("name", SLOTS)
-@pytest.mark.parametrize("block_size", [3, 16])
-def test_new_tokens_are_the_only_change_of_the_pool(name: str, block_size: int) -> None:
+@pytest.mark.parametrize(("block_size", "parts"), [(3, 2), (16, 2), (16, 1)])
+def test_new_tokens_are_the_only_change_of_the_pool(name: str, block_size: int, parts: int) -> None:
     torch_ops.register()
-    arrays, tensors = as_type(cache_arrays(block_size, SLOTS[name]), "float32")
+    arrays, tensors = as_type(cache_arrays(block_size, SLOTS[name], parts), "float32")
     expected = cache_expected(arrays).astype(np.float32)
     found = torch.ops.trt_edgellm.reshape_and_cache.packed(*tensors.values()).numpy()
     np.testing.assert_array_equal(found, expected)
     pytest.importorskip("onnxruntime", reason="needs the onnxruntime package")
     types = dict.fromkeys(("key", "value", "kv_pool"), "float32")
-    (in_onnx,) = run_model(packed_model("reshape_and_cache", types, SIZES, {}), arrays)
+    (in_onnx,) = run_model(packed_model("reshape_and_cache", types, {**SIZES, "parts": parts}, {}), arrays)
     np.testing.assert_array_equal(in_onnx, expected)
+
+
+def test_a_pool_has_one_or_two_parts() -> None:
+    torch_ops.register()
+    _, tensors = as_type(cache_arrays(4, [1, 2], parts=3), "float32")
+    with pytest.raises(UnsupportedError, match="expected parts from 1 to 2, found 3"):
+        torch.ops.trt_edgellm.reshape_and_cache.packed(*tensors.values())
 
 
 def test_schemas_and_fakes_agree_with_the_eager_forms() -> None:

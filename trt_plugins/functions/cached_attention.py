@@ -1,4 +1,5 @@
-"""``cached_attention`` in standard operators: the new tokens into the caches, then Attention with a mask.
+"""``cached_attention`` and ``cached_latent_attention`` in standard operators: the new tokens into the caches, then
+Attention with a mask.
 
 ONNX's Attention knows no sinks: with them, its products and its softmax are written out.
 """
@@ -17,17 +18,31 @@ HIDDEN_SCORE = float(np.finfo(np.float32).min)
 def cached_attention_function(signature: Signature) -> onnx.FunctionProto:
     """Outputs come from their operators themselves: a copy of a cache costs as much as reading all of it."""
     body = Nodes(signature)
-    for new, past, present in (("key", "past_key", "present_key"), ("value", "past_value", "present_value")):
-        old = body.op("GatherElements", past, "slots", axis=2)
-        moved = body.op("GatherElements", new, "source", axis=2)
-        update = body.op("Where", "valid", moved, old)
-        body.result(present, "TensorScatter", past, update, "start", axis=2, mode="linear")
+    for new in ("key", "value"):
+        _write(body, new)
     if signature.has("sinks"):
         _with_sinks(body)
     else:
         inputs = ("query", "present_key", "present_value", "visible")
         body.result("y", "Attention", *inputs, own_attributes=("scale",))
     return body.function()
+
+
+def cached_latent_attention_function(signature: Signature) -> onnx.FunctionProto:
+    """The same over one cache, read as keys and as values."""
+    body = Nodes(signature)
+    _write(body, "key")
+    body.result("y", "Attention", "query", "present_key", "present_key", "visible", own_attributes=("scale",))
+    return body.function()
+
+
+def _write(body: Nodes, new: str) -> None:
+    """The cache of ``new``, key or value, with the new tokens."""
+    past = f"past_{new}"
+    old = body.op("GatherElements", past, "slots", axis=2)
+    moved = body.op("GatherElements", new, "source", axis=2)
+    update = body.op("Where", "valid", moved, old)
+    body.result(f"present_{new}", "TensorScatter", past, update, "start", axis=2, mode="linear")
 
 
 def _with_sinks(body: Nodes) -> None:

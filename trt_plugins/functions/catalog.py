@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from hybridge.trt_plugins.functions.attention_step import attention_step_function
-from hybridge.trt_plugins.functions.cached_attention import cached_attention_function
+from hybridge.trt_plugins.functions.cached_attention import cached_attention_function, cached_latent_attention_function
 from hybridge.trt_plugins.functions.causal_conv1d import causal_conv1d_function
 from hybridge.trt_plugins.functions.gated_delta_rule import gated_delta_rule_function
 from hybridge.trt_plugins.functions.mamba2_conv_scan import mamba2_conv_scan_function
@@ -24,6 +24,7 @@ from hybridge.trt_plugins.specs.state_forms import base_name
 _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
     "attention_step": attention_step_function,
     "cached_attention": cached_attention_function,
+    "cached_latent_attention": cached_latent_attention_function,
     "causal_conv1d": causal_conv1d_function,
     "update_ssm_state": update_ssm_state_function,
     "mamba2_conv_scan": mamba2_conv_scan_function,
@@ -38,7 +39,9 @@ _BODIES: dict[str, Callable[[Signature], onnx.FunctionProto]] = {
 }
 
 # Bodies that read attributes from their node: layers that differ in these share one body.
-_BY_REFERENCE = frozenset({"attention_step", "cached_attention", "paged_attention", "paged_attention_fp8"})
+_BY_REFERENCE = frozenset(
+    {"attention_step", "cached_attention", "cached_latent_attention", "paged_attention", "paged_attention_fp8"}
+)
 
 
 def specialised_attributes(spec: OpSpec, attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:

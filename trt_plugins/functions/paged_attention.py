@@ -47,13 +47,16 @@ def paged_attention_function(signature: Signature) -> onnx.FunctionProto:
 
 def _gathered(body: Body) -> tuple[str, str]:
     """Keys and values of all positions of the first blocks of each row, float32 [b, s, g, d] each."""
-    size, count, minus = body.size("kv_pool", 2), body.size("kv_pool", 1), body.constant([-1])
+    size, minus = body.size("kv_pool", 2), body.constant([-1])
     longest = body.op("ReduceMax", integers(body, "seq_lens"), keepdims=1)
     used = body.op("Div", body.op("Add", longest, body.op("Sub", size, body.constant([1]))), size)
     used = body.op("Min", body.op("Max", used, body.constant([1])), body.size("block_table", 1))
     table = body.slice(integers(body, "block_table"), 1, body.constant([0]), used)
     table = body.op("Max", table, body.constant(0))
-    blocks = body.reshape("kv_pool", minus, body.size("kv_pool", 2, 5))  # [2 * num_blocks, block_size, g, d]
+    blocks = body.reshape("kv_pool", minus, body.size("kv_pool", 2, 5))  # [parts * num_blocks, block_size, g, d]
+    # The values are in the last part.
+    part = body.op("Sub", body.size("kv_pool", 0), body.constant([1]))
+    count = body.op("Mul", part, body.size("kv_pool", 1))
     shape = body.concat(body.size("block_table", 0), minus, body.size("kv_pool", 3, 5))
     found = []
     for index in (table, body.op("Add", table, count)):
@@ -68,7 +71,7 @@ def _gathered(body: Body) -> tuple[str, str]:
 def _gathered_scales(body: Body, index: str) -> str:
     """The scales of blocks ``index`` [b, m] of keys and values, float32 [b, s, g, 1]."""
     minus, one = body.constant([-1]), body.constant([1])
-    blocks = body.reshape("kv_scales", minus, body.size("kv_scales", 2, 4))  # [2 * num_blocks, g, block_size]
+    blocks = body.reshape("kv_scales", minus, body.size("kv_scales", 2, 4))  # [parts * num_blocks, g, block_size]
     by_token = body.op("Transpose", body.op("Gather", blocks, index, axis=0), perm=[0, 1, 3, 2])
     return body.reshape(by_token, body.size("block_table", 0), minus, body.size("kv_pool", 3), one)
 

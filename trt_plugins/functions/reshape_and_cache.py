@@ -24,25 +24,29 @@ def reshape_and_cache_fp8_function(signature: Signature) -> onnx.FunctionProto:
     """One scatter of the bytes, and one of the scales, which are by head."""
     body = Body(signature)
     numbers, scales = quantized(body, body.concat(body.read("key"), body.read("value")))
-    half, block, offset = _targets(body)
-    body.output(placed(body, "kv_pool", [half, block, offset], numbers, _POOL_RANK - 2), "kv_pool_out")
+    part, block, offset = _targets(body)
+    body.output(placed(body, "kv_pool", [part, block, offset], numbers, _POOL_RANK - 2), "kv_pool_out")
     heads, minus = body.size("kv_pool", 3), body.constant([-1])
     shape = body.op("Shape", scales)  # [2 * tokens, kv_heads]
-    half, block, offset = (
-        body.reshape(body.op("Expand", body.unsqueeze(place, 1), shape), minus) for place in (half, block, offset)
+    part, block, offset = (
+        body.reshape(body.op("Expand", body.unsqueeze(place, 1), shape), minus) for place in (part, block, offset)
     )
     head = body.reshape(body.op("Expand", body.range(heads), shape), minus)
     entries = body.reshape(scales, minus)
-    body.output(placed(body, "kv_scales", [half, block, head, offset], entries, 1), "kv_scales_out")
+    body.output(placed(body, "kv_scales", [part, block, head, offset], entries, 1), "kv_scales_out")
     return body.function()
 
 
 def _targets(body: Body) -> tuple[str, str, str]:
-    """Keys or values, block and offset of every new key, then of every new value; a negative offset is no place."""
+    """Part of the pool, block and offset of every new key, then of every new value; a negative offset is no place.
+
+    In a pool of one part both have the same places, and are the same numbers.
+    """
     slots, size = integers(body, "slot_mapping"), body.size("kv_pool", 2)
     negative = body.op("Less", slots, body.constant(0))
     block = body.op("Div", slots, size)
     offset = body.op("Where", negative, body.constant([-1]), body.op("Mod", slots, size))
     tokens = body.size("slot_mapping", 0)
-    half = [body.op("Expand", body.constant([index]), tokens) for index in (0, 1)]
-    return body.concat(*half), body.concat(block, block), body.concat(offset, offset)
+    last = body.op("Sub", body.size("kv_pool", 0), body.constant([1]))
+    parts = [body.op("Expand", index, tokens) for index in (body.constant([0]), last)]
+    return body.concat(*parts), body.concat(block, block), body.concat(offset, offset)

@@ -1,4 +1,4 @@
-"""Eager ``cached_attention``."""
+"""Eager ``cached_attention`` and ``cached_latent_attention``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ def cached_attention(
     else:
         y = attention_with_sinks(query, keys, values, visible, sinks, scale)
     return y, keys, values
+
+
+def cached_latent_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    past_key: torch.Tensor,
+    start: torch.Tensor,
+    slots: torch.Tensor,
+    source: torch.Tensor,
+    valid: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with one cache, whose keys are the values too: y and the cache."""
+    keys = past_key.scatter(2, slots, _written(past_key, key, slots, source, valid))
+    y = F.scaled_dot_product_attention(query, keys, keys, attn_mask=visible, scale=scale, enable_gqa=True)
+    return y, keys
 
 
 def attention_with_sinks(

@@ -27,7 +27,8 @@ def paged_attention(
     """Causal attention of packed rows over their blocks.
 
     Args:
-        query: [tokens, heads, head_dim]. kv_pool: [2, num_blocks, block_size, kv_heads, head_dim].
+        query: [tokens, heads, head_dim]. kv_pool: [parts, num_blocks, block_size, kv_heads, head_dim]; one part: keys
+            are the values too.
         block_table: [rows, max_blocks] int32. query_start_loc: [rows + 1] int32. seq_lens: [rows] int32.
         sinks: [heads] float32 or None.
         scale, sliding_window, softcap: see the operator's declaration; 0 means the default, none, none.
@@ -57,7 +58,7 @@ def paged_attention_fp8(
     sliding_window: int,
     softcap: float,
 ) -> Tensor:
-    """The same over a pool of e4m3: kv_pool uint8, kv_scales [2, num_blocks, kv_heads, block_size]."""
+    """The same over a pool of e4m3: kv_pool uint8, kv_scales [parts, num_blocks, kv_heads, block_size]."""
     by_token = kv_scales.transpose(2, 3)
 
     def gathered(row: int, begin: int, end: int) -> Tensor:
@@ -77,7 +78,7 @@ def _by_rows(
     sliding_window: int,
     softcap: float,
 ) -> Tensor:
-    """``gathered``: keys and values [2, n, kv_heads, head_dim] of a row, a first position and one behind the last."""
+    """``gathered``: keys and values [parts, n, kv_heads, head_dim] of a row between two positions."""
     work, y = work_dtype(query), torch.zeros_like(query)
     bounds = row_bounds(PACKED_OPS["paged_attention"], query_start_loc, len(seq_lens))
     for row, ((begin, end), length) in enumerate(zip(bounds, seq_lens.tolist(), strict=True)):
@@ -85,14 +86,15 @@ def _by_rows(
             continue
         first = length - (end - begin)  # position of the first new token
         seen = max(0, first - sliding_window + 1) if sliding_window else 0
-        keys, values = gathered(row, seen, length).to(work)
+        found = gathered(row, seen, length).to(work)
+        keys, values = found[0], found[-1]
         q = query[begin:end].to(work) * (scale or query.shape[-1] ** -0.5)
         y[begin:end] = _attended(q, keys, values, sinks, first - seen, sliding_window, softcap).to(y.dtype)
     return y
 
 
 def _gathered(kv_pool: Tensor, blocks: Tensor, begin: int, end: int) -> Tensor:
-    """Keys and values of positions begin..end-1 of one row: [2, positions, kv_heads, head_dim]."""
+    """Keys and values of positions begin..end-1 of one row: [parts, positions, kv_heads, head_dim]."""
     size = kv_pool.shape[2]
     positions = torch.arange(begin, end, device=kv_pool.device)
     indices = blocks.to(torch.int64)[positions // size] * size + positions % size

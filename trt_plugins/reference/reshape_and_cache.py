@@ -13,7 +13,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping:
 
     Args:
         key, value: [tokens, kv_heads, head_dim].
-        kv_pool: [2, num_blocks, block_size, kv_heads, head_dim].
+        kv_pool: [parts, num_blocks, block_size, kv_heads, head_dim]; one part: keys are the values too.
         slot_mapping: [tokens] int32, block * block_size + offset, -1 for a token without a place.
 
     Returns:
@@ -22,8 +22,8 @@ def reshape_and_cache(key: Tensor, value: Tensor, kv_pool: Tensor, slot_mapping:
     placed = slot_mapping >= 0
     indices = slot_mapping[placed].to(torch.int64)
     pool = kv_pool.clone()
-    slots = pool.flatten(1, 2)  # a view: [2, num_blocks * block_size, kv_heads, head_dim]
-    slots[0, indices], slots[1, indices] = key[placed], value[placed]
+    slots = pool.flatten(1, 2)  # a view: [parts, num_blocks * block_size, kv_heads, head_dim]
+    slots[0, indices], slots[-1, indices] = key[placed], value[placed]
     return pool
 
 
@@ -33,7 +33,7 @@ def reshape_and_cache_fp8(
     """The same for a pool of e4m3.
 
     Args:
-        kv_pool: as above, uint8, the bytes of e4m3. kv_scales: [2, num_blocks, kv_heads, block_size].
+        kv_pool: as above, uint8, the bytes of e4m3. kv_scales: [parts, num_blocks, kv_heads, block_size].
 
     Returns:
         kv_pool_out and kv_scales_out, like these.

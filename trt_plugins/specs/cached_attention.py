@@ -1,8 +1,10 @@
-"""Declaration of ``cached_attention``."""
+"""Declarations of ``cached_attention`` and ``cached_latent_attention``."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import MappingProxyType
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.spec import AttributeSpec, OpSpec, TensorSpec, TypeVariable
@@ -47,3 +49,19 @@ CACHED_ATTENTION = OpSpec(
     divides=(("kv_heads", "heads"),),
     has_kernels=False,
 )
+
+_LEFT_OUT = frozenset({"value", "past_value", "present_value", SINKS.name})
+
+CACHED_LATENT_ATTENTION = replace(
+    CACHED_ATTENTION,
+    name="cached_latent_attention",
+    doc=(
+        "cached_attention of a layer whose keys are its values too, without sinks: one cache holds both. y = "
+        "softmax(scale * q . k) @ k over the visible positions."
+    ),
+    inputs=tuple(tensor for tensor in CACHED_ATTENTION.inputs if tensor.name not in _LEFT_OUT),
+    outputs=tuple(tensor for tensor in CACHED_ATTENTION.outputs if tensor.name not in _LEFT_OUT),
+)
+
+ATTENTIONS = MappingProxyType({spec.name: spec for spec in (CACHED_ATTENTION, CACHED_LATENT_ATTENTION)})
+"""Both, by name."""

@@ -9,7 +9,7 @@ from hybridge.artifact.kv_dtypes import E4M3_BYTES
 from hybridge.trt_plugins.spec import DimLimit, OpSpec, TensorSpec
 from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
 
-KV_SCALES_DIMS = (2, "num_blocks", "kv_heads", "block_size")
+KV_SCALES_DIMS = ("parts", "num_blocks", "kv_heads", "block_size")
 """Scales of keys, then of values; in each, a block's heads in order, and of a head its tokens."""
 KV_SCALES = TensorSpec(
     "kv_scales", DType.FLOAT32, KV_SCALES_DIMS, "what the numbers of a head of a token in kv_pool are multiplied by"

@@ -8,7 +8,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.spec import AttributeSpec, DimLimit, OpSpec, TensorSpec, TypeVariable
 from hybridge.trt_plugins.specs.common import DATA_TYPE
 from hybridge.trt_plugins.specs.packed import PACKED_VERSION, QUERY_START_LOC, ROWS, TOKENS
-from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS
+from hybridge.trt_plugins.specs.reshape_and_cache import KV_POOL_DIMS, KV_POOL_PARTS
 
 LATENT_DIM = 576
 """Heads of multi-head latent attention as its published models have them: a latent of 512 and a shared key of 64."""
@@ -22,7 +22,8 @@ PAGED_ATTENTION = OpSpec(
         "it, with sliding_window only the last sliding_window of them. Query head i reads KV head "
         "i // (heads / kv_heads). Scores are scale * q . k, then softcap * tanh(scores / softcap) where softcap is "
         "not 0; y = softmax(scores) @ v, where exp(sinks[head]) is added to the sum that the softmax divides by. "
-        "All of it is computed in FP32. Positions that no token of the row sees are never read."
+        "All of it is computed in FP32. Positions that no token of the row sees are never read. In a pool of one part "
+        "keys are the values too."
     ),
     inputs=(
         TensorSpec("query", "T", (TOKENS, "heads", "head_dim"), "queries of the new tokens"),
@@ -46,6 +47,7 @@ PAGED_ATTENTION = OpSpec(
     ),
     type_variables=(TypeVariable("T", DATA_TYPE),),
     divides=(("kv_heads", "heads"),),
+    limits=(KV_POOL_PARTS,),
     kernel_limits=(
         DimLimit("head_dim", 64, 256, multiple_of=8, also=LATENT_DIM),
         DimLimit("block_size", 16, 128, multiple_of=16),

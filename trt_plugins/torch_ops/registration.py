@@ -11,7 +11,7 @@ from torch import Tensor
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, all_specs, spec_of
 from hybridge.trt_plugins.reference.attention_step import attention_step
-from hybridge.trt_plugins.reference.cached_attention import cached_attention
+from hybridge.trt_plugins.reference.cached_attention import cached_attention, cached_latent_attention
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
 from hybridge.trt_plugins.reference.mamba2_conv_scan import mamba2_conv_scan
@@ -36,6 +36,7 @@ from hybridge.trt_plugins.torch_ops.schema import check_torch_call, overload_nam
 _EAGER: dict[str, Callable] = {
     "attention_step": attention_step,
     "cached_attention": cached_attention,
+    "cached_latent_attention": cached_latent_attention,
     "causal_conv1d": causal_conv1d,
     "update_ssm_state": update_ssm_state,
     "mamba2_conv_scan": mamba2_conv_scan,

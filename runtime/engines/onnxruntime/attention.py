@@ -25,7 +25,7 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.padding import without_padding
 from hybridge.trt_plugins.catalog import DOMAIN
 from hybridge.trt_plugins.specs.attention_step import ATTENTION_STEP
-from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
+from hybridge.trt_plugins.specs.cached_attention import ATTENTIONS, CACHED_ATTENTION
 
 _SWAP_HEADS_AND_TIME = [0, 2, 1, 3]
 # The kernel takes head sizes that are multiples of this; others are padded with zeros, in the caches too.
@@ -45,11 +45,12 @@ def use_group_query_attention(model: ir.Model, kernels: Kernels, padded: bool) -
 
 
 def sliding_window(node: ir.Node) -> int:
-    visible = node.inputs[CACHED_ATTENTION.input_index("visible")]
+    """That of an attention over caches; EngineError without an attention_step before it."""
+    visible = node.inputs[ATTENTIONS[node.op_type].input_index("visible")]
     step = None if visible is None else visible.producer()
     if step is None or (step.domain, step.op_type) != (DOMAIN, ATTENTION_STEP.name):
         raise EngineError(
-            f"expected {ATTENTION_STEP.name} before {CACHED_ATTENTION.name} {node.name}, found another node: export "
+            f"expected {ATTENTION_STEP.name} before {node.op_type} {node.name}, found another node: export "
             "the checkpoint again"
         )
     return int(op_attributes(step)["sliding_window"])

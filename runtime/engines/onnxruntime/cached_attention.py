@@ -1,4 +1,4 @@
-"""cached_attention as one node of the library of CPU kernels, which also rotates queries and keys.
+"""cached_attention, also of latents, as one node of the library of CPU kernels, which rotates queries and keys too.
 
 Against GroupQueryAttention it leaves out the keys that a token of a prompt does not see, and needs no nodes before it.
 """
@@ -25,7 +25,8 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import (
 from hybridge.runtime.engines.onnxruntime.graph_form import LAST_POSITIONS
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.trt_plugins.catalog import DOMAIN
-from hybridge.trt_plugins.specs.cached_attention import CACHED_ATTENTION
+from hybridge.trt_plugins.spec import OpSpec
+from hybridge.trt_plugins.specs.cached_attention import ATTENTIONS, SINKS
 
 OPERATOR = "CachedAttention"
 # The kernel takes head sizes that are multiples of this.
@@ -40,18 +41,21 @@ def use_cached_attention(model: ir.Model, kernels: Kernels) -> None:
     if not kernels.own_operators:
         return
     for node in list(model.graph):
-        if (node.domain, node.op_type) != (DOMAIN, CACHED_ATTENTION.name):
+        spec = ATTENTIONS.get(node.op_type) if node.domain == DOMAIN else None
+        if spec is None:
             continue
-        sizes = fixed_shape(node.inputs[3])
-        has_sinks = len(node.inputs) > CACHED_ATTENTION.input_index("sinks")
+        sizes = fixed_shape(node.inputs[spec.input_index("past_key")])
+        has_sinks = SINKS in spec.inputs[: len(node.inputs)]
         if has_sinks or sizes is None or not sizes[3] or sizes[3] % _HEAD_SIZE_UNIT or cpu_library().path is None:
             continue
-        _replace(model, node, sizes[3])
+        _replace(model, node, spec, sizes[3])
 
 
-def _replace(model: ir.Model, node: ir.Node, head_size: int) -> None:
+def _replace(model: ir.Model, node: ir.Node, spec: OpSpec, head_size: int) -> None:
     insert, window = Inserter(model.graph, node), sliding_window(node)
-    query, key, value, past_keys, past_values = (given(tensor) for tensor in node.inputs[:5])
+    inputs = {tensor.name: value for tensor, value in zip(spec.inputs, node.inputs, strict=False)}
+    query, key, past_keys = (given(inputs[name]) for name in ("query", "key", "past_key"))
+    value, past_values = inputs.get("value"), inputs.get("past_value")
     shape = fixed_shape(query)
     assert shape is not None and shape[1]
     last = add_input(model.graph, LAST_POSITIONS, ir.DataType.INT32, [BATCH])
@@ -59,7 +63,7 @@ def _replace(model: ir.Model, node: ir.Node, head_size: int) -> None:
     angles: tuple[ir.Value, ...] = ()
     if first is not None and second is not None and first[1:] == second[1:]:
         query, key, angles = first[0], second[0], first[1:]
-    tensors = [packed_heads(insert, tensor) for tensor in (query, key, value)]
+    tensors = [None if tensor is None else packed_heads(insert, tensor) for tensor in (query, key, value)]
     y, *presents = insert.op(
         OPERATOR,
         *tensors,
@@ -68,7 +72,7 @@ def _replace(model: ir.Model, node: ir.Node, head_size: int) -> None:
         last,
         *angles,
         domain=CPU_DOMAIN,
-        outputs=3,
+        outputs=len(node.outputs),
         scale=op_attributes(node)["scale"],
         window=window,
         instructions=0,

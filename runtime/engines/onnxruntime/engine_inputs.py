@@ -17,18 +17,26 @@ MOST_REPLAYED = 8
 
 @dataclass(frozen=True)
 class KvShape:
-    """Parameters of the engine's key and value inputs; ``window`` 0 is full attention."""
+    """Parameters of the engine's key and value inputs; ``window`` 0 is full attention.
+
+    parts: 1 where keys are the values too, else 2.
+    """
 
     kv_heads: int
     window: int
+    parts: int = 2
 
     @property
     def kv_indices(self) -> str:
-        """Indices of new keys, then new values: int64 [2 * tokens * kv_heads, 4] into the stored pool."""
-        return f"engine.kv_indices.{self.kv_heads}"
+        """Indices of new keys, then new values: int64 [parts * tokens * kv_heads, 4] into the stored pool."""
+        return f"engine.kv_indices.{self.kv_heads}.{self.parts}"
 
     def blocks(self, kind: str) -> str:
-        """Rows of [2 * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m]."""
+        """Rows of [parts * num_blocks * kv_heads, block_size, head_dim], ``kind`` key or value: int64 [rows, heads, m].
+
+        Keys that are the values too have the name of keys.
+        """
+        kind = "key" if self.parts == 1 else kind
         return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
 
     @property

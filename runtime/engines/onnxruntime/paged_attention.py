@@ -1,9 +1,9 @@
 """Cache update and attention of a paged graph as nodes whose cost follows the tokens, not the pools.
 
-The engine holds a KV pool as [2, num_blocks, kv_heads, block_size, head_dim], so that gathering the blocks of a row
-gives the keys of each head in one piece. New tokens are scattered into the pool in place; then the blocks of each row
-are gathered from it, up to those of the longest row. Which ones, and what a token may see of them, comes from the
-engine (paged_feeds.py) as graph inputs that all layers of one shape share.
+The engine holds a KV pool as [parts, num_blocks, kv_heads, block_size, head_dim], so that gathering the blocks of a row
+gives the keys of each head in one piece: keys, then values, or one part that is both. New tokens are scattered into the
+pool in place; then the blocks of each row are gathered from it, up to those of the longest row. Which ones, and what a
+token may see of them, comes from the engine (paged_feeds.py) as graph inputs that all layers of one shape share.
 
 Prompts take kernels that never hold the scores of all tokens at all positions (paged_prompts.py).
 """
@@ -56,10 +56,10 @@ def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm, kernels: Kernels |
     cache = cached.producer() if cached is not None else None
     assert cache is not None and query_shape is not None and pool_shape is not None, "the exporter gives these"
     query, key, value = (given(tensor) for tensor in (query, *cache.inputs[:2]))
-    heads, head_dim, kv_heads = query_shape[1], query_shape[2], pool_shape[3]
-    assert heads is not None and head_dim is not None and kv_heads is not None
+    heads, head_dim, kv_heads, parts = query_shape[1], query_shape[2], pool_shape[3], pool_shape[0]
+    assert heads is not None and head_dim is not None and kv_heads is not None and parts is not None
     attributes = op_attributes(node)
-    shape = KvShape(kv_heads, int(attributes["sliding_window"]))
+    shape = KvShape(kv_heads, int(attributes["sliding_window"]), parts)
     insert = Inserter(graph, node)
     sinks = None if _is_absent(node.inputs[-1]) else node.inputs[-1]
     pool, scales = _updated_pools(graph, cache, shape, head_dim)
@@ -104,9 +104,9 @@ def _updated_pools(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: in
     """The pool with the new tokens, in the engine's order of axes, and its scales; they replace the node ``cache``."""
     insert = Inserter(graph, cache)
     key, value, pool = cache.inputs[0], cache.inputs[1], cache.inputs[2]
-    assert pool is not None
+    assert key is not None and pool is not None
     kv_indices = add_input(graph, shape.kv_indices, ir.DataType.INT64, ["kv_indices", 4])
-    updates, scales = insert.op("Concat", key, value, axis=0), None
+    updates, scales = key if shape.parts == 1 else insert.op("Concat", key, value, axis=0), None
     declared = pool.shape, cache.outputs[0].shape
     if len(cache.outputs) == 2:
         updates, factors = e4m3.quantized(insert, updates)
@@ -133,13 +133,13 @@ def _keys_and_values(
     """Keys and values, each [rows, kv_heads, s, head_dim], for one row [kv_heads, 1, s, head_dim]."""
 
     def by_block(laid_out: ir.Value, width: int) -> ir.Value:
-        """[blocks * kv_heads of keys, then of values, block_size, width]"""
+        """[blocks * kv_heads of each part, block_size, width]"""
         blocks: ir.Value = insert.op("Reshape", laid_out, _block_shape(insert, pool, width))
         return blocks
 
     blocks, factors = by_block(pool, head_dim), None if scales is None else by_block(scales, 1)
-    gathered = []
-    for kind in ("key", "value"):
+    gathered: list[ir.Value] = []
+    for kind in ("key", "value")[: shape.parts]:
         rows = add_input(graph, shape.blocks(kind), ir.DataType.INT64, ["rows", "kv_heads", "blocks"])
         found = insert.op("Gather", blocks, rows, axis=0)
         if factors is not None:
@@ -148,7 +148,7 @@ def _keys_and_values(
             gathered.append(insert.op("Reshape", found, insert.shape(insert.size(found, 1), 1, -1, head_dim)))
         else:
             gathered.append(insert.reshape(found, 0, 0, -1, head_dim))
-    return gathered
+    return [gathered[0], gathered[-1]]
 
 
 def _block_shape(insert: Inserter, pool: ir.Value, width: int) -> ir.Value:

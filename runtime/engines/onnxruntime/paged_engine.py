@@ -84,7 +84,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._graphs, self._exact = graphs, exact_products
         self._weights = WeightStore(self._folder)
         self._kv_shapes = tuple(
-            dict.fromkeys(KvShape(layer.num_kv_heads, layer.sliding_window or 0) for layer in self.config.kv_layers)
+            dict.fromkeys(
+                KvShape(layer.num_kv_heads, layer.sliding_window or 0, layer.parts) for layer in self.config.kv_layers
+            )
         )
         self._deferred: DeferredStates | None = None
         self._snapshots: frozenset[str] = frozenset()

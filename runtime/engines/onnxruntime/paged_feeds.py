@@ -102,16 +102,16 @@ def run_feeds(
         feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)
     for shape in shapes:
         if shape.kv_indices not in feeds:
-            feeds[shape.kv_indices] = _kv_indices(inputs.slot_mapping[run.tokens], shape.kv_heads, sizes)
+            feeds[shape.kv_indices] = _kv_indices(inputs.slot_mapping[run.tokens], shape, sizes)
         feeds |= _seen(inputs, run, shape, sizes, shape.bias in read)
     return feeds
 
 
-def _kv_indices(slot_mapping: np.ndarray, kv_heads: int, sizes: PoolSizes) -> np.ndarray:
-    """[2 * tokens * kv_heads, 4]: keys or values, block, head, offset. What has no place goes to the last block."""
-    kv_indices = np.empty((2, len(slot_mapping), kv_heads, 4), np.int64)
-    kv_indices[0, ..., 0], kv_indices[1, ..., 0] = 0, 1
-    kv_indices[..., 2] = np.arange(kv_heads)
+def _kv_indices(slot_mapping: np.ndarray, shape: KvShape, sizes: PoolSizes) -> np.ndarray:
+    """[parts * tokens * kv_heads, 4]: part, block, head, offset. What has no place goes to the last block."""
+    kv_indices = np.empty((shape.parts, len(slot_mapping), shape.kv_heads, 4), np.int64)
+    kv_indices[0, ..., 0], kv_indices[-1, ..., 0] = 0, shape.parts - 1
+    kv_indices[..., 2] = np.arange(shape.kv_heads)
     blocks, offsets = np.divmod(slot_mapping, sizes.block_size)
     nowhere = slot_mapping < 0
     if nowhere.any():
@@ -135,7 +135,7 @@ def _seen(
     seen = (lengths - first * size).astype(np.int32)
     found = {
         shape.blocks("key"): keys,
-        shape.blocks("value"): keys + (sizes.num_blocks + 1) * shape.kv_heads,
+        shape.blocks("value"): keys + (shape.parts - 1) * (sizes.num_blocks + 1) * shape.kv_heads,
         shape.seen: seen,
         shape.last_seen: seen - 1,
     }

@@ -37,8 +37,9 @@ class RepeatedSteps:
         # Position of the next token of each row of the run.
         self._next: list[int] = (inputs.positions[run.tokens] + 1).tolist()
         self._shapes = shapes
-        # By the number of heads: [2, rows, kv_heads, 4], kind, block, head, offset.
-        self._kv = [session.fed(name).reshape(2, rows, -1, 4) for name in dict.fromkeys(s.kv_indices for s in shapes)]
+        # By the number of heads: [parts, rows, kv_heads, 4], part, block, head, offset.
+        parts = {shape.kv_indices: shape.parts for shape in shapes}
+        self._kv = [session.fed(name).reshape(count, rows, -1, 4) for name, count in parts.items()]
         biases = [session.fed(name) for name in dict.fromkeys(shape.bias for shape in shapes)]
         self._biases = [bias.reshape(-1) for bias in biases]
         self._width = min((bias.shape[-1] for bias in biases), default=0)
@@ -97,6 +98,6 @@ class RepeatedSteps:
             column = self._next[row] // sizes.block_size
             for shape in self._shapes:
                 keys = block * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
-                self._session.fed(shape.blocks("key"))[row, :, column:] = keys
-                values = keys + (sizes.num_blocks + 1) * shape.kv_heads
-                self._session.fed(shape.blocks("value"))[row, :, column:] = values
+                for part, kind in enumerate(("key", "value")[: shape.parts]):
+                    blocks = keys + part * (sizes.num_blocks + 1) * shape.kv_heads
+                    self._session.fed(shape.blocks(kind))[row, :, column:] = blocks

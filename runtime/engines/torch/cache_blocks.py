@@ -40,13 +40,17 @@ class CacheBlocks:
         return cls(size, table, bounds, lengths, slots)
 
     def pool(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Two caches of ``block_caches`` as the pool [2, blocks, block, heads, head_dim] that they are."""
+        """The caches of ``block_caches`` as the pool [parts, blocks, block, heads, head_dim] that they are.
+
+        One cache that is both gives a pool of one part.
+        """
         rows, heads, _, head_dim = key.shape
         room = key.stride(0) // (heads * head_dim)
         block = self.size * heads * head_dim
-        shape = (2, rows * room // self.size, self.size, heads, head_dim)
+        shape = (1 if value is key else 2, rows * room // self.size, self.size, heads, head_dim)
         strides = (rows * key.stride(0), block, heads * head_dim, head_dim, 1)
-        assert value.storage_offset() - key.storage_offset() == strides[0] and key.stride() == value.stride()
+        apart = value.storage_offset() - key.storage_offset()
+        assert value is key or (apart == strides[0] and key.stride() == value.stride())
         return key.as_strided(shape, strides)
 
 
@@ -60,12 +64,13 @@ def room_of(max_seq: int) -> int:
     return -(-max_seq // cache_block_size(max_seq)) * cache_block_size(max_seq)
 
 
-def block_caches(device: TorchDevice, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeroed caches of keys and of values, [rows, heads, max_seq, head_dim] each, in one piece of memory.
+def block_caches(
+    device: TorchDevice, parts: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """``parts`` zeroed caches, of keys and of values, [rows, heads, max_seq, head_dim] each, in one piece of memory.
 
     In memory the heads of a position are stored together and the positions of a row are whole blocks.
     """
     rows, heads, max_seq, head_dim = shape
-    memory = device.zeros(2, rows, room_of(max_seq), heads, head_dim, dtype=dtype)
-    key, value = memory[:, :, :max_seq].transpose(2, 3)
-    return key, value
+    memory = device.zeros(parts, rows, room_of(max_seq), heads, head_dim, dtype=dtype)
+    return memory[:, :, :max_seq].transpose(2, 3).unbind()

@@ -31,10 +31,11 @@ class StateMemory:
         self.bound: dict[int, Any] = {}
         axes = {BATCH: batch, MAX_SEQ: max_seq}
         sizes = {spec.name: (spec.resolve(**axes), torch_from_dtype(spec.dtype)) for spec in specs}
-        caches = [(past_key(k), past_value(k)) for k in range(len(specs)) if past_key(k) in sizes]
         self.tensors: dict[str, torch.Tensor] = {}
-        for pair in caches:
-            self.tensors |= zip(pair, block_caches(device, *sizes[pair[0]]), strict=True)
+        for k in range(len(specs)):
+            names = [name for name in (past_key(k), past_value(k)) if name in sizes]
+            if names:
+                self.tensors |= zip(names, block_caches(device, len(names), *sizes[names[0]]), strict=True)
         for name, (shape, dtype) in sizes.items():
             if name not in self.tensors:
                 self.tensors[name] = device.zeros(*shape, dtype=dtype)

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows with ``past`` tokens each get ``time`` more; ``angles`` rotate a part of each head."""
+    """Rows with ``past`` tokens each get ``time`` more; ``angles`` rotate a part of each head.
+
+    latents: keys are the values too, as rotated.
+    """
 
     past: tuple[int, ...]
     time: int
@@ -24,6 +27,7 @@ class Case:
     size: int = 16
     angles: int = 0
     window: int = 0
+    latents: bool = False
 
 
 CASES = {
@@ -34,6 +38,8 @@ CASES = {
     "prompts after others": Case((3, 77), 67, 4, 1, 48, angles=8),
     "a prompt in a window": Case((90,), 140, 2, 2, window=9),
     "a prompt of many heads": Case((1,), 9, 40, 1),
+    "one token of latents": Case((130, 4), 1, 20, 1, 48, latents=True),
+    "a prompt of latents": Case((3,), 70, 6, 1, 32, angles=8, latents=True),
     "two tokens": Case((64, 63), 2, 2, 1),
 }
 
@@ -58,6 +64,8 @@ def inputs_of(case: Case) -> dict[str, np.ndarray | None]:
         "cos": np.cos(wide) if case.angles else None,
         "sin": np.sin(wide) if case.angles else None,
     }
+    if case.latents:
+        tensors |= {"value": None, "past_values": None}
     found = {name: None if array is None else array.astype(np.float32) for name, array in tensors.items()}
     return found | {"last": tensors["last"].astype(np.int32)}  # type: ignore[union-attr]
 
@@ -75,8 +83,10 @@ def expected_of(case: Case, given: dict[str, np.ndarray | None], scale: float) -
             x = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
         return x
 
-    query, key, value = heads("query", True), heads("key", True), heads("value", False)
-    keys, values, y = wide["past_keys"].copy(), wide["past_values"].copy(), np.zeros_like(query)
+    query, key = heads("query", True), heads("key", True)
+    value = key if case.latents else heads("value", False)
+    keys, y = wide["past_keys"].copy(), np.zeros_like(query)
+    values = keys if case.latents else wide["past_values"].copy()
     for row, past in enumerate(case.past):
         keys[row, :, past : past + time] = key[row].swapaxes(0, 1)
         values[row, :, past : past + time] = value[row].swapaxes(0, 1)
@@ -93,11 +103,12 @@ def expected_of(case: Case, given: dict[str, np.ndarray | None], scale: float) -
 def run(case: Case, given: dict[str, np.ndarray | None], shared: bool, instructions: int = 0) -> dict[str, np.ndarray]:
     query, cache = given["query"], given["past_keys"]
     assert query is not None and cache is not None
+    names = ("keys",) if case.latents else ("keys", "values")
     return run_operator(
         "CachedAttention",
         given,
-        {"y": query.shape, "keys": cache.shape, "values": cache.shape},
-        {"keys": "past_keys", "values": "past_values"} if shared else None,
+        {"y": query.shape} | dict.fromkeys(names, cache.shape),
+        {name: f"past_{name}" for name in names} if shared else None,
         threads=2,
         scale=0.2,
         window=case.window,
@@ -114,7 +125,7 @@ def test_attention(name: str, instructions: int) -> None:
     found = run(case, given, shared=len(case.past) < 3, instructions=instructions)
     np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-4, atol=3e-6)
     for row, past in enumerate(case.past):
-        for kind in ("keys", "values"):
+        for kind in found.keys() - {"y"}:
             length = past + case.time
             np.testing.assert_allclose(found[kind][row, :, :length], expected[kind][row, :, :length], atol=1e-6)
 
@@ -135,6 +146,7 @@ def test_inputs_whose_sizes_disagree_are_refused() -> None:
         ("last", np.array([65, 66 + 77], np.int32)),
         ("key", np.zeros((2, 67, 47), np.float32)),
         ("sin", None),
+        ("value", None),
         ("cos", np.zeros((1, 67, 8), np.float32)),
     ):
         with pytest.raises(Exception, match="CachedAttention: expected inputs whose sizes agree"):

@@ -33,14 +33,14 @@ ATTRIBUTES = [
 ]
 
 
-def graph(attributes: dict, sinks: np.ndarray | None) -> ir.Model:
+def graph(attributes: dict, sinks: np.ndarray | None, parts: int) -> ir.Model:
     def info(name: str, dtype: int, *shape: int | str):  # type: ignore[no-untyped-def]  # protobuf
         return helper.make_tensor_value_info(name, dtype, shape)
 
     def integers(name: str, *shape: str):  # type: ignore[no-untyped-def]
         return info(name, TensorProto.INT32, *shape)
 
-    pool = (2, "num_blocks", "block_size", KV_HEADS, HEAD_DIM)
+    pool = (parts, "num_blocks", "block_size", KV_HEADS, HEAD_DIM)
     tokens = [info(n, TensorProto.FLOAT, "tokens", KV_HEADS, HEAD_DIM) for n in ("key", "value")]
     rows = [integers("block_table", "rows", "m"), integers("query_start_loc", "bounds"), integers("seq_lens", "rows")]
     query = info("query", TensorProto.FLOAT, "tokens", HEADS, HEAD_DIM)
@@ -64,9 +64,9 @@ def graph(attributes: dict, sinks: np.ndarray | None) -> ir.Model:
 
 
 def session(
-    attributes: dict, sinks: np.ndarray | None, form: PagedForm, kernels: Kernels | None
+    attributes: dict, sinks: np.ndarray | None, parts: int, form: PagedForm, kernels: Kernels | None
 ) -> ort.InferenceSession:
-    model = graph(attributes, sinks)
+    model = graph(attributes, sinks, parts)
     use_paged_attention(model, form, kernels)
     remove_dead_code(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
@@ -108,17 +108,21 @@ def form_of(run: PagedRun) -> PagedForm:
 
 # Rows that share a run, though some have more tokens than others.
 @pytest.mark.parametrize("together", [[], [0, 1], [0, 1, 2, 3], [1, 2, 3]], ids=str)
-@pytest.mark.parametrize("with_sinks", [False, True], ids=["no-sinks", "sinks"])
+@pytest.mark.parametrize(
+    ("with_sinks", "parts"), [(False, 2), (True, 2), (False, 1)], ids=["no-sinks", "sinks", "latents"]
+)
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
-def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool, together: list[int]) -> None:
+def test_every_run_equals_the_eager_operators(
+    attributes: dict, with_sinks: bool, parts: int, together: list[int]
+) -> None:
     torch_ops.register()
     rng = np.random.default_rng(7)
     sinks = rng.standard_normal(HEADS).astype(np.float32) if with_sinks else None
     inputs = step([1, 5, 1, 9], [6, 0, 0, 4], rng)
     tokens = len(inputs.input_ids)
     query = rng.standard_normal((tokens, HEADS, HEAD_DIM)).astype(np.float32)
-    new = rng.standard_normal((2, tokens, KV_HEADS, HEAD_DIM)).astype(np.float32)
-    pool = rng.standard_normal((2, SIZES.num_blocks, SIZES.block_size, KV_HEADS, HEAD_DIM)).astype(np.float32)
+    new = rng.standard_normal((parts, tokens, KV_HEADS, HEAD_DIM)).astype(np.float32)[[0, -1]]
+    pool = rng.standard_normal((parts, SIZES.num_blocks, SIZES.block_size, KV_HEADS, HEAD_DIM)).astype(np.float32)
     ops = torch.ops.trt_edgellm
     expected_pool = ops.reshape_and_cache.packed(*map(torch.from_numpy, (*new, pool, inputs.slot_mapping)))
     rows = [torch.from_numpy(a) for a in (inputs.block_table, inputs.query_start_loc, inputs.seq_lens)]
@@ -132,12 +136,12 @@ def test_every_run_equals_the_eager_operators(attributes: dict, with_sinks: bool
         attributes.get("softcap", 0.0),
     ).numpy()
     held = np.concatenate([pool, np.zeros_like(pool[:, :1])], axis=1).transpose(KV_POOL_ORDER).copy()
-    shape = KvShape(KV_HEADS, attributes.get("sliding_window", 0))
+    shape = KvShape(KV_HEADS, attributes.get("sliding_window", 0), parts)
     for run in paged_runs(inputs, together=together):
         feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
         form = form_of(run)
         for kernels in (None, NEWEST, installed_kernels()) if form is PagedForm.ONE_ROW else (None,):
-            found = session(attributes, sinks, form, kernels)
+            found = session(attributes, sinks, parts, form, kernels)
             names = {value.name for value in found.get_inputs()}
             read = {**feeds, **run_feeds(inputs, run, [shape], SIZES, names)}
             y, updated = found.run(None, {name: array for name, array in read.items() if name in names})

@@ -101,6 +101,6 @@ def test_a_head_writes_its_logits_where_they_are_read(artifacts: ArtifactCache) 
 def test_caches_have_room_for_whole_pages(max_seq: int, room: int) -> None:
     import torch
 
-    key, value = block_caches(TorchDevice("cpu"), (2, 3, max_seq, 8), torch.float32)
+    key, value = block_caches(TorchDevice("cpu"), 2, (2, 3, max_seq, 8), torch.float32)
     assert key.shape == value.shape == (2, 3, max_seq, 8)
     assert key.stride() == value.stride() == (room * 24, 8, 24, 1)

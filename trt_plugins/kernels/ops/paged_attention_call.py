@@ -127,10 +127,13 @@ class PagedCall:
         """The fields of the struct PagedAttention except for its pointers."""
         query, pool = self.call.input("query"), self.call.input("kv_pool")
         params.query_token, params.query_head = query.strides[:2]
-        params.pool_values, params.pool_block, params.pool_slot, params.pool_head = pool.strides[:4]
+        params.pool_block, params.pool_slot, params.pool_head = pool.strides[1:4]
+        # From keys to values: nothing where they are the same.
+        params.pool_values = pool.strides[0] if pool.shape[0] > 1 else 0
         if self.is_fp8:
             scales = self.call.input(KV_SCALES.name)
-            params.scales_values, params.scales_block, params.scales_head = scales.strides[:3]
+            params.scales_block, params.scales_head = scales.strides[1:3]
+            params.scales_values = scales.strides[0] if pool.shape[0] > 1 else 0
         params.table_row = self.call.input("block_table").strides[0]
         params.y_token, params.y_head = self.y.strides[:2]
         params.rows, params.heads, params.kv_heads, params.group = self.rows, self.heads, self.kv_heads, self.group

@@ -18,7 +18,7 @@ FILE = "reshape_and_cache/copy_rows.cu"
 ENTRY = "reshape_and_cache"
 FP8_FILE = "reshape_and_cache/quantize_rows.cu"
 FP8_ENTRY = "reshape_and_cache_fp8"
-_RUN, _WARPS, _LARGEST_HEAD = 4, 4, 512
+_RUN, _WARPS, _LARGEST_HEAD = 4, 4, 576
 _THREADS = 128
 _LARGEST_GRID_YZ = 65535
 _OVERLAP_SINCE = (9, 0)
@@ -39,7 +39,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     params = _params(call, FILE)
     params.runs = head_dim * key.dtype.itemsize // access
     source = _source(key.dtype.itemsize, access)
-    grid = (-(-heads * params.runs // _THREADS), min(tokens, _LARGEST_GRID_YZ), 2)
+    grid = (-(-heads * params.runs // _THREADS), min(tokens, _LARGEST_GRID_YZ), pool_out.shape[0])
     overlap = device.capability >= _OVERLAP_SINCE
     launch = KernelLaunch(source, grid, (_THREADS, 1, 1), params, _pointers(call), overlap=overlap)
     return CallPlan((launch,), name=source.label)
@@ -60,7 +60,7 @@ def plan_fp8(call: OpCall, device: DeviceTraits) -> CallPlan:
     source = _fp8_source(key.dtype, head_dim)
     params = _params(call, FP8_FILE)
     params.scales_values, params.scales_block, params.scales_head = call.outputs[1].strides[:3]
-    grid = (-(-2 * heads // _WARPS), min(tokens, _LARGEST_GRID_YZ), 1)
+    grid = (-(-pool.shape[0] * heads // _WARPS), min(tokens, _LARGEST_GRID_YZ), 1)
     overlap = device.capability >= _OVERLAP_SINCE
     pointers = _pointers(call) | {"kv_scales": PointerSource(Memory.OUTPUT, 1)}
     launch = KernelLaunch(source, grid, (32 * _WARPS, 1, 1), params, pointers, overlap=overlap)
@@ -90,6 +90,7 @@ def _params(call: OpCall, file: str) -> Any:
     params.value_token, params.value_head = value.strides[:2]
     params.pool_values, params.pool_block, params.pool_slot, params.pool_head = pool.strides[:4]
     params.tokens, params.heads, params.block_size = *key.shape[:2], pool.shape[2]
+    params.all_heads = pool.shape[0] * params.heads
     return params
 
 

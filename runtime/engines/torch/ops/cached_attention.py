@@ -120,6 +120,11 @@ def _step_cache(context: NodeContext) -> Run:
     return lambda new, past, lengths: StepCache(new, past, lengths, window)
 
 
+def _cached_latent_attention(context: NodeContext) -> Run:
+    attend = _cached_attention(context)
+    return lambda q, k, past, step: attend(q, k, k, past, past, step)[:2]
+
+
 def _cached_attention(context: NodeContext) -> Run:
     scale = context.attributes.take("scale")
     kernels = PagedCaches(scale, context.kernels)
@@ -137,7 +142,8 @@ def _cached_attention(context: NodeContext) -> Run:
         if y is not None:
             return y, past_key, past_value
         step.write(past_key, k)
-        step.write(past_value, v)
+        if past_value is not past_key:
+            step.write(past_value, v)
         if sinks is not None:
             keys, values = past_key[:, :, : step.end], past_value[:, :, : step.end]
             y = attention_with_sinks(q, keys, values, step.visible, sinks, scale)
@@ -176,6 +182,7 @@ def _last_token(context: NodeContext) -> Run:
 
 ROWS: dict[str, Builder] = {
     "CachedAttention": _cached_attention,
+    "CachedLatentAttention": _cached_latent_attention,
     "LastToken": _last_token,
     "StepCache": _step_cache,
 }

@@ -25,14 +25,14 @@ def reshape_and_cache(context: NodeContext, spec: OpSpec) -> Run:
         *given, slot_mapping = rest
         pools = [pool if own else pool.clone() for pool, own in zip(given, here, strict=True)]
         if not kernel.launch([key, value, *pools, slot_mapping], pools):
-            _write(torch.stack((key, value)), pools, slot_mapping)
+            _write(torch.stack((key, value)[: pools[0].shape[0]]), pools, slot_mapping)
         return pools[0] if len(pools) == 1 else tuple(pools)
 
     return run
 
 
 def _write(entries: torch.Tensor, pools: list[torch.Tensor], slot_mapping: torch.Tensor) -> None:
-    """Keys and values [2, tokens, kv_heads, head_dim] into a pool, or into one of e4m3 and its scales."""
+    """Keys and values [parts, tokens, kv_heads, head_dim] into a pool, or into one of e4m3 and its scales."""
     size = pools[0].shape[2]
     # Tokens without a slot go to the last block, which no sequence has.
     nowhere = pools[0].shape[1] * size - 1
@@ -103,7 +103,7 @@ class PagedAttention:
         """One token per row: query [rows, heads, head_dim] over table [rows, blocks]; nothing waits for the device."""
         work, (n, heads, size) = work_dtype(query), query.shape
         kv_heads = pools[0].shape[3]
-        found = pools[0][:, table.long()].flatten(2, 3)  # [2, rows, positions, kv_heads, head_dim]
+        found = pools[0][:, table.long()].flatten(2, 3)  # [parts, rows, positions, kv_heads, head_dim]
         if len(pools) == 2:
             scales = pools[1][:, table.long()].transpose(3, 4).flatten(2, 3)
             found = found.view(torch.float8_e4m3fn).to(work) * scales.to(work).unsqueeze(-1)
@@ -112,7 +112,8 @@ class PagedAttention:
         if self._window:
             visible = visible & (position >= lengths[:, None] - self._window)
         # Other values, which may be NaN, must not reach a sum.
-        keys, values = torch.where(visible[:, :, None, None], found.to(work), 0)
+        parts = torch.where(visible[:, :, None, None], found.to(work), 0)
+        keys, values = parts[0], parts[-1]
         q = query.to(work).view(n, kv_heads, heads // kv_heads, size) * (self._scale or size**-0.5)
         scores = torch.einsum("nkgd,nskd->nkgs", q, keys)
         if self._softcap:
