@@ -21,11 +21,52 @@ def websocket_protocol() -> Any:
         return "none"
 
     class DrainedProtocol(WebSocketsSansIOProtocol):
+        """Reads nothing from a client that does not take what was sent to it, such as the answers to its pings. The
+        scope gets the reason of a lost connection, as in TimedProtocol."""
+
         def shutdown(self) -> None:
             if not self.handshake_complete or self.close_sent:
                 super().shutdown()
 
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._lost(_reason(exc))
+            super().connection_lost(exc)
+
+        def keepalive_timeout(self) -> None:
+            if not self.close_sent:
+                self._lost("no answer to a ping")
+            super().keepalive_timeout()
+
+        def handle_parser_exception(self) -> None:
+            assert self.conn.close_sent is not None
+            self._lost(f"data that is no WebSocket's (code {self.conn.close_sent.code})")
+            super().handle_parser_exception()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self.transport.pause_reading()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if not self.read_paused and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+        async def receive(self) -> Any:
+            message = await super().receive()
+            if not self.writable.is_set() and not self.transport.is_closing():
+                self.transport.pause_reading()
+            return message
+
+        def _lost(self, reason: str | None) -> None:
+            if reason is not None and self.handshake_initiated:
+                self.scope["state"].setdefault("log", {}).setdefault("disconnect", reason)
+
     return DrainedProtocol
+
+
+def _reason(error: Exception | None) -> str | None:
+    """Why the system ended a connection, such as its time limit for a client that takes no data; None: it did not."""
+    return None if error is None else getattr(error, "strerror", None) or type(error).__name__
 
 
 class _HeaderTooLargeError(Exception):
@@ -101,9 +142,8 @@ class TimedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         unanswered = [each for each in (*self._earlier, self.cycle) if each and not each.response_complete]
-        if exc is not None:
-            # Such as a time limit of the system for a client that takes no data.
-            reason = getattr(exc, "strerror", None) or type(exc).__name__
+        reason = _reason(exc)
+        if reason is not None:
             for cycle in unanswered:
                 cycle.scope["state"].setdefault("log", {})["disconnect"] = reason
         super().connection_lost(exc)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +20,7 @@ _CONNECTION_SECONDS = 3600.0
 _HTTP_FIELDS = ("stream", "stream_options", "background")
 # Headers of the handshake that its requests do not repeat.
 _OWN_HEADERS = frozenset((b"content-length", b"content-type", b"transfer-encoding", b"x-request-id"))
+_STALLED = "the client reads nothing"
 _NORMAL, _GOING_AWAY, _FAILED = 1000, 1001, 1011
 
 
@@ -33,13 +33,21 @@ class ResponseSocket:
     def __init__(self, app: ASGIApp, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         self._app, self._service, self._scope, self._receive = app, service, scope, receive
         self._send, self._unlimited_send = _in_time(send, service.settings.send_timeout), send
-        self._turns = ConnectionTurns()
+        self._turns, self._log = ConnectionTurns(), scope.setdefault("state", {}).setdefault("log", {})
         self._draining = asyncio.Event()
 
     async def run(self) -> None:
-        """Answer messages until the connection ends, or the client reads nothing for ``send_timeout`` seconds."""
-        with suppress(OSError):
+        """Answer messages until the connection ends, or the client reads nothing for ``send_timeout`` seconds.
+
+        A connection that the client did not close is logged with the reason.
+        """
+        try:
             await self._run()
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                self._log.setdefault("disconnect", str(error))
+        if self._log:
+            self._service.log.write("socket lost", **self._log)
 
     async def _run(self) -> None:
         await self._receive()
@@ -89,6 +97,8 @@ class ResponseSocket:
         await self._app(self._http_scope(), exchange.receive, exchange.send)
         if exchange.failed:
             self._turns.forget(body.get("previous_response_id"))
+        if exchange.stalled:
+            self._log.setdefault("disconnect", _STALLED)
         return exchange.complete and not exchange.stalled
 
     async def _close(self, code: int) -> None:
@@ -170,7 +180,7 @@ def _in_time(send: Send, seconds: float) -> Send:
         try:
             await asyncio.wait_for(send(message), seconds)
         except asyncio.TimeoutError:
-            raise TimeoutError("the client reads nothing") from None
+            raise TimeoutError(_STALLED) from None
 
     return limited
 

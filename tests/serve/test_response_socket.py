@@ -210,7 +210,9 @@ def test_stored_responses_keep_unpaired_surrogates() -> None:
 
 @pytest.mark.parametrize("refused", [b"{}", b"["])
 def test_a_client_that_reads_no_refusal(refused: bytes) -> None:
-    service: Any = SimpleNamespace(draining=False, on_drain=set(), settings=SimpleNamespace(send_timeout=0.01))
+    lines: list[Any] = []
+    log = SimpleNamespace(write=lambda event, **fields: lines.append((event, fields)))
+    service: Any = SimpleNamespace(draining=False, on_drain=set(), settings=SimpleNamespace(send_timeout=0.01), log=log)
     given = [{"type": "websocket.connect"}, {"type": "websocket.receive", "bytes": refused}]
     given[1:1] = [{"type": "websocket.receive", "text": json.dumps(CREATE)}] if refused == b"{}" else []
 
@@ -227,4 +229,4 @@ def test_a_client_that_reads_no_refusal(refused: bytes) -> None:
 
     socket = response_socket.ResponseSocket(app, service, {"headers": []}, receive, send)
     asyncio.run(asyncio.wait_for(socket.run(), PATIENCE))
-    assert not service.on_drain
+    assert not service.on_drain and lines == [("socket lost", {"disconnect": "the client reads nothing"})]
