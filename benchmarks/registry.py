@@ -37,6 +37,9 @@ ENTRIES = {
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
     "serving_torch": Entry("serving:run_torch", "the same for a 2.65 B model on a GPU", "dense engine"),
     "http_serving": Entry("http_serving:run", "streams of the HTTP server on the CPU", "AsyncLLM, llama.cpp"),
+    "grammar_masks": Entry(
+        "grammar_masks:run", "steps of 64 rows whose answers follow a grammar", "steps without masks"
+    ),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
     "torch_engine_int4": Entry("torch_engine:run_int4", "the same with matrices in int4", "bfloat16, same run"),
     "long_context": Entry("long_context:run", "prompts and decode steps at 128k tokens on a GPU", PEER_GPU),

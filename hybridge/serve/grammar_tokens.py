@@ -22,8 +22,8 @@ _THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 class MaskBatch:
-    """Computes the masks of all answers of a step: in another thread from ``begin`` on, or else when the first of them
-    is requested.
+    """Follows the tokens of all answers of a step and computes their masks: in another thread from ``begin`` on, or
+    else when the first mask is requested.
 
     llguidance then works on them in several threads, without the GIL. All calls come from one thread.
     """
@@ -39,7 +39,7 @@ class MaskBatch:
             self._thread.shutdown()
 
     def add(self, tokens: GrammarTokens) -> None:
-        """``tokens`` need a mask."""
+        """``tokens`` need a mask; at most once until it has begun to be computed."""
         self._waiting.append(tokens)
 
     def begin(self) -> None:
@@ -62,6 +62,8 @@ class MaskBatch:
     def _compute(self, waiting: Sequence[GrammarTokens]) -> None:
         from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
+        for each in waiting:
+            each.follow()
         masks = np.zeros((len(waiting), self._words), np.int32)
         if len(waiting) == 1:
             fill_next_token_bitmask(waiting[0].matcher, masks, 0)
@@ -82,7 +84,7 @@ class GrammarTokens:
     """``AllowedTokens`` of one answer.
 
     ``computed``: the mask after the last token, None until it is needed. ``job``: computes it in another thread;
-    ``matcher`` is not used until it has ended.
+    ``matcher`` is not used until it has ended. ``accept`` only stores a token, which the job gives to the matcher.
     """
 
     def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch) -> None:
@@ -90,6 +92,8 @@ class GrammarTokens:
         self.matcher, self._stops, self._batch = matcher, stops, batch
         self.computed: np.ndarray | None = None
         self.job: Future[None] | None = None
+        # Accepted, but not given to the matcher yet.
+        self._tokens: list[int] = []
         batch.add(self)
 
     def mask(self) -> np.ndarray:
@@ -109,21 +113,28 @@ class GrammarTokens:
     def fork(self) -> GrammarTokens:
         """As ``AllowedTokens`` says."""
         self._finish_job()
+        self.follow()
         found = copy(self)
-        found.matcher = self.matcher.deep_copy()
+        found.matcher, found._tokens = self.matcher.deep_copy(), []
         if found.computed is None:
             self._batch.add(found)
         return found
 
     def accept(self, token: int) -> None:
+        """A token that the grammar does not allow is refused by the next ``mask``."""
         self._finish_job()
-        if token in self._stops and (self.matcher.is_accepting() or self.matcher.is_stopped()):
-            return
-        if not self.matcher.consume_token(token):
-            raise grammar_error(self.matcher.get_error())
+        self._tokens.append(token)
         if self.computed is not None:  # otherwise it is already waiting for its mask
             self.computed = None
             self._batch.add(self)
+
+    def follow(self) -> None:
+        """Give the accepted tokens to the matcher."""
+        matcher = self.matcher
+        for token in self._tokens:
+            if not (token in self._stops and (matcher.is_accepting() or matcher.is_stopped())):
+                matcher.consume_token(token)  # or it keeps an error
+        self._tokens.clear()
 
     def _finish_job(self) -> None:
         if self.job is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -120,8 +120,8 @@ class DeviceSampling(Generic[LogitsT]):
         self._chosen = packed.fill(samplings)
         if packed.edited:
             self._edits.upload(0, packed.edited * edit_type().itemsize)
-        for row in packed.masked:
-            self._masks.upload(row * self._mask_bytes, (row + 1) * self._mask_bytes)
+        for begin, end in _runs(packed.masked):
+            self._masks.upload(begin * self._mask_bytes, end * self._mask_bytes)
 
     def forget(self) -> None:
         """Another user has written to the tables: the next ``fill`` writes everything."""
@@ -135,3 +135,14 @@ class DeviceSampling(Generic[LogitsT]):
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken]:
         """The tokens by row of ``samplings``, which ``fill`` was given, without rows that the host has to sample."""
         return self._packed.sampled({row: draw for row, draw in samplings.items() if row in self._chosen}, *self._found)
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First row and end of each run of neighbours in ``rows``, which are in any order."""
+    found: list[list[int]] = []
+    for row in sorted(rows):
+        if found and row == found[-1][1]:
+            found[-1][1] += 1
+        else:
+            found.append([row, row + 1])
+    yield from ((begin, end) for begin, end in found)

@@ -28,9 +28,9 @@ class PackedSampling:
         self.edited, self.masked = 0, list[int]()
         # The array last written to each mask; masks are never modified, so the same array means the same bits.
         self._known: list[np.ndarray | None] = [None] * self._rows
-        # The last settings filled in, and whether they can be reused when they are equal.
+        # The last settings filled in; None where they cannot be reused when they are equal.
         self._filled: object = None
-        self._repeats, self._chosen = False, frozenset[int]()
+        self._chosen = frozenset[int]()
 
     def fill(self, samplings: Mapping[int, TokenSampling]) -> frozenset[int]:
         """Write the settings; returns the rows of ``samplings`` for the kernels. Others get the most likely token.
@@ -38,12 +38,16 @@ class PackedSampling:
         A row with logits processors, or with more edits than there is room for, is left to the host.
         """
         table, self.edited, self.masked = self._settings, 0, []
-        chosen_by = [(how.params, how.words, how.edits) for how in samplings.values()]
-        if self._repeats and self._filled == (list(samplings), chosen_by):
-            # Only the positions have changed.
+        chosen_by = [(how.params, how.words, how.process, how.edits is None) for how in samplings.values()]
+        masks = [(row, how.edits) for row, how in samplings.items() if how.edits is not None]
+        filled = (list(samplings), chosen_by) if all(edits.is_mask for _, edits in masks) else None
+        if filled is not None and self._filled == filled:
+            # Only the positions and the masks have changed.
             table["position"][list(samplings)] = [how.position for how in samplings.values()]
+            for row, edits in masks:
+                self._set_mask(row, edits.allowed)
             return self._chosen
-        self._filled, self._repeats = (list(samplings), chosen_by), all(how.edits is None for how in samplings.values())
+        self._filled = filled
         table[...] = 0
         table["row"] = np.arange(len(table)) % self._rows
         table["kind"][: self._rows] = BEST
@@ -62,7 +66,7 @@ class PackedSampling:
     def forget(self) -> None:
         """The arrays were overwritten: the next ``fill`` writes everything."""
         self._known = [None] * self._rows
-        self._repeats = False
+        self._filled = None
 
     def sampled(
         self, samplings: Mapping[int, TokenSampling], results: np.ndarray, tokens: np.ndarray, logits: np.ndarray
@@ -112,14 +116,19 @@ class PackedSampling:
         setting["edits_begin"], setting["edits_end"] = begin, end
         if edits.allowed is not None:
             setting["masked"] = 1
-            if self._known[row] is not edits.allowed:
-                self._masks[row], self._known[row] = edits.allowed, edits.allowed
-                self.masked.append(row)
+            self._set_mask(row, edits.allowed)
         return True
+
+    def _set_mask(self, row: int, mask: np.ndarray | None) -> None:
+        if mask is not None and self._known[row] is not mask:
+            self._masks[row] = self._known[row] = mask
+            self.masked.append(row)
 
 
 def merged_edits(edits: LogitEdits) -> np.ndarray:
     """``edits`` as records [n] of the kernels' type, one per token, by ascending token."""
+    if edits.is_mask:
+        return np.zeros(0, edit_type())
     tokens = np.unique(np.concatenate((edits.forbidden, edits.biased, edits.seen, edits.answered)))
     found = np.zeros(len(tokens), edit_type())
     found["token"], found["factor"] = tokens, 1

@@ -166,7 +166,8 @@ class PagedEngine(ABC):
         """Like ``step``, but may return before a device has finished: reading the result waits.
 
         samplings: how to choose tokens, by index in ``logits_indices``; other indices get the most likely token. An
-        engine may sample in the step; otherwise ``StepResult.sampled`` does it on the host.
+        engine may sample in the step; otherwise ``StepResult.sampled`` does it on the host. CHOSEN_LATER: ``choose``
+        is called after the launch, if the engine has it.
         """
         return ArrayResult(self.step(inputs))
 
@@ -179,6 +180,18 @@ class PagedEngine(ABC):
     def samples_in_steps(self) -> bool:
         """Whether ``launch`` samples tokens on a device, also those after draft tokens."""
         return False
+
+    @property
+    def chooses_later(self) -> bool:
+        """Whether the engine has ``choose``."""
+        return False
+
+    def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> StepResult:
+        """Choose the tokens of the last step launched, which was given CHOSEN_LATER and may still run.
+
+        result: that step's, not read so far. Returns the one to read instead.
+        """
+        raise AssertionError("an engine that chooses no tokens after the launch was asked to")
 
     @property
     def chains_steps(self) -> bool:

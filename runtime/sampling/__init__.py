@@ -6,9 +6,10 @@ from hybridge.runtime.sampling.params import SamplingParams
 from hybridge.runtime.sampling.rejection import DraftToken
 from hybridge.runtime.sampling.rows import DrawError, sample_rows
 from hybridge.runtime.sampling.sampler import Sampler, best_token, best_tokens
-from hybridge.runtime.sampling.token_sampling import NO_SAMPLING, SampledToken, TokenSampling
+from hybridge.runtime.sampling.token_sampling import CHOSEN_LATER, NO_SAMPLING, SampledToken, TokenSampling
 
 __all__ = [
+    "CHOSEN_LATER",
     "NO_SAMPLING",
     "AllowedTokens",
     "DraftToken",

@@ -17,8 +17,9 @@ class AllowedTokens(Protocol):
     """Follows one answer, for example through a grammar. All calls come from one thread, in the order of the tokens.
 
     With a method ``fork() -> AllowedTokens``, a copy that follows the same answer by itself, tokens after draft tokens
-    can be sampled on a GPU. A method ``prepare()`` is called when all answers of a step have their tokens: it may begin
-    to compute the next masks in another thread. What it raises is ignored; ``mask`` has to raise it.
+    can be sampled on a GPU. A method ``prepare()`` is called at the beginning, and when all answers of a step have
+    their tokens: it may begin to compute the next masks in another thread. What it raises is ignored; ``mask`` has to
+    raise it.
     """
 
     def mask(self) -> np.ndarray:

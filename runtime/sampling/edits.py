@@ -37,6 +37,12 @@ class LogitEdits:
     frequency: float
     presence: float
 
+    @property
+    def is_mask(self) -> bool:
+        """Whether there is nothing but ``allowed``."""
+        others = self.forbidden.size or self.biased.size or self.seen.size or self.answered.size
+        return self.allowed is not None and not others
+
     def allows(self, token: int) -> bool:
         """Whether ``token`` can be sampled."""
         if self.allowed is not None:
@@ -48,6 +54,11 @@ class LogitEdits:
 
 _NONE = np.array([], np.int64)
 NO_EDITS = LogitEdits(None, _NONE, _NONE, np.array([], np.float32), _NONE, 1.0, _NONE, np.array([], np.float32), 0, 0)
+
+
+def only_allowed(mask: np.ndarray | None) -> LogitEdits:
+    """Edits with nothing but ``mask`` as ``allowed``."""
+    return LogitEdits(mask, _NONE, _NONE, NO_EDITS.bias, _NONE, 1.0, _NONE, NO_EDITS.counts, 0, 0)
 
 
 def edited_rows(

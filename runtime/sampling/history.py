@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 
 import numpy as np
 
+from hybridge.artifact.errors import RequestError
 from hybridge.runtime.sampling.allowed_tokens import (
     AllowedTokens,
     accept_token,
     allowed_tokens_of,
     checked_mask,
     forked,
-    prepare_mask,
 )
-from hybridge.runtime.sampling.edits import LogitEdits, mask_of
+from hybridge.runtime.sampling.edits import LogitEdits, mask_of, only_allowed
 from hybridge.runtime.sampling.params import SamplingParams
 
 # Shared by the edits of most answers, which have no such tokens.
@@ -48,11 +49,15 @@ class AnswerHistory:
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []
         self._never = [word[0] for word in bad_words if len(word) == 1]
+        # Of ``_changing``, where it has one.
+        self._prepare: Callable[[], object] | None = None
         # Words of several tokens, by the token before their last one.
         self._words: dict[int, list[tuple[int, ...]]] = {}
         for word in bad_words:
             if len(word) > 1:
                 self._words.setdefault(word[-2], []).append(word)
+        others = self._biased.size or self._stop_ids or self._never or self._words
+        self._only_allows = not others and self._seen is None and self._counts is None
 
     def add(self, token: int) -> None:
         """The token that was sampled; RequestError where ``params.allowed_tokens`` fails."""
@@ -65,9 +70,16 @@ class AnswerHistory:
             accept_token(self._changing, token)
 
     def prepare(self) -> None:
-        """Let ``params.allowed_tokens`` begin to compute the mask of the next token."""
-        if self._changing is not None:
-            prepare_mask(self._changing)
+        """Let ``params.allowed_tokens`` begin to compute the mask of the next token; errors are those of ``edits``."""
+        if self._prepare is not None:
+            with suppress(Exception):
+                self._prepare()
+
+    def begin(self) -> None:
+        """Call ``params.allowed_tokens``, before the first ``prepare``; errors are those of ``edits``."""
+        if self._changing is None and self._params.allowed_tokens is not None:
+            with suppress(RequestError):
+                self._follow(allowed_tokens_of(self._params.allowed_tokens))
 
     def fork(self) -> AnswerHistory | None:
         """A copy that goes on by itself; None where ``params.allowed_tokens`` cannot be copied."""
@@ -76,7 +88,7 @@ class AnswerHistory:
             changing = None if self._changing is None else forked(self._changing)
             if changing is None:
                 return None
-            copied._changing = changing
+            copied._follow(changing)
         copied.tokens = list(self.tokens)
         copied._seen, copied._counts = copy(self._seen), copy(self._counts)
         return copied
@@ -84,6 +96,8 @@ class AnswerHistory:
     def edits(self, vocab: int) -> LogitEdits:
         """The edits of the logits [vocab] after these tokens; RequestError where ``params.allowed_tokens`` fails."""
         params, counts = self._params, self._counts or {}
+        if self._only_allows:
+            return only_allowed(self._mask(vocab))
         forbidden = dict.fromkeys(self._forbidden())
         return LogitEdits(
             allowed=self._mask(vocab),
@@ -104,9 +118,14 @@ class AnswerHistory:
         if self._params.allowed_tokens is None:
             return self._allowed
         if self._changing is None:
-            self._changing = allowed_tokens_of(self._params.allowed_tokens)
+            self._follow(allowed_tokens_of(self._params.allowed_tokens))
+        assert self._changing is not None
         mask = checked_mask(self._changing, vocab)
         return mask if self._allowed is None else mask & self._allowed
+
+    def _follow(self, source: AllowedTokens) -> None:
+        prepare = getattr(source, "prepare", None)
+        self._changing, self._prepare = source, prepare if callable(prepare) else None
 
     def _forbidden(self) -> list[int]:
         found = list(self._never)

@@ -49,6 +49,11 @@ class Sampler:
         """Whether tokens are sampled; otherwise the most likely one is taken."""
         return self._words is not None
 
+    @property
+    def waits_for_masks(self) -> bool:
+        """Whether ``draw`` may wait for a mask that another thread computes."""
+        return self._params.allowed_tokens is not None
+
     def draw(self, vocab: int) -> TokenSampling:
         """How to choose the next token from logits [vocab]; call ``record`` with the token afterwards."""
         if self._history is None:
@@ -128,8 +133,13 @@ class Sampler:
         if self._history is not None:
             self._history.add(token)
 
+    def begin_masks(self) -> None:
+        """Let the request's ``allowed_tokens`` follow the answer, before the first ``prepare``."""
+        if self._history is not None:
+            self._history.begin()
+
     def prepare(self) -> None:
-        """Begin to compute the mask of the next token, once all answers of the step have theirs."""
+        """Begin to compute the mask of the next token, once all answers of the step have their tokens."""
         if self._history is not None:
             self._history.prepare()
 

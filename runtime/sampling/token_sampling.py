@@ -84,6 +84,8 @@ class TokenSampling(NamedTuple):
 
 
 NO_SAMPLING: Mapping[int, TokenSampling] = MappingProxyType({})
+# For a step whose tokens are chosen after its launch (``PagedEngine.choose``); compared by identity.
+CHOSEN_LATER: Mapping[int, TokenSampling] = MappingProxyType({})
 
 
 def surviving_tokens(

@@ -82,6 +82,16 @@ class LiveRequests:
                 found[index] = sampler
         return found
 
+    def masked_samplers(self, sampling: Iterable[ScheduledSequence]) -> list[Sampler]:
+        """The samplers of those sequences of ``sampling`` whose tokens wait for masks."""
+        found = []
+        for sequence in sampling:
+            known = self.of(sequence)
+            sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
+            if sampler is not None and sampler.waits_for_masks:
+                found.append(sampler)
+        return found
+
     def next_stops(self, sampling: Iterable[ScheduledSequence]) -> list[frozenset[int]] | None:
         """The tokens that end each sequence of ``sampling`` if they come next; None if anything else may end one."""
         found = []
@@ -122,14 +132,6 @@ class LiveRequests:
                 del groups[id_]
         if others:
             self._accept_sampled(others, result, best, samplings)
-
-    def prepare_masks(self, sequences: Iterable[ScheduledSequence]) -> None:
-        """Let the samplers of ``sequences`` begin to compute their next masks, now that all have their tokens."""
-        for sequence in sequences:
-            known = self.of(sequence)
-            sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
-            if sampler is not None:
-                sampler.prepare()
 
     def read_prompts(self, plan: StepPlan, result: StepResult) -> None:
         """Give each request the logits of its prompt that it asks for, or end it with an error."""

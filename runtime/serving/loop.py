@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.generation import ANY_TOKEN
-from hybridge.runtime.sampling import NO_SAMPLING, Sampler, TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
 from hybridge.runtime.serving.draft_check import DraftCheck
@@ -65,10 +65,13 @@ class ServingLoop:
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
         self._samples_after_steps = engine.samples_after_steps and runner is None
+        self._engine = engine
         self._chains_steps = engine.chains_steps and speculator is None
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: list[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
+        # Those of sequences of ``_sampling`` whose tokens wait for masks.
+        self._masked: list[Sampler] = []
         self._vocab = engine.config.vocab_size
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
@@ -130,6 +133,7 @@ class ServingLoop:
         """
         if self._in_flight is None:
             self._launch(arrivals)
+            self._choose()
         next_rows = self._next_rows()
         if arrivals is not None and next_rows is not None:
             # Requests that arrive during a chained step wait for the one after it.
@@ -142,6 +146,8 @@ class ServingLoop:
         finally:
             # Also after an interrupt: make pieces of the tokens chosen last.
             self._requests.make_pieces()
+        # Masks of allowed tokens are computed in another thread until here, while the step runs.
+        self._choose()
         if self._speculator is not None:
             self._speculator.update_cost_model()
         return self._requests.take()
@@ -183,8 +189,8 @@ class ServingLoop:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
-                if self._samplers or self._draft_check is not None:
-                    self._requests.prepare_masks(in_flight.sampling)
+                # All sequences have their tokens: the next masks may be computed.
+                self._prepare_masks()
         except BaseException as error:
             self._end_committed(plan, error, next_step is not None)
         in_flight.end(device_waits=next_step is None)
@@ -258,21 +264,50 @@ class ServingLoop:
                 sequences = self.scheduler.sequences
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
                 self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-            samplings = NO_SAMPLING if self._samples_after_steps else self._draw()
-            if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
-                samplings = {**samplings, **self._draft_check.samplings(plan, self._sampling, self._vocab)}
+                self._masked = self._requests.masked_samplers(self._sampling)
+            if self._samples_after_steps:
+                samplings = NO_SAMPLING
+            else:
+                samplings = CHOSEN_LATER if self._masked and self._engine.chooses_later else self._draw(plan)
             result = self._executor.launch(plan, samplings)
+            if not plan.repeats:
+                for sampler in self._masked:
+                    sampler.begin_masks()
+                self._prepare_masks()
             if self._samples_after_steps:
                 # Masks of allowed tokens are computed in another thread until here.
-                samplings = self._draw()
+                samplings = self._draw(plan)
         except BaseException as error:
             self._fail(plan, error)
             return
         self._in_flight = StepInFlight(plan, self._sampling, result, samplings, began)
 
-    def _draw(self) -> Mapping[int, TokenSampling]:
+    def _draw(self, plan: StepPlan) -> Mapping[int, TokenSampling]:
         """How to choose the tokens of the step, by index."""
-        return {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
+        found = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
+        if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
+            found |= self._draft_check.samplings(plan, self._sampling, self._vocab)
+        return found
+
+    def _prepare_masks(self) -> None:
+        """Let the masks of the next tokens be computed in another thread."""
+        for sampler in self._masked:
+            sampler.prepare()
+
+    def _choose(self) -> None:
+        """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known."""
+        in_flight = self._in_flight
+        if in_flight is None or in_flight.result is None or in_flight.samplings is not CHOSEN_LATER:
+            return
+        try:
+            samplings = self._draw(in_flight.plan)
+            in_flight.waited()
+            in_flight.choose(self._engine.choose(in_flight.result, samplings), samplings)
+        except BaseException as error:
+            self._in_flight = None
+            with suppress(Exception):
+                in_flight.result.best_tokens()
+            self._fail(in_flight.plan, error)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

@@ -53,6 +53,17 @@ class StepInFlight:
         self._host, self._device = self._launched - began, 0.0
         self._ended = self._launched
 
+    def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> None:
+        """Read ``result``, of the same step, whose tokens are chosen by ``samplings``."""
+        self.result, self.samplings = result, samplings
+
+    def waited(self) -> None:
+        """Record that the step may go on only now, behind the part of it that was launched."""
+        if self.result is not None and self.result.is_ready:
+            now = time.perf_counter()
+            self._host += now - self._launched
+            self._launched = now
+
     def best_tokens(self) -> list[int | None]:
         """Wait for the step: the most likely token after each of its logits; errors are those of the result."""
         if self.result is None:

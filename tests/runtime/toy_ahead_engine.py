@@ -11,7 +11,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
-from hybridge.runtime.sampling import NO_SAMPLING, DrawError, SampledToken, TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, DrawError, SampledToken, TokenSampling
 from tests.runtime.toy_paged_engine import ToyPagedEngine
 
 
@@ -29,7 +29,8 @@ class LateResult(StepResult):
         before: LateResult | None = None,
         stops: Sequence[Collection[int]] = (),
     ) -> None:
-        self._engine, self._inputs, self._samplings = engine, inputs, samplings
+        self._engine, self._inputs = engine, inputs
+        self.chosen = None if samplings is CHOSEN_LATER else samplings
         self.before, self._stops = before, stops
         self.overtaken = False
         self._found: ArrayResult | Exception | None = None
@@ -59,7 +60,8 @@ class LateResult(StepResult):
     def fed_tokens(self) -> list[int]:
         result = self._result()
         tokens = [-1 if token is None else token for token in result.best_tokens()]
-        for index, found in result.sampled(self._samplings).items():
+        assert self.chosen is not None, "a step feeds tokens that were not chosen"
+        for index, found in result.sampled(self.chosen).items():
             tokens[index] = -1 if isinstance(found, Exception) else found[0]
         return tokens
 
@@ -69,6 +71,7 @@ class LateResult(StepResult):
         return self._result().logits(index)
 
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken | DrawError]:
+        assert not samplings or self.chosen is not None, "tokens are read that were not chosen"
         return self._result().sampled(samplings)
 
     def _result(self) -> ArrayResult:
@@ -102,6 +105,15 @@ class AheadToyEngine(ToyPagedEngine):
     @property
     def runs_ahead(self) -> bool:
         return True
+
+    @property
+    def chooses_later(self) -> bool:
+        return True
+
+    def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> StepResult:
+        assert isinstance(result, LateResult) and result is self.pending and result.chosen is None
+        result.chosen = samplings
+        return result
 
     @property
     def chains_steps(self) -> bool:

@@ -200,6 +200,14 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         return self._device.is_gpu
 
     @property
+    def chooses_later(self) -> bool:
+        return self._device.is_gpu
+
+    def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
+        assert isinstance(result, TorchStepResult)
+        return self._steps.choose(result, samplings)
+
+    @property
     def chains_steps(self) -> bool:
         return self._chains_steps
 

@@ -72,6 +72,11 @@ class TorchStepResult(StepResult):
         """Logits [n, vocab] on the device."""
         return self._logits
 
+    def by_row(self, samplings: Mapping[int, TokenSampling]) -> dict[int, TokenSampling]:
+        """``samplings``, by index of the requested logits, by row of ``device_logits``."""
+        rows = self._requested
+        return {index if isinstance(rows, slice) else rows[index]: how for index, how in samplings.items()}
+
     def choosing(self, chooser: TorchSampling) -> TorchStepResult:
         """This result with tokens sampled by ``chooser``, which has been enqueued after the step."""
         return TorchStepResult(self._device, self._best, self._logits, self._requested, chooser)
@@ -93,9 +98,9 @@ class TorchStepResult(StepResult):
         found: dict[int, SampledToken | DrawError] = {}
         if self._chooser is not None:
             self._wait()
-            rows = range(len(self._best)) if isinstance(self._requested, slice) else self._requested
-            chosen = self._chooser.sampled({rows[index]: draw for index, draw in samplings.items()})
-            found = {index: chosen[rows[index]] for index in samplings if rows[index] in chosen}
+            by_row = self.by_row(samplings)
+            chosen = self._chooser.sampled(by_row)
+            found = {index: chosen[row] for index, row in zip(samplings, by_row, strict=True) if row in chosen}
         if not self._has_logits:
             return {index: found.get(index, lost_logits()) for index in samplings}
         # The host samples the other rows and reports errors.

@@ -59,6 +59,8 @@ class PagedSteps:
         self._choosers: dict[tuple[int, bool], TorchSampling] = {}
         # Steps of a chain take turns, as each is launched while the one before still runs.
         self._turn = False
+        # Of the last step, as in ``_chooser``.
+        self._drafts = 0
 
     def launch(
         self,
@@ -70,7 +72,7 @@ class PagedSteps:
     ) -> TorchStepResult:
         """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves unchanged, if any."""
         rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
-        drafts = _drafts(inputs)
+        drafts = self._drafts = _drafts(inputs)
         if len(inputs.input_ids) == rows and not drafts:
             key = padded_rows(rows, self._limits.max_rows), padded_blocks(inputs.block_table.shape[1], block_size)
             if samplings and (chooser := self._chooser(key[0], samplings)) is not None:
@@ -96,7 +98,17 @@ class PagedSteps:
         self.mixed[shape] = step
         with self._memory.of_step(len(inputs.input_ids)):
             result = step.launch(inputs, split)
-        return self._choosing(result, samplings, drafts) if samplings else result
+        return self.choose(result, samplings)
+
+    def choose(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
+        """As ``PagedEngine.choose``."""
+        chooser = self._chooser(len(result.device_logits), samplings, self._drafts) if samplings else None
+        if chooser is None:
+            return result
+        chooser.fill(result.by_row(samplings))
+        with self._device.active():
+            chooser.enqueue(result.device_logits)
+        return result.choosing(chooser)
 
     def launch_next(
         self,
@@ -191,18 +203,6 @@ class PagedSteps:
             step = self.sampling_drafts[key] = self._made(inputs, shape, pools, programs, deferred, chooser)
         chooser.fill(samplings)
         return step.launch(inputs)
-
-    def _choosing(
-        self, result: TorchStepResult, samplings: Mapping[int, TokenSampling], drafts: int
-    ) -> TorchStepResult:
-        """``result`` of a mixed step, whose first logits are those requested, with tokens sampled after it."""
-        chooser = self._chooser(len(result.device_logits), samplings, drafts)
-        if chooser is None:
-            return result
-        chooser.fill(samplings)
-        with self._device.active():
-            chooser.enqueue(result.device_logits)
-        return result.choosing(chooser)
 
     def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling], drafts: int = 0) -> TorchSampling | None:
         """The sampler for steps with ``rows`` rows of logits; None where the host must sample.

@@ -108,9 +108,13 @@ def test_a_bad_mask_ends_its_own_request(broken: Callable[[], np.ndarray], on_ac
     assert len(answers(outputs)[plain, 0]) == NEW
 
 
-def test_masks_are_read_after_the_engine_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("drafts", [None, SpeculationSettings(2, adaptive=False, shortest=1)], ids=["plain", "ngram"])
+def test_masks_are_read_after_a_step_is_launched(
+    ahead: bool, drafts: SpeculationSettings | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that another thread computes them meanwhile."""
-    loop, engine = toy_loop()
+    loop, engine = toy_loop(ahead=ahead, speculation=drafts)
     order: list[str] = []
 
     class Recorded(OtherThanLast):
@@ -128,7 +132,10 @@ def test_masks_are_read_after_the_engine_has_run(monkeypatch: pytest.MonkeyPatch
         return launch(*given)
 
     monkeypatch.setattr(engine, "launch", recorded)
-    loop.add(make_request([3, 4], 3, allowed_tokens=Recorded))
+    loop.add(make_request([3, 4] * 3, 6, allowed_tokens=Recorded))
     run_all(loop)
-    steps = "".join(each[0] for each in order).replace("mm", "m").split("r")
-    assert steps == ["", "mp", "mp", "m"] or steps == ["", "mp", "mp", "mp"]
+    # Behind each run, the masks of its tokens; they are prepared when the tokens of the run before are known.
+    first, *steps = "".join(each[0] for each in order).split("r")
+    assert not first and len(steps) > 2 and steps[0].startswith("pm")
+    for step in steps[:-1]:
+        assert step.lstrip("p")[0] == "m" and step[-1] == "p"

@@ -12,12 +12,12 @@ import pytest
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import Sampler, SamplingParams
-from hybridge.runtime.sampling.edits import mask_of
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.support.artifacts import ArtifactCache
+from tests.support.thirds import VOCAB, Thirds
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
 
@@ -28,25 +28,7 @@ from hybridge.runtime.engines.tensorrt.step_sampling import StepSampling, worksp
 from tests.runtime.tensorrt.fake_memory import FakeMemory
 from tests.runtime.tensorrt.paged_double import OpenedDouble, ParsedEngine, open_double
 
-VOCAB, NEW = 97, 6
-
-
-class Thirds:
-    """Every third token, beginning with another one after each token."""
-
-    def __init__(self, first: int = 0) -> None:
-        self._first = first
-
-    def fork(self) -> Thirds:
-        return type(self)(self._first)
-
-    def mask(self) -> np.ndarray:
-        return mask_of(np.arange(self._first, VOCAB, 3), VOCAB)
-
-    def accept(self, token: int) -> None:
-        self._first = (self._first + 1) % 3
-
-
+NEW = 6
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8},
@@ -100,8 +82,9 @@ def test_tokens_are_those_of_the_host_and_logits_stay_on_the_device(
     with monkeypatch.context() as patch:
         patch.setattr(StepLogits, "read", refuse)
         found = served(opened, PARAMS * 2)
-    # Every number of rows is captured, with lists of likely tokens and without.
+    # Every number of rows is captured, with lists of likely tokens and without; and without sampling, beside masks.
     captured = opened.engine.steps.captured
+    assert {key.samples for key in captured} == {False, True}
     assert {key.lists for key in captured} == {False, True} and any(step.is_replayed for step, _ in captured.values())
     opened.close()
     monkeypatch.setattr(step_sampling, "DeviceSampling", no_kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,10 @@ from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.kernel_calls import H200
 from tests.support.sampling_reference import run_reference
+from tests.support.thirds import Thirds
 
 MOST, NEW = 3, 6
+
 PARAMS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.4},
@@ -38,6 +40,7 @@ PARAMS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.2, "frequency_penalty": 0.4, "logit_bias": {4: 3.0}},
     {"temperature": 0.5, "allowed_token_ids": [3, 4, 5, 64], "min_tokens": 3, "logprobs": 1},
 ]
+MASKED: list[dict[str, Any]] = [{"temperature": 0.5, "allowed_tokens": Thirds}, {"allowed_tokens": Thirds}]
 
 
 class SamplingKernels(KernelRunner):
@@ -59,7 +62,7 @@ def _bytes_at(address: int, nbytes: int) -> np.ndarray:
 class PreparedSteps(TorchPagedEngine):
     """Runs steps on the CPU as they are prepared for a GPU."""
 
-    samples_in_steps = True
+    samples_in_steps = chooses_later = True
 
     def prepare_sampling(self) -> None:
         device = TorchDevice("cpu")
@@ -72,33 +75,39 @@ class PreparedSteps(TorchPagedEngine):
         return self._steps.launch(inputs, self.pools, self._program, self._states_of(inputs), samplings)
 
 
-def answers(engine: TorchPagedEngine, speculation: SpeculationSettings | None) -> list[Any]:
-    """The generation of each of PARAMS, with prompts that repeat themselves, so that n-grams propose tokens."""
+def answers(
+    engine: TorchPagedEngine, speculation: SpeculationSettings | None, requests: Sequence[dict[str, Any]]
+) -> list[Any]:
+    """The generation of each of ``requests``, with prompts that repeat themselves, so that n-grams propose tokens."""
     loop = ServingLoop(engine, ServingSettings(memory_bytes=1 << 24, speculation=speculation, max_tokens=24), (), None)
-    for seed, params in enumerate(PARAMS):
+    for seed, params in enumerate(requests):
         prompt = (5, 6, 7) * (2 + 5 * seed)
         loop.add(ServingRequest(Request(prompt, SamplingParams(seed=seed, ignore_eos=True, **params), NEW)))
     ended = [o.piece.generation for o in run_all(loop) if o.piece is not None and o.piece.generation is not None]
-    assert len(ended) == len(PARAMS)
+    assert len(ended) == len(requests)
     return sorted(ended, key=lambda each: len(each.prompt_token_ids))
 
 
+@pytest.mark.parametrize("requests", [PARAMS, PARAMS[2:] + MASKED], ids=["plain", "masked"])
 @pytest.mark.parametrize("family", sample(("nemotron_h", "qwen3"), on_push=("nemotron_h",)))
 def test_tokens_are_those_of_the_host_and_no_logits_are_read(
-    family: str, artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    family: str, requests: list[dict[str, Any]], artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = artifacts.get(family, "float32", layout="paged").folder
-    expected = answers(TorchPagedEngine(folder, device="cpu"), None)
+    expected = answers(TorchPagedEngine(folder, device="cpu"), None, requests)
     engine = PreparedSteps(folder, device="cpu")
     engine.prepare_sampling()
     monkeypatch.setattr(TorchStepResult, "logits", _refuse)
     monkeypatch.setattr(TorchStepResult, "rows", _refuse)
-    found = answers(engine, SpeculationSettings(MOST, adaptive=False, shortest=1))
+    found = answers(engine, SpeculationSettings(MOST, adaptive=False, shortest=1), requests)
     # Steps of draft tokens alone, and with a prompt beside them.
     defers = bool(engine.config.recurrent_layers)
-    assert bool(engine._steps.sampling_drafts) == defers and not engine.draft_steps
+    if requests is PARAMS:
+        assert bool(engine._steps.sampling_drafts) == defers and not engine.draft_steps
+    else:  # which choose their tokens behind the step
+        assert bool(engine.draft_steps) == defers and (defers or engine.decode_steps)
     assert any(shape.drafts for shape in engine.mixed_steps) == defers
-    for params, one, other in zip(PARAMS, found, expected, strict=True):
+    for params, one, other in zip(requests, found, expected, strict=True):
         assert one.token_ids == other.token_ids, params
         for own, host in zip(one.logprobs or (), other.logprobs or (), strict=True):
             assert [token for token, _ in own.top] == [token for token, _ in host.top]

@@ -174,6 +174,15 @@ class TensorRTPagedEngine(PackingEngine[DevicePools]):
         return True
 
     @property
+    def chooses_later(self) -> bool:
+        return True
+
+    def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> DeviceResult:
+        assert isinstance(result, DeviceResult)
+        self.memory.enter()
+        return self._launcher.choose(result, samplings)
+
+    @property
     def chains_steps(self) -> bool:
         return self._bindings.chains
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -28,16 +28,17 @@ from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
 from hybridge.runtime.engines.tensorrt.paged.step_turn import StepTurn
 from hybridge.runtime.engines.tensorrt.step_sampling import StepSampler
-from hybridge.runtime.sampling import TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, TokenSampling
 from hybridge.trt_plugins.build.profiles import DECODE, PREFILL
 
 
 class StepKey(NamedTuple):
-    """A captured step: its size, the turn of the pools, whether likely tokens are listed, whether its rows are fed on
-    the device, and its own turn."""
+    """A captured step: its size, the turn of the pools, whether it samples tokens and lists likely ones, whether its
+    rows are fed on the device, and its own turn."""
 
     size: StepSize
     pools_turn: int
+    samples: bool
     lists: bool
     fed: bool
     turn: int
@@ -93,17 +94,26 @@ class PagedSteps:
             # In a step of one token a row, every row has logits.
             every_row = size.tokens == size.rows
             rows = inputs.logits_indices.copy() if every_row else np.arange(count)
-            samplings = {int(rows[index]): how for index, how in samplings.items()}
+            if samplings is not CHOSEN_LATER:
+                samplings = {int(rows[index]): how for index, how in samplings.items()}
             return self._run_captured(inputs, size, pools, samplings, rows, every_row)
         size = StepSize(len(inputs.input_ids), len(inputs.seq_lens), blocks_used(inputs), max(1, count))
         turn = self._turns[0]
-        sampler = turn.sampling.of(size.logits, samplings)
+        sampler = None if samplings is CHOSEN_LATER else turn.sampling.of(size.logits, samplings)
         arrays = turn.arrays.shaped(size)
         arrays.fill(self._fed(inputs))
         self._bind(self._mixed, arrays, pools)
         self._around(arrays, sampler, None, self._mixed.enqueue)
         pools.advance()
         return StepOutput(arrays, np.arange(count), self._logits, sampler, _ends_rows(inputs))
+
+    def choose(self, output: StepOutput, samplings: Mapping[int, TokenSampling]) -> StepOutput:
+        """Enqueue sampling behind the last step that ``run`` has enqueued, which was given CHOSEN_LATER."""
+        by_row = {int(output.rows[index]): how for index, how in samplings.items()}
+        sampler = self._turns[0].sampling.of(output.arrays.size.logits, by_row)
+        if sampler is not None:
+            sampler.enqueue(self._logits.address)
+        return replace(output, sampler=sampler)
 
     def run_next(
         self, inputs: PackedInputs, pools: DevicePools, tokens: ChosenTokens, feeding: Feeding
@@ -142,8 +152,10 @@ class PagedSteps:
         fed: bool = False,
     ) -> StepOutput:
         """samplings: by row of logits. rows, every_row: as in StepOutput, and whether each row's token has logits."""
-        sampler = self._turns[self._turn].sampling.of(size.logits, samplings)
-        key = StepKey(size, pools.turn, sampler is not None and sampler.lists, fed, self._turn)
+        sampling = self._turns[self._turn].sampling
+        sampler = None if samplings is CHOSEN_LATER else sampling.of(size.logits, samplings)
+        samples, lists = sampler is not None, sampler is not None and sampler.lists
+        key = StepKey(size, pools.turn, samples, lists, fed, self._turn)
         step, arrays = self._step(key, pools, sampler)
         arrays.fill(self._fed(inputs, every_row))
         step.run()

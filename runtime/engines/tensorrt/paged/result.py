@@ -26,8 +26,8 @@ class DeviceResult(StepResult):
         """before [m, vocab]: logits of the whole step, those of its last part undefined; no row where there is one part
         only. last: indices of the last part's logits in the whole step. tokens: those that a next step can be fed.
         """
-        self.tokens = tokens
-        self._pending, self._before, self._last = pending, before, last
+        self.tokens, self.before, self.last = tokens, before, last
+        self._pending = pending
         self._index_in_last = {index: own for own, index in enumerate(last.tolist())}
         self._has_logits = True
 
@@ -45,17 +45,17 @@ class DeviceResult(StepResult):
 
     def all_logits(self) -> np.ndarray:
         """Logits [m, vocab] float32 of all logits_indices."""
-        return self.rows(range(max(len(self._before), len(self._last))))
+        return self.rows(range(max(len(self.before), len(self.last))))
 
     def fed_tokens(self) -> list[int]:
         return self._pending.read().fed_tokens()
 
     def best_tokens(self) -> list[int | None]:
         of_last = self._pending.read().best_tokens()
-        if not len(self._before):
+        if not len(self.before):
             return of_last
-        found = best_tokens(self._before)
-        for index, token in zip(self._last.tolist(), of_last, strict=True):
+        found = best_tokens(self.before)
+        for index, token in zip(self.last.tolist(), of_last, strict=True):
             found[index] = token
         return found
 
@@ -76,9 +76,9 @@ class DeviceResult(StepResult):
         output = self._pending.read()
         if not self._has_logits:
             raise lost_logits()
-        if not len(self._before):
+        if not len(self.before):
             return output.read(indices)
-        found: np.ndarray = self._before[list(indices)]
+        found: np.ndarray = self.before[list(indices)]
         last = [place for place, index in enumerate(indices) if index in self._index_in_last]
         found[last] = output.read([self._index_in_last[indices[place]] for place in last])
         return found

@@ -18,7 +18,7 @@ from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.paged.step_parts import StepPart, step_parts
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
-from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, TokenSampling
 
 
 class StepLauncher:
@@ -30,6 +30,8 @@ class StepLauncher:
         self._bindings, self._steps, self._drafts, self._shown = bindings, steps, drafts, shown
         self._vocab = bindings.vocab_size
         self._pending: list[PendingStep[StepOutput]] = []
+        # Of the last part of the last step that ``launch`` has enqueued.
+        self._unchosen: StepOutput | None = None
         self._markers = [memory.marker() for _ in range(1 + bindings.chains)]
 
     def launch(self, inputs: PackedInputs, pools: DevicePools, samplings: Mapping[int, TokenSampling]) -> DeviceResult:
@@ -42,13 +44,21 @@ class StepLauncher:
         for part in first:
             pending = self._recorded(self._enqueue(part, inputs, pools, NO_SAMPLING))
             before[part.logits] = DeviceResult(pending, before[:0], part.logits).all_logits()
-        index_in_last = {index: own for own, index in enumerate(last.logits.tolist())}
-        here = {index_in_last[index]: how for index, how in samplings.items() if index in index_in_last}
-        output = self._enqueue(last, inputs, pools, here)
+        here = samplings if samplings is CHOSEN_LATER else _of_part(samplings, last.logits)
+        output = self._unchosen = self._enqueue(last, inputs, pools, here)
         if first:
             self._shown.join(inputs)
         self._pending.append(self._recorded(output))
         return DeviceResult(self._pending[-1], before, last.logits, None if first else output.tokens)
+
+    def choose(self, result: DeviceResult, samplings: Mapping[int, TokenSampling]) -> DeviceResult:
+        """As ``PagedEngine.choose``."""
+        assert self._unchosen is not None and result.is_of(self._pending[-1]), "another step was launched last"
+        output = self._steps.choose(self._unchosen, _of_part(samplings, result.last))
+        # The marker is recorded again, behind the sampling.
+        self._markers.insert(0, self._markers.pop())
+        self._pending[-1] = self._recorded(output)
+        return DeviceResult(self._pending[-1], result.before, result.last)
 
     def launch_next(
         self, result: DeviceResult, inputs: PackedInputs, pools: DevicePools, feeding: Feeding
@@ -99,3 +109,9 @@ class StepLauncher:
         self._markers.append(marker)
         marker.record()
         return PendingStep(marker, lambda: output)
+
+
+def _of_part(samplings: Mapping[int, TokenSampling], logits: np.ndarray) -> dict[int, TokenSampling]:
+    """``samplings`` of a step by index in ``logits``, which are those of one part of it."""
+    own = {index: place for place, index in enumerate(logits.tolist())}
+    return {own[index]: how for index, how in samplings.items() if index in own}
