@@ -17,8 +17,8 @@ from hybridge.runtime.sandbox.grammar import grammar_error
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Threads that compute masks; more would slow down the engine.
-_THREADS = max(1, min(4, os.cpu_count() or 1))
+# Threads that compute masks; they leave a core to the thread that launches steps.
+_THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 
 
 class MaskBatch:
@@ -64,13 +64,13 @@ class MaskBatch:
 
         for each in waiting:
             each.follow()
-        masks = np.zeros((len(waiting), self._words), np.int32)
+        masks = np.empty((len(waiting), self._words), np.int32)
         if len(waiting) == 1:
             fill_next_token_bitmask(waiting[0].matcher, masks, 0)
         else:
             rows = [(each.matcher, row) for row, each in enumerate(waiting)]
             fill_next_token_bitmask_par(self._executor, rows, masks)
-        for each, mask in zip(waiting, masks, strict=True):
+        for each, mask in zip(waiting, masks.view(np.uint32), strict=True):
             each.computed = mask
 
     @cached_property
@@ -122,7 +122,8 @@ class GrammarTokens:
 
     def accept(self, token: int) -> None:
         """A token that the grammar does not allow is refused by the next ``mask``."""
-        self._finish_job()
+        if self.job is not None:
+            self._finish_job()
         self._tokens.append(token)
         if self.computed is not None:  # otherwise it is already waiting for its mask
             self.computed = None

@@ -40,6 +40,8 @@ def checked_mask(source: AllowedTokens, vocab: int) -> np.ndarray:
     except Exception as error:
         raise RequestError(f"{_NAME}: expected a mask, found {described(error)}") from error
     words = -(-vocab // 32)
+    if found.shape == (words,) and found.dtype == np.uint32 and found.flags.c_contiguous:
+        return found
     if found.shape != (words,) or found.dtype not in (np.uint32, np.int32):
         raise RequestError(f"{_NAME}: expected a mask of uint32[{words}], found {found.dtype}{list(found.shape)}")
     return np.ascontiguousarray(found).view(np.uint32)

@@ -49,8 +49,6 @@ class AnswerHistory:
         self._biased, self._bias = _bias_arrays(params)
         self._stop_ids = list(stop_ids) if params.min_tokens else []
         self._never = [word[0] for word in bad_words if len(word) == 1]
-        # Of ``_changing``, where it has one.
-        self._prepare: Callable[[], object] | None = None
         # Words of several tokens, by the token before their last one.
         self._words: dict[int, list[tuple[int, ...]]] = {}
         for word in bad_words:
@@ -69,17 +67,16 @@ class AnswerHistory:
         if self._changing is not None:
             accept_token(self._changing, token)
 
-    def prepare(self) -> None:
-        """Let ``params.allowed_tokens`` begin to compute the mask of the next token; errors are those of ``edits``."""
-        if self._prepare is not None:
-            with suppress(Exception):
-                self._prepare()
+    def preparation(self) -> Callable[[], object] | None:
+        """What begins to compute the mask of the next token, each time that it is called; None where nothing does.
 
-    def begin(self) -> None:
-        """Call ``params.allowed_tokens``, before the first ``prepare``; errors are those of ``edits``."""
+        What it raises is to be ignored: ``edits`` raises it too.
+        """
         if self._changing is None and self._params.allowed_tokens is not None:
             with suppress(RequestError):
-                self._follow(allowed_tokens_of(self._params.allowed_tokens))
+                self._changing = allowed_tokens_of(self._params.allowed_tokens)
+        prepare = getattr(self._changing, "prepare", None)
+        return prepare if callable(prepare) else None
 
     def fork(self) -> AnswerHistory | None:
         """A copy that goes on by itself; None where ``params.allowed_tokens`` cannot be copied."""
@@ -88,7 +85,7 @@ class AnswerHistory:
             changing = None if self._changing is None else forked(self._changing)
             if changing is None:
                 return None
-            copied._follow(changing)
+            copied._changing = changing
         copied.tokens = list(self.tokens)
         copied._seen, copied._counts = copy(self._seen), copy(self._counts)
         return copied
@@ -118,14 +115,9 @@ class AnswerHistory:
         if self._params.allowed_tokens is None:
             return self._allowed
         if self._changing is None:
-            self._follow(allowed_tokens_of(self._params.allowed_tokens))
-        assert self._changing is not None
+            self._changing = allowed_tokens_of(self._params.allowed_tokens)
         mask = checked_mask(self._changing, vocab)
         return mask if self._allowed is None else mask & self._allowed
-
-    def _follow(self, source: AllowedTokens) -> None:
-        prepare = getattr(source, "prepare", None)
-        self._changing, self._prepare = source, prepare if callable(prepare) else None
 
     def _forbidden(self) -> list[int]:
         found = list(self._never)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -133,15 +133,9 @@ class Sampler:
         if self._history is not None:
             self._history.add(token)
 
-    def begin_masks(self) -> None:
-        """Let the request's ``allowed_tokens`` follow the answer, before the first ``prepare``."""
-        if self._history is not None:
-            self._history.begin()
-
-    def prepare(self) -> None:
-        """Begin to compute the mask of the next token, once all answers of the step have their tokens."""
-        if self._history is not None:
-            self._history.prepare()
+    def mask_preparation(self) -> Callable[[], object] | None:
+        """As ``AnswerHistory.preparation``; to be called once all answers of a step have their tokens."""
+        return None if self._history is None else self._history.preparation()
 
     def _processed(self, rows: np.ndarray) -> np.ndarray:
         """One row [1, vocab] after the logits processors."""

@@ -72,6 +72,7 @@ class ServingLoop:
         self._samplers: Mapping[int, Sampler] = {}
         # Those of sequences of ``_sampling`` whose tokens wait for masks.
         self._masked: list[Sampler] = []
+        self._preparations: list[Callable[[], object]] = []
         self._vocab = engine.config.vocab_size
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
@@ -271,8 +272,8 @@ class ServingLoop:
                 samplings = CHOSEN_LATER if self._masked and self._engine.chooses_later else self._draw(plan)
             result = self._executor.launch(plan, samplings)
             if not plan.repeats:
-                for sampler in self._masked:
-                    sampler.begin_masks()
+                found = [sampler.mask_preparation() for sampler in self._masked]
+                self._preparations = [prepare for prepare in found if prepare is not None]
                 self._prepare_masks()
             if self._samples_after_steps:
                 # Masks of allowed tokens are computed in another thread until here.
@@ -291,8 +292,9 @@ class ServingLoop:
 
     def _prepare_masks(self) -> None:
         """Let the masks of the next tokens be computed in another thread."""
-        for sampler in self._masked:
-            sampler.prepare()
+        for prepare in self._preparations:
+            with suppress(Exception):
+                prepare()
 
     def _choose(self) -> None:
         """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known."""
