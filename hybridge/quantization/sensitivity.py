@@ -13,8 +13,8 @@ from hybridge.quantization.calibration import Calibration
 # Tokens that are compared, and the most bytes of their logits, which stay in memory.
 _TOKENS = 1024
 _LOGITS_BYTES = 1 << 29
-# Numbers of one float64 block of logits.
-_BLOCK = 1 << 22
+# Numbers of one float64 block of logits: its copies stay in the processor's caches.
+_BLOCK = 1 << 19
 
 
 class Sensitivity:
