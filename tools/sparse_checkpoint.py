@@ -119,7 +119,7 @@ def quantized(tensors: Tensors, config: Mapping[str, Any]) -> tuple[Tensors, dic
             result[name] = dtype, shape
             continue
         layers[module] = entry
-        result |= _modelopt_tensors(name, shape, entry["quant_algo"])
+        result |= modelopt_tensors(name, shape, entry["quant_algo"])
     if listed:
         settings["quantized_layers"] = layers
     return result, {**config, "quantization": settings}
@@ -142,7 +142,8 @@ def _without_numbers(module: str) -> str:
     return ".".join("#" if part.isdigit() else part for part in module.split("."))
 
 
-def _modelopt_tensors(name: str, shape: tuple[int, ...], algorithm: str) -> Tensors:
+def modelopt_tensors(name: str, shape: tuple[int, ...], algorithm: str) -> Tensors:
+    """The matrix ``name`` [rows, columns] in a format of ModelOpt: "FP8", or one of 4 bits with two scales."""
     rows, columns = shape
     if algorithm == "FP8":
         return {
