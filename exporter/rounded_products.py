@@ -10,6 +10,7 @@ from hybridge.exporter.checkpoint import Checkpoint
 from hybridge.exporter.checkpoint.quantized.tensor import QuantizedTensor
 from hybridge.exporter.families.parameters import EMBEDDING, Parameter
 from hybridge.exporter.options import ExportOptions
+from hybridge.exporter.weights.source_files import SourceFiles
 
 # The matrix that expands the latents of latent attention to keys and values.
 _ABSORBED = ".kv_b_proj.weight"
@@ -62,7 +63,8 @@ def _of_experts(parameters: Iterable[Parameter], weights: Mapping[str, Quantized
             layers.setdefault(
                 parameter.name.rpartition(".")[0] + parameter.sources[0].rpartition("experts")[0], []
             ).append(parameter)
-    ways = {layer: way for layer, pair in layers.items() if (way := _way(pair, weights)) is not None}
+    with SourceFiles() as sources:
+        ways = {layer: way for layer, pair in layers.items() if (way := _way(pair, weights, sources)) is not None}
     if not ways:
         return
     ((usual, _),) = Counter(ways.values()).most_common(1)
@@ -71,30 +73,34 @@ def _of_experts(parameters: Iterable[Parameter], weights: Mapping[str, Quantized
             yield from (name for parameter in layers[layer] for name in parameter.sources)
 
 
-def _way(pair: list[Parameter], weights: Mapping[str, QuantizedTensor]) -> _Way | None:
+def _way(pair: list[Parameter], weights: Mapping[str, QuantizedTensor], sources: SourceFiles) -> _Way | None:
     """How the experts with the parameters up and down round their inputs; None if not all in the same way."""
     names = [name for parameter in pair for name in parameter.sources]
     if len(pair) != 2 or any(name not in weights for name in names):
         return None
     roundings = [weights[name].inputs for name in names]
     ways = {(rounding.dtype, rounding.group) for rounding in roundings if rounding is not None}
-    if len(ways) > 1 or not all(_agree(parameter, weights) for parameter in pair):
+    if len(ways) > 1 or not all(_agree(parameter, weights, sources) for parameter in pair):
         return None
     return next(iter(ways))
 
 
-def _agree(parameter: Parameter, weights: Mapping[str, QuantizedTensor]) -> bool:
+def _agree(parameter: Parameter, weights: Mapping[str, QuantizedTensor], sources: SourceFiles) -> bool:
     """Whether the matrices of each expert that have the same input, a gate and what it gates, have one scale of it."""
     each = max(1, len(parameter.parts) // parameter.shape[0])
     if each == 1:
         return True
-    scales = [_scale(weights[name]) for name in parameter.parts]
+    scales = [_scale(weights[name], sources) for name in parameter.parts]
     return all(len(set(scales[start : start + each])) == 1 for start in range(0, len(scales), each))
 
 
-def _scale(weight: QuantizedTensor) -> bytes:
+def _scale(weight: QuantizedTensor, sources: SourceFiles) -> bytes:
     scale = None if weight.inputs is None else weight.inputs.scale
-    return b"" if scale is None else b"".join(piece.tobytes() for piece in scale.pieces())
+    if scale is None:
+        return b""
+    if scale.stored is not None:
+        return sources.read(scale.stored).tobytes()
+    return b"".join(piece.tobytes() for piece in scale.pieces())
 
 
 def _has_uneven_groups(weight: QuantizedTensor) -> bool:

@@ -16,7 +16,7 @@ _CANNOT_LINK = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 )
 # copy_file_range cannot serve this pair of files: fall back to read and write.
-_CANNOT_OFFLOAD = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM})
+CANNOT_OFFLOAD = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF, errno.EPERM})
 
 
 def reflink_file(reader: BinaryIO, source: Path, target: Path) -> bool:
@@ -80,7 +80,7 @@ def _copy_range(reader: BinaryIO, writer: BinaryIO) -> int:
     try:
         return os.copy_file_range(reader.fileno(), writer.fileno(), _BLOCK)
     except OSError as error:
-        if error.errno in _CANNOT_OFFLOAD:
+        if error.errno in CANNOT_OFFLOAD:
             return 0
         raise
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from io import FileIO
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import SafetensorsFile, TensorSlot, read_safetensors
 from hybridge.artifact.safetensors_header import safetensors_header
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, byte_view
 from hybridge.exporter.weights.placing import QUANTIZED_FILE, WEIGHTS_FOLDER
+from hybridge.exporter.weights.source_files import SourceFiles, write_all
 
 # A shard is not placed if more than this fraction of it is converted; its other tensors are copied instead.
 _MOST_TWICE = 1 / 8
@@ -130,12 +131,13 @@ def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[
     # Wider elements come first, so that every tensor is aligned to its elements.
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
     sizes = {name: tensor.dtype.nbytes(prod(tensor.shape)) for name, tensor in ordered.items()}
-    with path.open("xb") as file:
-        file.write(safetensors_header({name: _stored_form(tensor, sizes[name]) for name, tensor in ordered.items()}))
+    with path.open("xb", buffering=0) as file, SourceFiles() as sources:
+        header = {name: _stored_form(tensor, sizes[name]) for name, tensor in ordered.items()}
+        write_all(file, np.frombuffer(safetensors_header(header), np.uint8))
         for name, tensor in ordered.items():
-            count = 0
-            for piece in tensor.pieces():
-                count += _append(file, np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+            start = file.tell()
+            append_tensor(file, tensor, sources)
+            count = file.tell() - start
             if count != sizes[name]:
                 raise CheckpointError(
                     f"{name}: expected {sizes[name]} bytes, found {count}: fetch the checkpoint again"
@@ -145,12 +147,29 @@ def _write(folder: Path, tensors: Mapping[str, GraphTensor], advance: Callable[[
     return dict(read_safetensors(path).tensors)
 
 
-def _append(file: BinaryIO, raw: np.ndarray) -> int:
-    """Write ``raw`` and return its length; zeros become a hole in the file, as in a sparse checkpoint."""
-    if raw.any():
-        return file.write(raw.data)
-    file.seek(len(raw), os.SEEK_CUR)
-    return len(raw)
+def append_tensor(file: FileIO, tensor: GraphTensor, sources: SourceFiles) -> None:
+    """Write the bytes of ``tensor``; zeros become a hole in the file, as in a sparse checkpoint.
+
+    CheckpointError: it cannot be read. OSError: the disk is full or not writable.
+    """
+    if tensor.repeats > 1:
+        (number,) = tensor.parts
+        raw = sources.read(number.stored) if number.stored else np.concatenate([byte_view(p) for p in number.pieces()])
+        write_all(file, np.tile(raw, tensor.repeats))
+    elif tensor.stored is not None:
+        sources.copy(tensor.stored, file)
+    elif tensor.rows_apart is not None:
+        sources.copy_rows_apart(tensor.rows_apart, file)
+    elif tensor.parts:
+        for part in tensor.parts:
+            append_tensor(file, part, sources)
+    else:
+        for piece in tensor.pieces():
+            raw = byte_view(piece)
+            if raw.any():
+                write_all(file, raw)
+            else:
+                file.seek(len(raw), os.SEEK_CUR)
 
 
 def _stored_form(tensor: GraphTensor, nbytes: int) -> tuple[DType, tuple[int, ...]]:

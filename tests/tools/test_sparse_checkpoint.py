@@ -11,9 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from hybridge.artifact.config import read_config
 from hybridge.exporter.checkpoint import open_checkpoint
-from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.families.parameters import REDUNDANT
 from hybridge.exporter.families.registry import FAMILIES
 from hybridge.exporter.options import OPTIONAL, ExportOptions
@@ -100,25 +98,3 @@ def test_layers_of_mixed_precision_are_stored_as_modelopt_does(tmp_path: Path) -
     assert record is not None
     assert record.formats == {"modelopt FP8": 23, "modelopt W4A16_NVFP4": 23 * 128 * 2}
     assert 4.5 < record.bits < 5.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "algorithm", "inputs"),
-    [
-        ("NVIDIA-Nemotron-3-Nano-30B-A3B", "NVFP4", "fp4 (dynamic, by 16)"),
-        ("NVIDIA-Nemotron-3-Super-120B-A12B", "FP8", "fp8 (static)"),
-        ("NVIDIA-Nemotron-3-Super-120B-A12B", "NVFP4", "fp4 (dynamic, by 16)"),
-        ("Qwen3-8B", "FP8", "fp8 (static)"),
-    ],
-)
-def test_models_of_real_size_are_exported_and_round_every_input(
-    name: str, algorithm: str, inputs: str, tmp_path: Path
-) -> None:
-    quantization = {"quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}}
-    write_sparse_checkpoint(tmp_path / "a", PUBLISHED[name], quantization=quantization)
-    report = export_checkpoint(tmp_path / "a", tmp_path / "out", ExportOptions(scan=False, layout="paged"))
-    record = read_config(tmp_path / "out").quantization
-    assert record is not None and record.formats.keys() == {f"modelopt {algorithm}"}
-    assert record.inputs.keys() == {inputs} and not any("not rounded" in note for note in report.notes)
-    assert any("keys and values in FP8" in note for note in report.notes)

@@ -13,7 +13,7 @@ from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint.quantized.joined import joined_weight
 from hybridge.exporter.checkpoint.quantized.stored import StoredTensors
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, row_ranges
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor, byte_view
 
 # More than any model has; a forged header must not make the reader read a million experts.
 _MOST_EXPERTS = 4096
@@ -75,15 +75,13 @@ def _expert_slot(last: str, slot: TensorSlot, expert: int, count: int) -> Tensor
 
 def _apart(tensor: GraphTensor) -> GraphTensor:
     rows = tensor.shape[0]
+    if tensor.stored is not None:
+        slot = replace(tensor.stored, dtype=DType.UINT8, shape=(rows, tensor.stored.nbytes // rows))
+        return GraphTensor(tensor.dtype, tensor.shape, rows_apart=slot)
 
     def blocks() -> Iterator[np.ndarray]:
-        if tensor.stored is None:
-            pieces = [np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in tensor.pieces()]
-            whole = np.concatenate(pieces).reshape(rows, -1)
-        else:  # mapped, without a copy
-            whole = replace(tensor.stored, dtype=DType.UINT8, shape=(rows, tensor.stored.nbytes // rows)).map()
-        for first in (0, 1):
-            for part in row_ranges(rows // 2, whole.shape[1]):
-                yield whole[first::2][part]
+        whole = np.concatenate([byte_view(piece) for piece in tensor.pieces()]).reshape(rows, -1)
+        yield whole[0::2]
+        yield whole[1::2]
 
     return GraphTensor(tensor.dtype, tensor.shape, blocks=blocks)

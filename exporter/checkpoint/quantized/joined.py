@@ -11,7 +11,7 @@ import numpy as np
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.safetensors_file import TensorSlot
-from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, InputRounding, QuantizedTensor
+from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, InputRounding, QuantizedTensor, byte_view
 
 
 def joined_weight(name: str, weights: Sequence[QuantizedTensor], experts: int | None = None) -> QuantizedTensor:
@@ -55,12 +55,16 @@ def _inputs(weights: Sequence[QuantizedTensor]) -> InputRounding | None:
     if not scales:
         return found[0]
 
-    def blocks() -> Iterator[np.ndarray]:
-        for scale in scales:
-            for piece in scale.pieces():
-                yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8).view(scale.dtype.numpy).astype(np.float32)
+    parts = tuple(scale if scale.dtype is DType.FLOAT32 else _in_float32(scale) for scale in scales)
+    return replace(found[0], scale=GraphTensor(DType.FLOAT32, (len(scales),), parts=parts))
 
-    return replace(found[0], scale=GraphTensor(DType.FLOAT32, (len(scales),), blocks=blocks))
+
+def _in_float32(scalar: GraphTensor) -> GraphTensor:
+    def blocks() -> Iterator[np.ndarray]:
+        for piece in scalar.pieces():
+            yield byte_view(piece).view(scalar.dtype.numpy).astype(np.float32)
+
+    return GraphTensor(DType.FLOAT32, scalar.shape, blocks=blocks)
 
 
 def _scales(scales: Sequence[GraphTensor], weights: Sequence[QuantizedTensor], shape: tuple[int, ...]) -> GraphTensor:
@@ -99,12 +103,7 @@ def _zeros(nbytes: int) -> Callable[[], Iterator[np.ndarray]]:
 
 def _repeated(tensor: GraphTensor, count: int) -> GraphTensor:
     """A scalar of 8 bits or more, repeated: [count]."""
-
-    def blocks() -> Iterator[np.ndarray]:
-        (number,) = tensor.pieces()
-        yield np.tile(np.ascontiguousarray(number).reshape(-1).view(np.uint8), count)
-
-    return GraphTensor(tensor.dtype, (count,), blocks=blocks)
+    return GraphTensor(tensor.dtype, (count,), parts=(tensor,), repeats=count)
 
 
 def _joined(dtype: DType, shape: tuple[int, ...], tensors: Sequence[GraphTensor]) -> GraphTensor:
@@ -113,7 +112,7 @@ def _joined(dtype: DType, shape: tuple[int, ...], tensors: Sequence[GraphTensor]
     if len(slots) == len(tensors) and _are_adjacent(slots):
         run = replace(slots[0], dtype=dtype, shape=shape, nbytes=sum(slot.nbytes for slot in slots))
         return GraphTensor(dtype, shape, stored=run)
-    return GraphTensor(dtype, shape, blocks=lambda: (piece for tensor in tensors for piece in tensor.pieces()))
+    return GraphTensor(dtype, shape, parts=tuple(tensors))
 
 
 def _are_adjacent(slots: Sequence[TensorSlot]) -> bool:

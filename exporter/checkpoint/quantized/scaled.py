@@ -66,8 +66,7 @@ def power_of_two_scales(slot: TensorSlot) -> GraphTensor:
     def blocks() -> Iterator[np.ndarray]:
         raw = slot.map()
         for part in row_ranges(len(raw), 2 * raw[0].size):
-            exponents = raw[part].astype(np.uint16)
             # 2^-127 is subnormal in bfloat16: only the highest bit of its mantissa is set.
-            yield np.where(exponents == 0, np.uint16(0x40), exponents << 7).astype(np.uint16)
+            yield np.maximum(np.left_shift(raw[part], 7, dtype=np.uint16), np.uint16(0x40))
 
     return GraphTensor(DType.BFLOAT16, slot.shape, blocks=blocks)

@@ -18,20 +18,43 @@ _KINDS: Mapping[DType, str] = MappingProxyType({DType.INT8: "int8", DType.FLOAT8
 
 @dataclass(frozen=True)
 class GraphTensor:
-    """An initializer. Its bytes are those of ``stored``, a tensor of the checkpoint, or ``blocks`` computes them.
+    """An initializer. One of these gives its bytes:
 
+    stored: a tensor of the checkpoint.
+    rows_apart: a tensor [rows, ...] of the checkpoint whose rows with even numbers come first, then the others.
+    parts: tensors one after another.
     blocks: arrays whose bytes follow each other in the tensor; made anew by each call, so that none stays in memory.
+    repeats: how often those bytes, of few elements, follow each other.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     stored: TensorSlot | None = None
+    rows_apart: TensorSlot | None = None
+    parts: tuple[GraphTensor, ...] = ()
     blocks: Callable[[], Iterator[np.ndarray]] | None = None
+    repeats: int = 1
 
     def pieces(self) -> Iterator[np.ndarray]:
         """The bytes of the tensor in order, in arrays of a few megabytes each."""
+        if self.repeats == 1:
+            yield from self._pieces()
+        else:
+            yield np.tile(np.concatenate([byte_view(piece) for piece in self._pieces()]), self.repeats)
+
+    def _pieces(self) -> Iterator[np.ndarray]:
         if self.blocks is not None:
             yield from self.blocks()
+            return
+        if self.parts:
+            for tensor in self.parts:
+                yield from tensor.pieces()
+            return
+        if self.rows_apart is not None:
+            rows = self.rows_apart.shape[0]
+            whole = replace(self.rows_apart, dtype=DType.UINT8, shape=(rows, self.rows_apart.nbytes // rows)).map()
+            for half in (whole[0::2], whole[1::2]):
+                yield from (half[part] for part in row_ranges(len(half), whole.shape[1]))
             return
         assert self.stored is not None
         raw = replace(self.stored, dtype=DType.UINT8)
@@ -114,6 +137,11 @@ class QuantizedTensor:
             "input_scale": None if self.inputs is None else self.inputs.scale,
         }
         return {suffix: tensor for suffix, tensor in named.items() if tensor is not None}
+
+
+def byte_view(array: np.ndarray) -> np.ndarray:
+    """The bytes of ``array``: uint8 [nbytes]."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def row_ranges(rows: int, row_bytes: int) -> Iterator[slice]:

@@ -6,6 +6,7 @@ import mmap
 import threading
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,8 @@ from hybridge.exporter.checkpoint.quantized.joined import joined_weight
 from hybridge.exporter.checkpoint.quantized.scale_check import check_scales
 from hybridge.exporter.checkpoint.quantized.tensor import GraphTensor, QuantizedTensor
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
+from hybridge.exporter.weights.quantized import append_tensor
+from hybridge.exporter.weights.source_files import SourceFiles
 from hybridge.verification.dequantized import meant_weights
 from tests.exporter.checkpoint.folders import single, write_json
 from tests.support import quantized_checkpoints as formats
@@ -81,11 +84,13 @@ def test_a_stored_tensor_is_mapped_in_pieces(tmp_path: Path) -> None:
 
 def bytes_of(tensor: GraphTensor) -> np.ndarray:
     """All numbers of a tensor of the graph, as float32 in its shape."""
-    if tensor.stored is not None:
-        raw = np.fromfile(tensor.stored.path, np.uint8, tensor.stored.nbytes, offset=tensor.stored.offset)
-    else:
-        assert tensor.blocks is not None
-        raw = np.concatenate([np.ascontiguousarray(block).reshape(-1).view(np.uint8) for block in tensor.blocks()])
+    with TemporaryDirectory() as folder, SourceFiles() as sources:
+        path = Path(folder) / "a"
+        with path.open("xb", buffering=0) as file:
+            append_tensor(file, tensor, sources)
+            file.truncate(file.tell())
+        raw = np.fromfile(path, np.uint8)
+    assert raw.tobytes() == b"".join(piece.tobytes() for piece in tensor.pieces())
     assert raw.size == tensor.dtype.nbytes(prod(tensor.shape))
     if tensor.dtype in (DType.INT4, DType.FLOAT4E2M1):
         halves = np.stack([raw & 15, raw >> 4], axis=-1).reshape(-1)[: prod(tensor.shape)]
