@@ -63,6 +63,11 @@ def linked_artifact(work: Path, name: str, config: Config, **options: Any) -> Pa
     return folder
 
 
+def weight_bytes(folder: Path) -> int:
+    """Bytes of the weight files of the artifact ``folder``."""
+    return sum(file.stat().st_size for file in (folder / "weights").iterdir())
+
+
 def touched_bytes_per_token(checkpoint: Path, config: RuntimeConfig) -> float:
     """Bytes that decoding one token has to read or write in float32: all weights, and recurrent states both ways.
 

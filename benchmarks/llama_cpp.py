@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
+
+from benchmarks.llama_logits import LlamaLogits
+from benchmarks.peer_program import run_program
 
 BENCH = "build/bin/llama-bench"
 # model_type -> the class by which the converter chooses tensor names. It cannot convert Mamba without a tokenizer.
@@ -16,6 +19,10 @@ ARCHITECTURES = {
     "nemotron_h": "NemotronHForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
 }
+# Kind of a layer in the configs of Nemotron-H that transformers writes -> its letter in hybrid_override_pattern, from
+# which the converter reads the layers.
+_LETTERS = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+_OF_EXPERTS = ("n_group", "topk_group")
 # Converts without a tokenizer, which random weights lack, and without the expert settings that transformers would add.
 _CONVERT = """
 import json, pathlib, sys
@@ -51,37 +58,49 @@ class LlamaCpp:
     """A ``checkpoint`` of a family of ``ARCHITECTURES`` as GGUF files of the types ``formats`` in ``work``."""
 
     def __init__(self, folder: Path, checkpoint: Path, work: Path, formats: tuple[str, ...], threads: int) -> None:
-        """Convert and quantise. CalledProcessError if a program fails, after its last output on standard error."""
-        self._bench, self._threads = folder / BENCH, threads
+        """Convert and quantise, unless ``work`` has all files.
+
+        CalledProcessError if a program fails, after its last output on standard error.
+        """
+        self._folder, self._work, self._threads = folder, work, threads
+        self.files = {name: work / f"{name}.gguf" for name in formats}
+        if all(file.exists() for file in self.files.values()):
+            return
         whole = work / "bf16.gguf"
         named = _with_architecture(checkpoint, work / "with-architecture")
-        _run([sys.executable, "-c", _CONVERT, str(folder), str(named), str(whole)])
-        self.files = {name: work / f"{name}.gguf" for name in formats}
+        run_program([sys.executable, "-c", _CONVERT, str(folder), str(named), str(whole)])
         for name, file in self.files.items():
-            _run([str(folder / "build/bin/llama-quantize"), str(whole), str(file), name, str(threads)])
+            run_program([str(folder / "build/bin/llama-quantize"), str(whole), str(file), name, str(threads)])
         whole.unlink()
+
+    def bytes(self, name: str) -> int:
+        """Bytes of the file of the type ``name``."""
+        return self.files[name].stat().st_size
+
+    @cached_property
+    def logits(self) -> LlamaLogits:
+        """Computes the logits of files. CalledProcessError if its program cannot be compiled."""
+        return LlamaLogits(self._folder, self._work, self._threads)
 
     def speed(self, name: str, prompt: int, new: int) -> float:
         """Tokens per second for a prompt of ``prompt`` tokens (``new`` is 0), or for decoding ``new`` tokens."""
         counts = ["-p", str(prompt), "-n", str(new), "-r", "1", "-t", str(self._threads)]
-        found = json.loads(_run([str(self._bench), "-m", str(self.files[name]), *counts, "-o", "json"]))
+        found = json.loads(run_program([str(self._folder / BENCH), "-m", str(self.files[name]), *counts, "-o", "json"]))
         return float(found[-1]["avg_ts"])
 
 
 def _with_architecture(checkpoint: Path, folder: Path) -> Path:
     """The new ``folder``: the weights of ``checkpoint`` as a link, and its config with the class's name."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config["architectures"] = [ARCHITECTURES[config["model_type"]]]
+    if "layers_block_type" in config:
+        letters = "".join(_LETTERS[kind] for kind in config.pop("layers_block_type"))
+        config |= {"hybrid_override_pattern": letters, "num_hidden_layers": len(letters)}
+        if "E" not in letters:  # else experts are expected
+            config = {key: value for key, value in config.items() if "expert" not in key and key not in _OF_EXPERTS}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
+    link = folder / "model.safetensors"
+    link.unlink(missing_ok=True)
+    link.symlink_to(checkpoint.resolve() / "model.safetensors")
     return folder
-
-
-def _run(command: list[str]) -> str:
-    """Standard output of ``command``."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-    done.check_returncode()
-    return done.stdout

@@ -17,7 +17,7 @@ from hybridge.artifact.errors import HybridgeError, SettingError
 # Above this share of the processor time, other processes disturb the numbers.
 QUIET_SHARE = 0.05
 # Settings that say nothing about the numbers.
-UNPRINTED = ("work", "folder")
+UNPRINTED = ("work", "folder", "trained")
 Direction = Literal["at most", "at least"]
 
 

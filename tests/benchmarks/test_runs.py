@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu_decode, export, hybrid_decode, quantized_decode
+from benchmarks import cpu_decode, export, hybrid_decode, opening, quantized_decode
 from benchmarks.agreement import tokens_gate
 from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
@@ -70,15 +70,27 @@ def test_cpu_decode() -> None:
 @pytest.mark.slow
 def test_quantized_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized_decode, "MODELS", {"tiny": TINY})
-    monkeypatch.setattr(quantized_decode, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000, 10]"))
+    monkeypatch.setattr(quantized_decode, "FEWEST_TIMED_BYTES", 0)
+    monkeypatch.setattr(opening, "run_measured", lambda _: ProcessUse(2.0, 1.0, 10**8, "[0.5, 1000, 10]"))
     settings = quantized_decode.QuantizedSettings(
-        models="tiny", prompt_tokens=3, new_tokens=4, prefill_tokens=33, threads=1, repeats=1
+        models="tiny",
+        trained="",
+        windows=2,
+        window=16,
+        prompt_tokens=3,
+        new_tokens=4,
+        prefill_tokens=33,
+        threads=1,
+        repeats=1,
     )
     document = measured("quantized_decode", settings)
     assert document["settings"]["peer"] == "no folder of llama.cpp was given (--llama-cpp)"
     results = document["results"]["tiny"]
     assert set(results["decode_tokens_per_s"]) == set(quantized_decode.PEERS)
     assert results["opening"]["int4"]["seconds"]["median"] == 0.5
+    quality = results["quality"]
+    assert 0 < quality["int8"]["mean_kl"] < quality["int4"]["mean_kl"]
+    assert quality["int4"]["weight_bytes"] < quality["int8"]["weight_bytes"]
 
 
 @pytest.mark.slow
