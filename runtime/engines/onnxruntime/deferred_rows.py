@@ -24,8 +24,8 @@ from hybridge.runtime.engines.onnxruntime.row_arrays import Bound, RowArrays, bo
 from hybridge.runtime.engines.onnxruntime.session import register_cpu_library, threaded_options
 from hybridge.runtime.engines.rollback.rollback import DeferredRows, Rollback, SnapshotSlots
 
-# Parts of pools, as values for sessions, that are cached.
-_MOST_PARTS = 256
+# Parts of pools, as values for sessions, and replays that are cached.
+_MOST_PARTS, _MOST_REPLAYS = 256, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,25 @@ class DeferredBatch:
     """Rows that share a run, in ascending order of their slots.
 
     states: [n, ...] by pool, a part of it or, where slots have gaps between them, a copy. stored: what the tokens leave
-    behind, [n, most tokens, ...] by name; snapshots are in their pools.
+    behind, [n, most tokens, ...] by name; snapshots are in their pools. memory: that of what is stored, by identity.
     """
 
     rows: DeferredRows
     states: Mapping[str, Bound]
     stored: Mapping[str, Bound]
     is_copy: bool
+    memory: object
+
+
+@dataclass(frozen=True, eq=False)
+class _BoundReplay:
+    """Replays of rows with these states and stored values; accepted [n] is read by each. value: holds its memory."""
+
+    io: ort.IOBinding
+    states: Mapping[str, Bound]
+    stored: Mapping[str, Bound]
+    accepted: np.ndarray
+    value: ort.OrtValue
 
 
 class DeferredStates:
@@ -56,9 +68,9 @@ class DeferredStates:
             if state.is_snapshot
             for pool, stored in zip(state.pools, state.stored, strict=True)
         }
+        self._replayed_pools = [pool.name for state in self._replayed for pool in state.pools]
         if self._replayed:
             self._session = _replay_session(self._replayed, folder, threads)
-            self._io = self._session.io_binding()
         stored = {name: shape for state in self._replayed for name, shape in state.stored}
         self._stored, self._accepted = RowArrays(stored), RowArrays(stored)
         pools = [pool for state in self._states for pool in state.pools_read]
@@ -67,8 +79,8 @@ class DeferredStates:
         self._parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._snapshot_parts: dict[tuple[int, int], Mapping[str, Bound]] = {}
         self._batch: DeferredBatch | None = None
-        # The states and stored values that the session replayed last, by identity.
-        self._bound: tuple[object, object] = None, None
+        # By number of rows, first slot and most accepted tokens of a row.
+        self._replays: dict[tuple[int, int, int], _BoundReplay] = {}
         self.rollback = Rollback()
 
     @property
@@ -82,6 +94,7 @@ class DeferredStates:
         self._pools = pools
         self._parts.clear()
         self._snapshot_parts.clear()
+        self._replays.clear()
 
     def batch(
         self, step_rows: int, rows: np.ndarray, slots: np.ndarray, counts: np.ndarray, waits: np.ndarray
@@ -95,7 +108,12 @@ class DeferredStates:
         stored = self._stored.arrays(n, most)
         if snapshots is not None:
             stored = {**stored, **self._snapshot_part(n, most)}
-        return DeferredBatch(DeferredRows(step_rows, rows, counts, slots, waits, snapshots), states, stored, is_copy)
+        deferred = DeferredRows(step_rows, rows, counts, slots, waits, snapshots)
+        return DeferredBatch(deferred, states, stored, is_copy, self._stored.memory)
+
+    def keeps(self, batch: DeferredBatch) -> bool:
+        """Whether a step may use ``batch`` again: its memory has not been replaced by larger one."""
+        return batch.memory is self._stored.memory
 
     def ran(self, batch: DeferredBatch) -> None:
         """Record that the run of ``batch`` has succeeded."""
@@ -110,28 +128,37 @@ class DeferredStates:
         self._pools.copy_states(self._snapshots, sources, targets)
 
     def _replay(self, batch: DeferredBatch, accepted: np.ndarray) -> None:
-        replayed = [pool.name for state in self._replayed for pool in state.pools]
-        states, stored = self._bound
         found = self._stored_by(batch, accepted)
-        if batch.states is not states:
-            for name in (pool.name for state in self._replayed for pool in state.pools_read):
-                self._io.bind_ortvalue_input(name, batch.states[name][1])
-            for name in replayed:
-                self._io.bind_ortvalue_output(advanced_output(name), batch.states[name][1])
-        if found is not stored:
-            for name, (_, value) in found.items():
-                self._io.bind_ortvalue_input(name, value)
-        self._bound = batch.states, found
-        counts, value = bound(accepted)
-        self._io.bind_ortvalue_input(ACCEPTED, value)
+        replay = self._bound_replay(batch, found, int(accepted.max()))
+        replay.accepted[...] = accepted
         try:
-            self._session.run_with_iobinding(self._io)
+            self._session.run_with_iobinding(replay.io)
         except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed to advance states: {error}") from error
         if batch.is_copy:
-            moved = np.flatnonzero(counts)
-            for name in replayed:
+            moved = np.flatnonzero(accepted)
+            for name in self._replayed_pools:
                 self._pools.arrays[name][batch.rows.slots[moved]] = batch.states[name][0][moved]
+
+    def _bound_replay(self, batch: DeferredBatch, stored: Mapping[str, Bound], most: int) -> _BoundReplay:
+        """The session bound to the states of ``batch`` and to what at most ``most`` tokens of a row ``stored``."""
+        key = len(batch.rows.slots), int(batch.rows.slots[0]), most
+        found = self._replays.get(key)
+        if found is not None and found.states is batch.states and found.stored is stored:
+            return found
+        if len(self._replays) == _MOST_REPLAYS:
+            self._replays.clear()
+        io = self._session.io_binding()
+        for name in (pool.name for state in self._replayed for pool in state.pools_read):
+            io.bind_ortvalue_input(name, batch.states[name][1])
+        for name in self._replayed_pools:
+            io.bind_ortvalue_output(advanced_output(name), batch.states[name][1])
+        for name, (_, value) in stored.items():
+            io.bind_ortvalue_input(name, value)
+        accepted, value = bound(np.zeros(key[0], np.int64))
+        io.bind_ortvalue_input(ACCEPTED, value)
+        self._replays[key] = _BoundReplay(io, batch.states, stored, accepted, value)
+        return self._replays[key]
 
     def _stored_by(self, batch: DeferredBatch, accepted: np.ndarray) -> Mapping[str, Bound]:
         """Values stored by the ``accepted`` [n] tokens, [n, most of them, ...]; zeros where a row has fewer."""

@@ -14,6 +14,7 @@ from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, availa
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.linear_form import library_notes
+from hybridge.runtime.engines.onnxruntime.one_row_steps import OneRowSteps
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -28,7 +29,7 @@ from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
 
 if TYPE_CHECKING:
-    from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredStates
+    from hybridge.runtime.engines.onnxruntime.deferred_rows import DeferredBatch, DeferredStates
 
 # Up to this many bytes, weights are packed again for each kind of step with several tokens, which then takes three
 # quarters of the time (half with a few draft tokens).
@@ -93,6 +94,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._packs_weights = False
         # The last step, if the next one may be a repetition of it.
         self._repeated: RepeatedSteps | None = None
+        # Steps of one row that later ones may be like, by ``OneRowSteps.key``.
+        self._one_row: dict[tuple[int, bool], OneRowSteps] = {}
         # Sessions of ``step_values``, and the names and sizes of the values that they give.
         self._value_sessions: dict[SessionKey, PagedSession] = {}
         self._value_sizes: dict[str, int] = {}
@@ -111,7 +114,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
-        self._repeated = None
+        self._forget_steps()
         super().allocate_pools(sizes)
         for session in (*self._sessions.values(), *self._value_sessions.values()):
             session.bind(self.pools)
@@ -125,6 +128,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._repeated = repeated
             return again
         pools, deferred = self.pools, inputs.deferred
+        if len(inputs.seq_lens) == 1 and not self._shown:
+            like = self._one_row.get(OneRowSteps.key(inputs))
+            if self._deferred is not None:
+                self._deferred.rollback.forget()
+            found = None if like is None else like.step(inputs)
+            if found is not None:
+                return found
         check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens, self._takes_checkpoints)
         if self._deferred is not None:
             self._deferred.rollback.forget()
@@ -138,13 +148,36 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             requested = np.flatnonzero(place[inputs.logits_indices] >= 0)
             part = logits if len(requested) == len(logits) else np.zeros((len(requested), logits.shape[1]), np.float32)
-            session = self._run(inputs, run, slots, place[inputs.logits_indices[requested]], part)
+            session, batch = self._run(inputs, run, slots, place[inputs.logits_indices[requested]], part)
             if part is not logits:
                 logits[requested] = part
             place[run.tokens] = -1
-            if RepeatedSteps.can_repeat(inputs, run, session, self._kv_shapes) and not self._more_feeds(inputs, run):
-                self._repeated = RepeatedSteps(inputs, run, session, logits, self._kv_shapes, pools)
+            self._remember(inputs, run, session, logits, batch)
         return logits
+
+    def _remember(
+        self,
+        inputs: PackedInputs,
+        run: PagedRun,
+        session: PagedSession,
+        logits: np.ndarray,
+        batch: DeferredBatch | None,
+    ) -> None:
+        """Prepare for steps like that of ``inputs``, of which ``run`` has run, if it is the only run."""
+        if self._more_feeds(inputs, run):
+            return
+        shapes, pools = self._kv_shapes, super().pools
+        if OneRowSteps.can_follow(inputs, run, session, shapes):
+            deferred = None if batch is None or self._deferred is None else (self._deferred, batch)
+            like = OneRowSteps(inputs, session, logits, shapes, pools, deferred)
+            self._one_row[OneRowSteps.key(inputs)] = like
+        elif RepeatedSteps.can_repeat(inputs, run, session, shapes):
+            self._repeated = RepeatedSteps(inputs, run, session, logits, shapes, pools)
+
+    def _forget_steps(self) -> None:
+        """Prepare for no step."""
+        self._repeated = None
+        self._one_row.clear()
 
     @property
     def takes_checkpoints(self) -> bool:
@@ -192,7 +225,8 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._use_snapshots(self._operators - replayable)
         chosen = chosen_modes({state.op: state.cost for state in self._session(_DEFERRING).deferred}, mode)
         self._use_snapshots(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
-        self._deferred_tokens, self._pools, self._repeated = tokens, None, None
+        self._deferred_tokens, self._pools = tokens, None
+        self._forget_steps()
 
     def advance(self, accepted: np.ndarray) -> None:
         if self._deferred is not None:
@@ -204,12 +238,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return found | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
-        self._repeated = None
+        self._forget_steps()
         self._sessions.clear()
         self._value_sessions.clear()
 
     def _show(self, hidden: np.ndarray) -> None:
         super()._show(hidden)
+        self._forget_steps()
         self._sessions.clear()
 
     def _run(
@@ -219,8 +254,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         slots: slice,
         indices: np.ndarray,
         logits: np.ndarray,
-    ) -> PagedSession:
-        """Run some rows of a step, whose states are within ``slots``; returns the session that did.
+    ) -> tuple[PagedSession, DeferredBatch | None]:
+        """Run some rows of a step, whose states are within ``slots``; returns the session that did, and the rows'
+        deferred states.
 
         ``logits`` [m, vocab] receives those of the tokens ``indices`` [m] of the run.
         """
@@ -231,6 +267,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             known = run_feeds(inputs, run, self._kv_shapes, sizes, session.inputs)
             return {**known, **self._more_feeds(inputs, run)}
 
+        batch = None
         shown = {name: np.empty((len(run.tokens), own.shape[1]), np.float32) for name, own in self._shown.items()}
         if deferred is not None and (waits := deferred[run.rows]).any():
             # The body for snapshots is made for a number of tokens.
@@ -252,7 +289,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             session.run(feeds(session), indices, logits, slots, shown=shown, checkpoints=checkpoints)
         for name, values in self._shown.items():
             values[run.tokens] = shown[name]
-        return session
+        return session, batch
 
     def _more_feeds(self, inputs: PackedInputs, run: PagedRun) -> Mapping[str, np.ndarray]:
         """Inputs of the graph of ``run`` in addition to those of every paged graph."""

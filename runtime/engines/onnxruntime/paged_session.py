@@ -42,6 +42,7 @@ class PagedSession:
         self._session, self._inputs, self._in_place = session, graph.inputs, graph.in_place
         self._part_names, self._replaced_by = graph.parts, replaced_by
         self._deferred = graph.deferred
+        self._runs = 0
 
     @property
     def inputs(self) -> frozenset[str]:
@@ -62,6 +63,11 @@ class PagedSession:
     def is_repeatable(self) -> bool:
         """Whether ``run_again`` may follow the last run: all that the graph writes was bound in place."""
         return self._is_repeatable
+
+    @property
+    def runs(self) -> int:
+        """Number of calls of ``run``: while it stays the same, ``run_again`` runs what the last of them bound."""
+        return self._runs
 
     def fed(self, name: str) -> np.ndarray:
         """The array that the session read as input ``name`` in its last run."""
@@ -104,15 +110,16 @@ class PagedSession:
         """
         values: list[object] = []
         copied, self._is_repeatable = self._copied, False
+        self._runs += 1
         if deferred is None:
             copied = [*copied, *self._bind_range(slots, values)]
         else:
             self._bind_deferred(deferred)
         for name, array in feeds.items():
             if name in self._inputs:
-                self._feed(name, array)
+                self.feed(name, array)
         if LOGITS_INDICES in self._inputs:
-            self._feed(LOGITS_INDICES, logits_indices)
+            self.feed(LOGITS_INDICES, logits_indices)
         for name, array in {**shown, LOGITS: logits}.items():
             self._io.bind_ortvalue_output(name, _value(array, values))
         returned = self._bind_checkpoints(checkpoints, values) if self.takes_checkpoints else {}
@@ -123,7 +130,8 @@ class PagedSession:
         for array, other in copied:
             if other is not array:
                 array[...] = other
-        self._is_repeatable = deferred is None and not shown and all(other is array for array, other in copied)
+        read_copies = deferred is not None and deferred.is_copy
+        self._is_repeatable = not (shown or read_copies) and all(other is array for array, other in copied)
 
     def run_again(self) -> None:
         """Run with everything as bound for the last run; the arrays of ``fed`` may have other numbers.
@@ -138,8 +146,8 @@ class PagedSession:
         except Exception as error:  # ONNX Runtime has no common base class
             raise EngineError(f"ONNX Runtime failed in a step: {error}") from error
 
-    def _feed(self, name: str, array: np.ndarray) -> None:
-        """Bind a copy of ``array``, or overwrite the bound copy if that has its shape."""
+    def feed(self, name: str, array: np.ndarray) -> None:
+        """Bind a copy of ``array`` as input ``name``, or overwrite the bound copy if that has its shape."""
         fed, _ = self._fed.get(name, _NOT_FED)
         if fed.shape == array.shape and fed.dtype == array.dtype:
             fed[...] = array
@@ -177,7 +185,7 @@ class PagedSession:
 
     def _bind_checkpoints(self, checkpoints: RowCheckpoints, values: list[object]) -> dict[str, np.ndarray]:
         """Arrays that receive the states of ``checkpoints``, by pool; the next run uses them again."""
-        self._feed(CHECKPOINT_LENGTHS, checkpoints.lengths)
+        self.feed(CHECKPOINT_LENGTHS, checkpoints.lengths)
         n = len(checkpoints.lengths)
         if n > self._most_checkpoints:
             self._checkpoints = {name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()}

@@ -49,7 +49,9 @@ class RepeatedSteps:
     @staticmethod
     def can_repeat(inputs: PackedInputs, run: PagedRun, session: PagedSession, shapes: Sequence[KvShape]) -> bool:
         """Whether the step after ``run`` differs only in numbers that ``step`` advances."""
-        if run.time != 1 or run.is_ragged or not len(run.tokens) == len(inputs.input_ids) == len(inputs.logits_indices):
+        if run.time != 1 or run.is_ragged or inputs.deferred is not None:
+            return False
+        if not len(run.tokens) == len(inputs.input_ids) == len(inputs.logits_indices):
             return False
         if shapes and (inputs.slot_mapping < 0).any():
             return False

@@ -25,6 +25,11 @@ class RowArrays:
         self._memory: dict[str, np.ndarray] = {}
         self._found: dict[tuple[int, ...], dict[str, Bound]] = {}
 
+    @property
+    def memory(self) -> object:
+        """The present memory, by identity: another one once it has grown."""
+        return self._memory
+
     def arrays(self, *leading: int) -> Mapping[str, Bound]:
         """By name, [*leading, *shape]; uninitialised memory, shared with arrays of other leading axes."""
         rows = int(np.prod(leading))

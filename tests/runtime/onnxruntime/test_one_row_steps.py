@@ -1,0 +1,90 @@
+"""Steps of one row, prepared by earlier ones, give what steps of their own give, bit for bit, also after others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.onnxruntime.one_row_steps import OneRowSteps
+from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
+from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from tests.support.artifacts import ArtifactCache
+
+SIZES = PoolSizes(num_blocks=24, block_size=4, num_slots=5)
+# Rows by their slots. The last two rounds are of another row, and of one with the first one's slot and other blocks.
+TABLES = np.random.default_rng(0).permutation(24).reshape(3, 8).astype(np.int32)
+# Row, and draft tokens of each round with how many of them are accepted.
+ROUNDS = [(0, 0, 0), (0, 3, 3), (0, 3, 1), (0, 0, 0), (0, 3, 0), (0, 3, 3), (0, 1, 1), (0, 0, 0), (0, 3, 2), (1, 0, 0)]
+ROUNDS += [(0, 3, 3), (0, 0, 0), (2, 0, 0), (2, 3, 2), (2, 3, 1), (2, 0, 0)]
+SLOTS = [3, 1, 3]
+
+
+def step_of(tokens: np.ndarray, row: int, start: int, has_state: bool) -> PackedInputs:
+    """Feed ``tokens`` of a row from position ``start`` on; all of several wait."""
+    count = len(tokens)
+    positions = np.arange(start, start + count)
+    blocks, offsets = np.divmod(positions, SIZES.block_size)
+    waits = np.array([True]) if has_state and count > 1 else None
+    return PackedInputs(
+        tokens,
+        positions,
+        np.array([0, count], np.int32),
+        np.array([start + count], np.int32),
+        TABLES[row : row + 1, : blocks[-1] + 1],
+        (TABLES[row, blocks] * SIZES.block_size + offsets).astype(np.int32),
+        np.array(SLOTS[row : row + 1], np.int32),
+        np.arange(count, dtype=np.int32),
+        waits,
+    )
+
+
+def outcome(engine: OnnxRuntimePagedEngine) -> list[np.ndarray]:
+    """The logits of all rounds, and the pools after them; their unused parts are NaN at first."""
+    has_state = bool(engine.config.recurrent_layers)
+    if has_state:
+        engine.prepare_rollback(1, 4)
+    engine.allocate_pools(SIZES)
+    engine.fill_pools(np.nan)
+    draw, found, lengths = np.random.default_rng(1), [], [0, 0, 0]
+    for row, draft_tokens, accepted in ROUNDS:
+        if not lengths[row]:
+            engine.zero_slots(SLOTS[row : row + 1])
+        tokens = draw.integers(0, engine.config.vocab_size, 1 + draft_tokens)
+        found.append(engine.step(step_of(tokens, row, lengths[row], has_state)).copy())
+        if has_state and draft_tokens:
+            engine.advance(np.array([1 + accepted], np.int32))
+        lengths[row] += 1 + accepted
+    return [*found, *(engine.read_pool(spec.name).copy() for spec in engine.pool_specs)]
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "llama"])
+def test_prepared_steps_give_what_steps_of_their_own_give(
+    artifacts: ArtifactCache, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again, run_again = [], PagedSession.run_again
+    monkeypatch.setattr(PagedSession, "run_again", lambda session: (again.append(1), run_again(session)))
+    folder = artifacts.get(family, "float32", layout="paged", max_batch_size=6).folder
+    found = outcome(OnnxRuntimePagedEngine(folder, threads=1))
+    assert len(again) == 9
+    monkeypatch.setattr(OneRowSteps, "can_follow", lambda *_: False)
+    expected = outcome(OnnxRuntimePagedEngine(folder, threads=1))
+    assert len(again) == 9
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_step_with_wrong_slots_is_no_prepared_one(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = artifacts.get("llama", "float32", layout="paged", max_batch_size=6).folder
+    engine = OnnxRuntimePagedEngine(folder, threads=1)
+    engine.allocate_pools(SIZES)
+    engine.step(step_of(np.array([1]), 0, 0, False))
+    wrong = step_of(np.array([2]), 0, 1, False)
+    wrong.slot_mapping[0] = SIZES.num_blocks * SIZES.block_size
+    with pytest.raises(EngineError, match="slot_mapping"):
+        engine.step(wrong)
+    wrong = step_of(np.array([2]), 0, 1, False)
+    wrong.block_table[0, 0] = SIZES.num_blocks
+    with pytest.raises(EngineError, match="block_table"):
+        engine.step(wrong)
