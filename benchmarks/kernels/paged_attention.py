@@ -60,10 +60,15 @@ class Shape:
         """Tokens of a row."""
         return self.new + self.past
 
+    @property
+    def parts(self) -> int:
+        """Of a pool: latents are keys and values at once."""
+        return 1 if self.head_dim == LATENT_DIM else 2
+
     def nbytes(self, fp8: bool = False) -> int:
         """Queries, keys and values once, outputs once."""
         kv_row = self.head_dim + 4 if fp8 else 2 * self.head_dim
-        return self.rows * (4 * self.new * HEADS * self.head_dim + 2 * self.total * self.kv_heads * kv_row)
+        return self.rows * (4 * self.new * HEADS * self.head_dim + self.parts * self.total * self.kv_heads * kv_row)
 
 
 PREFILLS = {
@@ -172,7 +177,7 @@ def _inputs(shape: Shape, pools: list[torch.Tensor], table: torch.Tensor) -> lis
 
 def _random_pools(of: Shape, blocks: int, fp8: bool) -> list[torch.Tensor]:
     """Normal numbers in bfloat16; or with deviation 100 in e4m3, and scales for a deviation of about 1."""
-    shape = (2, blocks, BLOCK, of.kv_heads, of.head_dim)
+    shape = (of.parts, blocks, BLOCK, of.kv_heads, of.head_dim)
     if not fp8:
         return [torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()]
     pool = torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")

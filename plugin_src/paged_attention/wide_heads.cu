@@ -1,102 +1,35 @@
-// Heads that are too wide for the registers of one warp, such as the latents of multi-head latent attention: a block takes
-// QUERIES queries of a KV head, and all of its warps share the columns of their outputs.
+// Latents of multi-head latent attention, which are keys and values at once and too wide for the registers of one warp: a
+// block takes QUERIES queries of a KV head.
 //
-// For each KEYS positions, a warp multiplies 16 queries with 8 keys; weights go to shared memory, and the warp adds up a
-// quarter of the columns of the weighted values. Positions may be split between blocks, whose results wide_merge.cu joins.
-// Keys and values of the next positions are copied while these are computed.
+// A step of KEYS positions has three parts. A warp multiplies a quarter of all columns of the queries, which stay in its
+// registers, with half of the keys. Then it adds up the quarters of the scores of 4 queries, which become weights. At last it
+// adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose results
+// wide_merge.cu joins. Latents come to shared memory once, in a ring of SLOTS tiles, while those before them are used.
 //
-// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); KEYS (16 or 32); SOFTCAP (scores are bounded). Grid: x covers the
-// tiles of each KV head, y the splits, z the rows.
-#include "common/async_copy.cuh"
+// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are bounded). Grid: x
+// covers the tiles of queries of each KV head, y the splits, z the rows or the tokens.
 #include "common/launch.cuh"
-#include "common/mma.cuh"
-#include "paged_attention/prefill_softmax.cuh"
-#include "paged_attention/wide_params.cuh"
+#include "paged_attention/wide_ring.cuh"
+#include "paged_attention/wide_softmax.cuh"
 
 namespace {
 
-constexpr int QUERIES = 32, WARPS = 8, THREADS = 32 * WARPS, STAGES = 2;
-constexpr int QUARTERS = 4, COLUMNS = HEAD_DIM / QUARTERS;
-constexpr int UNITS = HEAD_DIM / 8;         // of 16 bytes in a row
-constexpr int WARP_KEYS = KEYS / WARPS;     // rows of keys, and of values, that a warp copies
-static_assert(sizeof(DATA_T) == 2 && COLUMNS % 16 == 0 && KEYS % 16 == 0, "whole products");
+constexpr int HALVES = QUERIES / 16;
+constexpr int DEPTH = HEAD_DIM / QUARTERS;   // columns of queries and keys that a warp multiplies
+constexpr int COLUMNS = HEAD_DIM / WARPS;    // of the values that a warp adds up
+constexpr int PARTS = KEYS < 32 ? 1 : 2;     // of the keys of a step
+constexpr int WARP_KEYS = KEYS / PARTS;      // that a warp multiplies
+static_assert(DEPTH % 16 == 0 && COLUMNS % 8 == 0 && WARP_KEYS % 16 == 0, "whole products");
 
 using M = Mma<DATA_T>;
-using Layout = TileLayout<DATA_T, HEAD_DIM>;
-using WeightLayout = TileLayout<DATA_T, KEYS>;
-constexpr int TILE = Layout::elements(KEYS);
 
 struct Shared {
-    alignas(128) DATA_T queries[Layout::elements(QUERIES)];
-    alignas(128) DATA_T keys[STAGES][TILE];
-    alignas(128) DATA_T values[STAGES][TILE];
-    alignas(128) DATA_T weights[WeightLayout::elements(QUERIES)];
-    float most[QUARTERS][QUERIES];  // of the scores of each warp's keys, and in the end sums of their weights
-};
-
-// A row's tokens and the positions that this block reads.
-struct Work {
-    int row, head, tile, first_token, tokens, cached, begin, end;
-
-    __device__ __forceinline__ explicit Work(const WideAttention& wide) {
-        const PagedAttention& p = wide.call;
-        row = blockIdx.z;
-        tile = blockIdx.x % wide.tiles;
-        head = blockIdx.x / wide.tiles;
-        first_token = p.query_start_loc[row];
-        tokens = p.query_start_loc[row + 1] - first_token;
-        const int length = p.seq_lens[row];
-        cached = length - tokens;
-        begin = end = 0;
-        if (length <= 0 || tokens <= 0 || tile * QUERIES >= tokens * p.group) return;
-        const int last = min(tile * QUERIES + QUERIES, tokens * p.group) - 1;
-        end = cached + last / p.group + 1;
-        if (p.sliding_window > 0) begin = max(0, cached + tile * QUERIES / p.group + 1 - p.sliding_window);
-        const int share = (end - begin + wide.splits - 1) / wide.splits, step = (share + KEYS - 1) / KEYS * KEYS;
-        begin += blockIdx.y * step;
-        end = min(end, begin + step);
-    }
-    __device__ __forceinline__ bool has_queries(const PagedAttention& p) const { return tile * QUERIES < tokens * p.group; }
-    // Whether query `index` of the tile exists.
-    __device__ __forceinline__ bool has(const PagedAttention& p, int index) const {
-        return tile * QUERIES + index < tokens * p.group;
-    }
-    __device__ __forceinline__ int64_t offset(const PagedAttention& p, int index, int64_t token_stride, int64_t head_stride) const {
-        const int query = tile * QUERIES + index;
-        return (first_token + query / p.group) * token_stride + (head * p.group + query % p.group) * head_stride;
-    }
-};
-
-// Where in the pool the keys are that this warp copies next; negative: there are none, and zeros take their place.
-struct Places {
-    int64_t offsets[WARP_KEYS];
-
-    __device__ __forceinline__ void find(const PagedAttention& p, const Work& work, int first) {
-#pragma unroll
-        for (int i = 0; i < WARP_KEYS; ++i) {
-            const int position = first + threadIdx.x / 32 * WARP_KEYS + i;
-            offsets[i] = -1;
-            if (position >= work.end) continue;
-            const int block = p.block_table[work.row * p.table_row + position / p.block_size];
-            if (block >= 0)
-                offsets[i] = block * p.pool_block + position % p.block_size * p.pool_slot + work.head * p.pool_head;
-        }
-    }
-    __device__ __forceinline__ void copy(Shared& shared, int stage, const PagedAttention& p) const {
-        const DATA_T* pool = static_cast<const DATA_T*>(p.kv_pool);
-#pragma unroll
-        for (int i = 0; i < WARP_KEYS; ++i) {
-            const int row = threadIdx.x / 32 * WARP_KEYS + i;
-            const bool valid = offsets[i] >= 0;
-            const DATA_T* from = pool + (valid ? offsets[i] : 0);
-#pragma unroll
-            for (int unit = threadIdx.x % 32; unit < UNITS; unit += 32) {
-                copy_async_16(shared.keys[stage] + Layout::unit(row, unit), from + unit * 8, valid);
-                copy_async_16(shared.values[stage] + Layout::unit(row, unit), from + p.pool_values + unit * 8, valid);
-            }
-        }
-        commit_copies();
-    }
+    union {
+        alignas(128) DATA_T queries[Layout::elements(QUERIES)];  // until they are in registers
+        alignas(128) float scores[QUARTERS][QUERIES][SCORES_PITCH];
+    };
+    Slots slots;
+    Weights weights;
 };
 
 __device__ __forceinline__ void copy_queries(Shared& shared, const PagedAttention& p, const Work& work) {
@@ -110,39 +43,88 @@ __device__ __forceinline__ void copy_queries(Shared& shared, const PagedAttentio
     commit_copies();
 }
 
-// The scores of 16 queries and 8 keys.
-__device__ __forceinline__ void multiply_keys(float (&s)[4], const DATA_T* queries, const DATA_T* keys, int query, int key) {
-    const int lane = threadIdx.x % 32;
-    float parts[4][4] = {};  // independent sums, which need not wait for each other
-#pragma unroll
-    for (int k = 0; k < HEAD_DIM; k += 32) {
-        unsigned b[4];
-        M::load_matrices(b, keys, Layout::unit(key + lane % 8, k / 8 + lane / 8));
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            M::multiply(parts[k / 32 % 2 * 2 + i], M::template load_a<Layout>(queries, query, k + i * 16, lane),
-                        {{b[2 * i], b[2 * i + 1]}});
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = (parts[0][i] + parts[1][i]) + (parts[2][i] + parts[3][i]);
-}
+// A quarter of the columns of all queries.
+struct Queries {
+    typename M::A held[DEPTH / 16][HALVES];
 
-// y += weights V, for 16 queries and a quarter of the columns.
-__device__ __forceinline__ void multiply_values(float (&y)[COLUMNS / 8][4], const DATA_T* weights, const DATA_T* values,
-                                                int query, int column) {
-    const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ Queries(const DATA_T* tile, int column) {
 #pragma unroll
-    for (int k = 0; k < KEYS; k += 16) {
-        const typename M::A a = M::template load_a<WeightLayout>(weights, query, k, lane);
+        for (int k = 0; k < DEPTH / 16; ++k)
 #pragma unroll
-        for (int n = 0; n < COLUMNS; n += 16) {
-            typename M::B b[2];
-            M::template load_b_transposed<Layout>(b, values, column + n, k, lane);
-            M::multiply(y[n / 8], a, b[0]);
-            M::multiply(y[n / 8 + 1], a, b[1]);
+            for (int m = 0; m < HALVES; ++m)
+                held[k][m] = M::template load_a<Layout>(tile, m * 16, column + k * 16, threadIdx.x % 32);
+    }
+    // Writes the products with keys `first` to first + WARP_KEYS - 1 of `keys` to scores[query][..].
+    __device__ __forceinline__ void multiply(const DATA_T* keys, int first, int column, float* scores) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float s[HALVES][WARP_KEYS / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; ++k)
+#pragma unroll
+            for (int n = 0; n < WARP_KEYS; n += 16) {
+                typename M::B b[2];
+                M::template load_b<Layout>(b, keys, first + n, column + k * 16, lane);
+#pragma unroll
+                for (int m = 0; m < HALVES; ++m) {
+                    M::multiply(s[m][n / 8], held[k][m], b[0]);
+                    M::multiply(s[m][n / 8 + 1], held[k][m], b[1]);
+                }
+            }
+#pragma unroll
+        for (int m = 0; m < HALVES; ++m)
+#pragma unroll
+            for (int n = 0; n < WARP_KEYS / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    *reinterpret_cast<float2*>(scores + (m * 16 + g + 8 * i) * SCORES_PITCH + n * 8 + 2 * t) =
+                        make_float2(s[m][n][2 * i], s[m][n][2 * i + 1]);
+    }
+};
+
+// An eighth of the columns of the weighted values, of all queries.
+struct Sums {
+    float y[HALVES][COLUMNS / 8][4] = {};
+
+    __device__ __forceinline__ void correct(const float* corrections) {
+#pragma unroll
+        for (int m = 0; m < HALVES; ++m) {
+            float factors[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) factors[i] = corrections[m * 16 + threadIdx.x % 32 / 4 + 8 * i];
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) y[m][n][i] *= factors[i / 2];
         }
     }
-}
+    // Adds the values of one tile, whose first key is number `key` of the step.
+    __device__ __forceinline__ void add(const DATA_T* weights, const DATA_T* values, int key, int column) {
+        const int lane = threadIdx.x % 32;
+        unsigned last[4];  // of the last 8 columns, where these are not half of 16: 32 keys
+        if constexpr (COLUMNS % 16)
+            M::load_transposed(last, values, Layout::unit(lane % TILE_KEYS, (column + COLUMNS) / 8 - 1));
+#pragma unroll
+        for (int k = 0; k < TILE_KEYS; k += 16) {
+            typename M::A a[HALVES];
+#pragma unroll
+            for (int m = 0; m < HALVES; ++m) a[m] = M::template load_a<WeightLayout>(weights, m * 16, key + k, lane);
+#pragma unroll
+            for (int n = 0; n + 16 <= COLUMNS; n += 16) {
+                typename M::B b[2];
+                M::template load_b_transposed<Layout>(b, values, column + n, k, lane);
+#pragma unroll
+                for (int m = 0; m < HALVES; ++m) {
+                    M::multiply(y[m][n / 8], a[m], b[0]);
+                    M::multiply(y[m][n / 8 + 1], a[m], b[1]);
+                }
+            }
+            if constexpr (COLUMNS % 16)
+#pragma unroll
+                for (int m = 0; m < HALVES; ++m)
+                    M::multiply(y[m][COLUMNS / 8 - 1], a[m], {{last[k / 8], last[k / 8 + 1]}});
+        }
+    }
+};
 
 }  // namespace
 
@@ -150,105 +132,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_attention_wide(const __grid_constant__ WideAttention wide) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
+    if (threadIdx.x == 0) Ring::start(shared.slots);
     wait_for_earlier_kernels();
     const PagedAttention& p = wide.call;
     const Work work(wide);
-    if (p.seq_lens[work.row] <= 0 || work.tokens <= 0 || !work.has_queries(p)) return;
+    if (!work.has_queries(p)) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int half = warp / QUARTERS * 16, quarter = warp % QUARTERS;  // the warp's first query; its keys, and its columns
-    const bool has_keys = quarter * 8 < KEYS;
+    const int quarter = warp % QUARTERS, part = warp / QUARTERS;  // of the columns and of the keys that the warp multiplies
     const float factor = score_factor(p);
-    int positions[2];  // of the thread's two queries
-#pragma unroll
-    for (int i = 0; i < 2; ++i) positions[i] = work.cached + (work.tile * QUERIES + half + g + 8 * i) / p.group;
 
     copy_queries(shared, p, work);
-    Places places;
-    places.find(p, work, work.begin);
-    places.copy(shared, 0, p);
-    places.find(p, work, work.begin + KEYS);
-    float y[COLUMNS / 8][4] = {}, most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
-    int stage = 0;
-    for (int key = work.begin; key < work.end; key += KEYS, stage ^= 1) {
-        wait_copies<0>();
-        __syncthreads();  // these keys and values are there, and every warp is done with those before
-        if (key + KEYS < work.end) {
-            places.copy(shared, stage ^ 1, p);
-            places.find(p, work, key + 2 * KEYS);
+    Ring ring(p, work);
+#if __CUDA_ARCH__ >= 900
+    fence_for_bulk_copies();
+#endif
+    __syncthreads();  // the slots are ready
+    ring.copy(shared.slots, p, work, SLOTS - TILES);
+    wait_copies<0>();
+    __syncthreads();  // the queries are there
+    const Queries queries(shared.queries, quarter * DEPTH);
+    Softmax softmax(p, work);
+    Sums sums;
+    int slot = 0, parity = 0;  // of the step's next tile
+    __syncthreads();           // scores may take the place of the queries
+    for (int key = work.begin; key < work.end; key += KEYS) {
+        const DATA_T* tiles[TILES];
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+            tiles[i] = shared.slots.tiles[slot];
+            barrier_wait(&shared.slots.arrived[slot], parity);
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            parity ^= slot == 0;
         }
-        float s[4] = {minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity()};
-        if (has_keys) {
-            multiply_keys(s, shared.queries, shared.keys[stage], half, quarter * 8);
-            if constexpr (SOFTCAP) bound_scores<false>(s, p);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int position = key + quarter * 8 + 2 * t + i % 2;
-                const unsigned back = positions[i / 2] - position;  // from the query to the key
-                s[i] = position < work.end && back < visible_span(p) ? s[i] : minus_infinity();
-            }
+        if (part < PARTS) {
+            const int first = part * WARP_KEYS;
+            const DATA_T* own = first < TILE_KEYS ? tiles[0] : tiles[TILES - 1];
+            queries.multiply(own, first % TILE_KEYS, quarter * DEPTH, shared.scores[quarter][0] + first);
         }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float own = fmaxf(s[2 * i], s[2 * i + 1]);
-            own = fmaxf(own, __shfl_xor_sync(~0u, own, 1));
-            own = fmaxf(own, __shfl_xor_sync(~0u, own, 2));
-            if (t == 0) shared.most[quarter][half + g + 8 * i] = own;
-        }
-        __syncthreads();
-        float correction[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            float now = most[i];
-#pragma unroll
-            for (int q = 0; q < QUARTERS; ++q) now = fmaxf(now, shared.most[q][half + g + 8 * i]);
-            const float subtracted = now == minus_infinity() ? 0.0f : now * factor;  // no key yet: weights are 0, not NaN
-            correction[i] = exp2_approx(most[i] * factor - subtracted);
-            most[i] = now;
-            const float first = exp2_approx(s[2 * i] * factor - subtracted), second = exp2_approx(s[2 * i + 1] * factor - subtracted);
-            sum[i] = sum[i] * correction[i] + (first + second);
-            if (has_keys)
-                *reinterpret_cast<unsigned*>(shared.weights + WeightLayout::at(half + g + 8 * i, quarter * 8 + 2 * t)) =
-                    M::pack(first, second);
-        }
-#pragma unroll
-        for (int n = 0; n < COLUMNS / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) y[n][i] *= correction[i / 2];
+        __syncthreads();  // the scores are there, and every warp is done with the step before
+        ring.copy(shared.slots, p, work, TILES);
+        softmax.weigh(shared.scores, shared.weights, p, key, work.end, factor);
         __syncthreads();  // the weights are there
-        multiply_values(y, shared.weights, shared.values[stage], half, quarter * COLUMNS);
+        sums.correct(shared.weights.corrections);
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) sums.add(shared.weights.tile, tiles[i], i * TILE_KEYS, warp * COLUMNS);
     }
     let_later_kernels_start();
-    wait_copies<0>();  // no thread ends before its copies
+    __syncthreads();  // every warp has read the corrections
+    softmax.finish(shared.weights, factor);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
-        sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
-        if (t == 0) shared.most[quarter][half + g + 8 * i] = sum[i];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int query = half + g + 8 * i;
+    for (int j = 0; j < QUERIES / 8; ++j) {
+        const int query = j * 8 + g, m = j / 2, i = j % 2;
         if (!work.has(p, query)) continue;
-        float total = 0.0f;
-#pragma unroll
-        for (int q = 0; q < QUARTERS; ++q) total += shared.most[q][query];
-        const float reference = most[i] * factor;
+        const float total = shared.weights.corrections[query], reference = shared.weights.references[query];
         if (wide.outputs) {
-            const int64_t part = ((int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * wide.splits + blockIdx.y) * QUERIES + query;
-            if (quarter == 0 && t == 0) *reinterpret_cast<float2*>(wide.sums + part * 2) = make_float2(reference, total);
-            float* to = wide.outputs + part * HEAD_DIM + quarter * COLUMNS + 2 * t;
+            const int64_t place = ((int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * wide.splits + blockIdx.y) * QUERIES + query;
+            if (warp == 0 && t == 0) *reinterpret_cast<float2*>(wide.sums + place * 2) = make_float2(reference, total);
+            float* to = wide.outputs + place * HEAD_DIM + warp * COLUMNS + 2 * t;
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; ++n)
-                *reinterpret_cast<float2*>(to + 8 * n) = make_float2(y[n][2 * i], y[n][2 * i + 1]);
+                *reinterpret_cast<float2*>(to + 8 * n) = make_float2(sums.y[m][n][2 * i], sums.y[m][n][2 * i + 1]);
             continue;
         }
         const float sink = p.sinks ? p.sinks[work.head * p.group + (work.tile * QUERIES + query) % p.group] : minus_infinity();
         const float normalizer = 1.0f / (total + exp2_approx(sink * LOG2_E - reference));
-        DATA_T* to = static_cast<DATA_T*>(p.y) + work.offset(p, query, p.y_token, p.y_head) + quarter * COLUMNS + 2 * t;
+        DATA_T* to = static_cast<DATA_T*>(p.y) + work.offset(p, query, p.y_token, p.y_head) + warp * COLUMNS + 2 * t;
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n)
-            *reinterpret_cast<unsigned*>(to + 8 * n) = M::pack(y[n][2 * i] * normalizer, y[n][2 * i + 1] * normalizer);
+            *reinterpret_cast<unsigned*>(to + 8 * n) =
+                M::pack(sums.y[m][n][2 * i] * normalizer, sums.y[m][n][2 * i + 1] * normalizer);
     }
 }

@@ -34,10 +34,11 @@ def call_of(
     dtype: DType = BF16,
     packed: PackedRows | None = None,
     pool_strides: tuple[int, ...] | None = None,
+    parts: int = 2,
     **attributes: float,
 ) -> OpCall:
     query = TensorLayout.contiguous(dtype, (rows if tokens is None else tokens, heads, head_dim))
-    pool = TensorLayout.contiguous(dtype, (2, 1000, block_size, kv_heads, head_dim))
+    pool = TensorLayout.contiguous(dtype, (parts, 1000, block_size, kv_heads, head_dim))
     if pool_strides:
         pool = replace(pool, strides=pool_strides)
     inputs = (

@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import CallPlan, PackedRows
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, PackedRows
 from hybridge.trt_plugins.kernels.ops import paged_attention
 from tests.kernels.test_paged_attention_decode_plan import call_of
 from tests.support.kernel_calls import H200
@@ -28,9 +28,9 @@ def test_longer_rows_follow_in_launches_of_their_own(packed: PackedRows | None) 
     assert prefill and decode.params.every_token == 0 and decode.params.items == 8
 
 
-def wide(**call: object) -> CallPlan:
-    sizes = {"rows": 8, "heads": 32, "kv_heads": 1, "head_dim": 576, **call}
-    return paged_attention.plan(call_of(**sizes), H200)  # type: ignore[arg-type]
+def wide(device: DeviceTraits = H200, **call: object) -> CallPlan:
+    sizes = {"rows": 8, "heads": 32, "kv_heads": 1, "head_dim": 576, "parts": 1, **call}
+    return paged_attention.plan(call_of(**sizes), device)  # type: ignore[arg-type]
 
 
 def test_wide_heads_split_positions_where_rows_are_few() -> None:
@@ -47,12 +47,17 @@ def test_wide_heads_take_prompts_as_tiles_of_queries() -> None:
     assert launch.params.tiles == launch.grid[0] == 30
 
 
-@pytest.mark.parametrize("shared_bytes", [232448, 166912])
-def test_wide_heads_take_fewer_positions_where_shared_memory_is_small(shared_bytes: int) -> None:
-    device = replace(H200, shared_bytes=shared_bytes)
-    launch = paged_attention.plan(call_of(rows=200, heads=32, kv_heads=1, head_dim=576), device).launches[0]
-    assert launch.shared_bytes <= shared_bytes
-    assert dict(launch.source.defines)["KEYS"] == ("32" if shared_bytes > 200_000 else "16")
+def test_no_more_tokens_than_rows_are_planned_as_rows_of_one() -> None:
+    known, unknown = wide(packed=PackedRows(8, 1)).launches[0], wide().launches[0]
+    assert known.grid == unknown.grid and (known.params.by_token, unknown.params.by_token) == (0, 1)
+    fewer = wide(tokens=5).launches[0]
+    assert fewer.params.by_token == 1 and fewer.grid[2] == 5 and fewer.params.call.rows == 8
+
+
+@pytest.mark.parametrize(("shared_bytes", "keys"), [(232448, "64"), (166912, "32"), (101376, "16")])
+def test_wide_heads_take_fewer_positions_where_shared_memory_is_small(shared_bytes: int, keys: str) -> None:
+    launch = wide(replace(H200, shared_bytes=shared_bytes), rows=200).launches[0]
+    assert launch.shared_bytes <= shared_bytes and dict(launch.source.defines)["KEYS"] == keys
 
 
 def test_no_call_of_wide_heads_needs_a_larger_workspace() -> None:
@@ -67,7 +72,10 @@ def test_no_call_of_wide_heads_needs_a_larger_workspace() -> None:
             assert params.splits == 1 or parts * (576 + 2) * 4 <= planned.workspace_bytes
 
 
-@pytest.mark.parametrize(("call", "message"), [({"head_dim": 512}, "head_dim"), ({"dtype": DType.FLOAT32}, "16-bit")])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [({"head_dim": 512}, "head_dim"), ({"dtype": DType.FLOAT32}, "16-bit"), ({"parts": 2}, "keys and values")],
+)
 def test_other_wide_heads_are_refused(call: dict[str, object], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
         wide(**call)
@@ -75,4 +83,4 @@ def test_other_wide_heads_are_refused(call: dict[str, object], message: str) -> 
 
 def test_wide_heads_are_refused_without_the_shared_memory() -> None:
     with pytest.raises(UnsupportedError, match="shared memory"):
-        paged_attention.plan(call_of(heads=32, kv_heads=1, head_dim=576), replace(H200, shared_bytes=101376))
+        wide(replace(H200, shared_bytes=65536))

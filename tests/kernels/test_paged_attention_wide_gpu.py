@@ -20,14 +20,16 @@ pytestmark = pytest.mark.gpu
 LATENT = Case(kv_heads=1, group=32, head_dim=576, parts=1)
 
 
-def check(case: Case) -> None:
+def check(case: Case, shared_bytes: int | None = None) -> None:
+    """shared_bytes: of shared memory that the launch is planned for, None for those that there are."""
     inputs, spec = inputs_of(case), case.op
     assert inputs[0] is not None
     y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     packed = PackedRows(len(case.lengths), 1, False) if case.one_token_rows else None
     call = OpCall(spec, layouts, (layout_of(y),), spec.complete_attributes(case.attributes), packed)
-    planned = plan(call, case.traits)
+    traits = case.traits
+    planned = plan(call, replace(traits, shared_bytes=shared_bytes or traits.shared_bytes))
     assert planned.launches[0].source.entry == "paged_attention_wide"
     run_plan(planned, inputs, [y])
     attends = [length > 0 for length, new in zip(case.lengths, case.tokens, strict=True) for _ in range(new)]
@@ -68,3 +70,17 @@ def test_one_factor(changes, new, processors):
 @pytest.mark.parametrize("length", [1, 15, 16, 31, 32, 33, 64, 65, 500])
 def test_lengths_of_prompts(length):
     check(replace(LATENT, lengths=(length, length + 7), new=(length, 1)))
+
+
+@pytest.mark.parametrize("new", [(2, 1, 0, 1, 0), (0, 0, 0, 5, 0), (1, 0, 0, 0, 4)], ids=str)
+@pytest.mark.parametrize("group", [7, 40])
+def test_no_more_tokens_than_rows(group, new):
+    """They are planned as rows of one token each; some rows have several, others none."""
+    check(replace(LATENT, lengths=(200, 1, 0, 65, 1030), new=new, group=group))
+
+
+# Of a block on an Orin, and on GPUs of sm_86, sm_89 and sm_120.
+@pytest.mark.parametrize("shared_bytes", [163 * 1024, 99 * 1024])
+@pytest.mark.parametrize("changes", [{}, {"new": (70, 1, 0, 3, 40), "softcap": 5.0}], ids=str)
+def test_less_shared_memory(changes, shared_bytes):
+    check(replace(LATENT, group=20, **changes), shared_bytes)

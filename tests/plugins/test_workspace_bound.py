@@ -110,7 +110,7 @@ def test_workspace_of_pages_is_enough(
     known = traits_from_capability(capability)[0]
     device = DeviceTraits(capability, multiprocessors, known.shared_bytes, known.l2_bytes)
     spec = spec_of("paged_attention", PACKED_VERSION)
-    sizes = {"heads": 16, "kv_heads": 4, "head_dim": 64, "block_size": 16, "num_blocks": 900}
+    sizes = {"heads": 16, "kv_heads": 4, "head_dim": 64, "block_size": 16, "num_blocks": 900, "parts": 2}
     most = {"tokens": 300, "rows": 40, "row_bounds": 41, "max_blocks": 600}
     dims = tuple({**{n: (s, s) for n, s in sizes.items()}, **{n: (1, size) for n, size in most.items()}}.items())
     calls = CallRange(spec, tuple(spec.complete_attributes({}).items()), (("T", BF16),), dims, has_time=False)

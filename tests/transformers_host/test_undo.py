@@ -30,7 +30,7 @@ def test_model_is_as_it_was(load_model: LoadModel, cache_folder: Path) -> None:
     assert generated(model, input_ids=PROMPT, do_sample=False, **exactly(5)) == expected
 
 
-@pytest.mark.parametrize("model_type", ["llama", "nemotron_h"])
+@pytest.mark.parametrize("model_type", ["llama", "nemotron_h", pytest.param("kimi_linear", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_caches_cross_over_in_both_directions(
     model_type: str, kind: str, load_model: LoadModel, cache_folder: Path

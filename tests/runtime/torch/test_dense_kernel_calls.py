@@ -16,12 +16,13 @@ from hybridge.runtime.engines.torch.engine import TorchEngine
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES
-from tests.runtime.torch.test_kernel_calls import NEMOTRON
+from tests.runtime.torch.test_kernel_calls import LATENTS, NEMOTRON
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.effort import sample
 
 # Head dims from 64 on are the kernels' own.
 SIZES = {
+    "kimi_linear": LATENTS,
     "nemotron_h": {**NEMOTRON, "head_dim": 64},
     "qwen3": {
         "hidden_size": 64,
@@ -63,7 +64,12 @@ def decoded(engine: TorchEngine, max_seq: int, steps: int) -> list[Any]:
     ("family", "max_seq", "dtype"),
     sample(
         ((*model, dtype) for model in MODELS for dtype in (DType.BFLOAT16, DType.FLOAT32)),
-        on_push=[(*MODELS[0], DType.BFLOAT16), (*MODELS[1], DType.BFLOAT16), (*MODELS[2], DType.FLOAT32)],
+        on_push=[
+            (*MODELS[0], DType.BFLOAT16),
+            (*MODELS[1], DType.BFLOAT16),
+            (*MODELS[2], DType.FLOAT32),
+            ("kimi_linear", 40, DType.FLOAT16),
+        ],
     ),
 )
 def test_decoding_reads_and_writes_dense_caches_as_pages(

@@ -21,7 +21,7 @@ from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import relative_error, step_inputs
 from tests.runtime.torch.test_engine import STEPS, TOLERANCES
-from tests.runtime.torch.test_kernel_calls import BAMBA, NEMOTRON, QWEN
+from tests.runtime.torch.test_kernel_calls import BAMBA, LATENTS, NEMOTRON, QWEN
 from tests.runtime.torch.test_quantized_weights import FORMATS
 from tests.runtime.torch.test_quantized_weights import exported as quantized
 from tests.support.artifacts import ArtifactCache
@@ -39,7 +39,7 @@ PLANS = {
 BETWEEN = {DType.FLOAT32: 1e-4, DType.FLOAT16: 1e-2, DType.BFLOAT16: 5e-2}
 
 
-SIZES = {"nemotron_h": NEMOTRON, "bamba": BAMBA, "qwen3_next": QWEN}
+SIZES = {"nemotron_h": NEMOTRON, "bamba": BAMBA, "qwen3_next": QWEN, "kimi_linear": LATENTS}
 
 
 def exported(artifacts: ArtifactCache, dtype: DType, family: str = "nemotron_h") -> Path:
@@ -71,7 +71,10 @@ def test_ragged_steps_match_the_oracle(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [*(("nemotron_h", dtype) for dtype in BETWEEN), ("bamba", DType.BFLOAT16), ("qwen3_next", DType.BFLOAT16)],
+    [
+        *((family, dtype) for family in ("nemotron_h", "kimi_linear") for dtype in BETWEEN),
+        *((family, DType.BFLOAT16) for family in ("bamba", "qwen3_next")),
+    ],
 )
 def test_prompt_and_decoding_agree_with_the_cpu(family: str, dtype: DType, artifacts: ArtifactCache) -> None:
     compare_with_the_cpu(exported(artifacts, dtype, family), dtype)

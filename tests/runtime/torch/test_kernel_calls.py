@@ -42,6 +42,16 @@ QWEN = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
+# Latents as wide as those of the published models.
+LATENTS = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "linear_head_dim": 32,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+}
 QWEN_EXPERTS = {
     **QWEN,
     **EXPERTS["qwen3_next"],

@@ -22,12 +22,12 @@ from hybridge.verification.paged_sequences import PagedSequences
 from tests.runtime.onnxruntime.steps import relative_error
 from tests.runtime.serving.toy_loop import answers
 from tests.runtime.torch.test_gpu import BETWEEN
-from tests.runtime.torch.test_kernel_calls import BAMBA, QWEN
+from tests.runtime.torch.test_kernel_calls import BAMBA, LATENTS, QWEN
 from tests.runtime.torch.test_paged_kernel_calls import BLOCK, PAGED, run_steps
 from tests.support.artifacts import ArtifactCache, Exported
 
 pytestmark = pytest.mark.gpu
-SIZES = {"nemotron_h": PAGED, "bamba": BAMBA, "qwen3_next": QWEN}
+SIZES = {"nemotron_h": PAGED, "bamba": BAMBA, "qwen3_next": QWEN, "kimi_linear": LATENTS}
 
 
 def exported(artifacts: ArtifactCache, dtype: DType = DType.BFLOAT16, family: str = "nemotron_h") -> Exported:
@@ -48,9 +48,8 @@ def decoding(engine: TorchPagedEngine, rows: int) -> tuple[PagedSequences, list[
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *(("nemotron_h", dtype) for dtype in BETWEEN),
-        ("bamba", DType.BFLOAT16),
-        ("qwen3_next", DType.BFLOAT16),
+        *((family, dtype) for family in ("nemotron_h", "kimi_linear") for dtype in BETWEEN),
+        *((family, DType.BFLOAT16) for family in ("bamba", "qwen3_next")),
         ("qwen3_next", DType.FLOAT32),
     ],
 )

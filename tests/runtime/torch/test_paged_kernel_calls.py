@@ -13,7 +13,7 @@ from hybridge.trt_plugins.kernels import catalog
 from hybridge.verification.paged_sequences import PagedSequences
 from tests.runtime.torch.planned_kernels import AlignedWeights, PlannedKernels
 from tests.runtime.torch.test_fusion import TOLERANCES
-from tests.runtime.torch.test_kernel_calls import NEMOTRON, QWEN
+from tests.runtime.torch.test_kernel_calls import LATENTS, NEMOTRON, QWEN
 from tests.support.artifacts import ArtifactCache, Exported
 
 PAGED = {**NEMOTRON, "head_dim": 64}
@@ -64,6 +64,18 @@ def test_packed_steps_run_their_kernels_in_place(dtype: DType, artifacts: Artifa
     assert calls[2]["mamba2_conv_scan"] == 2 and "causal_conv1d" not in calls[2]
     for name in {"paged_attention", "reshape_and_cache"} & set(catalog.operators()):
         assert [step[name] for step in calls] == [1] * len(STEPS)
+
+
+def test_latents_are_written_and_read_once(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("kimi_linear", "bfloat16", LATENTS, layout="paged")
+    expected, _ = run_steps(TorchPagedEngine(exported.folder, device="cpu"), None)
+    engine, kernels = with_planned_kernels(exported)
+    found, calls = run_steps(engine, kernels)
+    for one, other in zip(found, expected, strict=True):
+        error = np.linalg.norm((one - other).astype(np.float64)) / np.linalg.norm(other.astype(np.float64))
+        assert error < TOLERANCES[DType.BFLOAT16.value]
+    assert engine.read_pool("kv_pool_0").shape[0] == 1
+    assert [(step["reshape_and_cache"], step["paged_attention"]) for step in calls] == [(1, 1)] * len(STEPS)
 
 
 def test_the_gated_delta_rule_is_packed(artifacts: ArtifactCache) -> None:

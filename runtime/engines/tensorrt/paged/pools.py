@@ -41,20 +41,20 @@ class _Pool:
     def __init__(self, binding: StateBinding, shape: tuple[int, ...], addresses: tuple[int, int]) -> None:
         self.spec, self.output, self.shape, self.addresses = binding.spec, binding.output, shape, addresses
         self.grows = binding.spec.grows
-        # A pool of keys and values has two halves, each by block.
-        self.halves = shape[0] if self.grows else 1
+        # A KV pool has one or two parts, each by block.
+        self.parts = shape[0] if self.grows else 1
         inner = shape[2:] if self.grows else shape[1:]
         self.unit_bytes = math.prod(inner) * binding.spec.dtype.itemsize
         self.count = shape[1] if self.grows else shape[0]
 
     @property
     def nbytes(self) -> int:
-        return self.halves * self.count * self.unit_bytes
+        return self.parts * self.count * self.unit_bytes
 
     def unit_addresses(self, base: int, unit: int) -> Iterator[int]:
-        """The addresses of block or slot ``unit``, one in each half, of the buffer at ``base``."""
-        for half in range(self.halves):
-            yield base + (half * self.count + unit) * self.unit_bytes
+        """The addresses of block or slot ``unit``, one in each part, of the buffer at ``base``."""
+        for part in range(self.parts):
+            yield base + (part * self.count + unit) * self.unit_bytes
 
 
 class DevicePools:
@@ -229,10 +229,10 @@ class DevicePools:
         """Address in a pool, address in an array, and bytes, of every block and slot in order."""
         for name, pool in self._pools.items():
             units, there = blocks if pool.grows else slots, arrays[name].ctypes.data
-            for half in range(pool.halves):
+            for part in range(pool.parts):
                 for index, unit in enumerate(units):
-                    address = pool.addresses[self.turn] + (half * pool.count + unit) * pool.unit_bytes
-                    yield address, there + (half * len(units) + index) * pool.unit_bytes, pool.unit_bytes
+                    address = pool.addresses[self.turn] + (part * pool.count + unit) * pool.unit_bytes
+                    yield address, there + (part * len(units) + index) * pool.unit_bytes, pool.unit_bytes
 
 
 def pool_bytes(bindings: Sequence[StateBinding], axis: str) -> int:
