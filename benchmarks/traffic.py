@@ -68,16 +68,18 @@ def serve(
     loop: ServingLoop,
     prompts: Sequence[Sequence[int]],
     arrivals: Sequence[float],
-    new_tokens: int,
+    new_tokens: int | Sequence[int],
     params: Sequence[SamplingParams] | None = None,
 ) -> Served:
     """Let each prompt arrive at its time and run until all have ``new_tokens``; EngineError when a step fails.
 
-    params: of each prompt; None: greedy.
+    new_tokens: of all prompts, or of each. params: of each prompt; None: greedy.
     """
     chosen = params or [SamplingParams(ignore_eos=True)] * len(prompts)
+    lengths = [new_tokens] * len(prompts) if isinstance(new_tokens, int) else new_tokens
     requests = [
-        ServingRequest(Request(tuple(prompt), own, new_tokens)) for prompt, own in zip(prompts, chosen, strict=True)
+        ServingRequest(Request(tuple(prompt), own, length))
+        for prompt, own, length in zip(prompts, chosen, lengths, strict=True)
     ]
     served = Served(list(arrivals), [[] for _ in prompts], answers=[()] * len(prompts))
     places, came = dict[int, int](), 0

@@ -24,8 +24,6 @@ class Reservation:
         self._manager = manager
         self._ends: dict[SequenceMemory, int] = {}
         self._growths: dict[SequenceMemory, Growth] = {}
-        # Blocks for the step after this one, from ``extend_ahead`` to the commit.
-        self._ahead: dict[SequenceMemory, Growth] = {}
         # Of the states that the step stores for the prefix cache, in order.
         self._checkpoints: dict[SequenceMemory, Sequence[Checkpoint]] = {}
         # Number of draft tokens of those that have some.
@@ -112,30 +110,19 @@ class Reservation:
         ends = self._ends
         for memory in ends:
             ends[memory] = memory.length + 1
-        return self._grow_by_blocks(0, self._growths)
+        manager, needing = self._manager, self._needing_blocks()
+        if needing:
+            count = len(needing)
+            if manager.pool.available < count or not manager.cache.evict(count):
+                return None
+            for memory in needing:
+                self._growths[memory] = manager.grow(memory, ends[memory])
+        return needing
 
-    def extends_ahead(self) -> bool:
-        """Whether ``extend_ahead`` succeeds if enough blocks are free."""
-        return self._needing_blocks(1) is not None
-
-    def extend_ahead(self) -> Sequence[SequenceMemory] | None:
-        """Before the commit, make room in each memory for the token that ``extend_again`` adds after the commit.
-
-        Returns the memories that got a block for it. None, and nothing is taken, if one of them needs more than that,
-        if the commit does more than add tokens, or too few blocks are free.
-        """
-        return self._grow_by_blocks(1, self._ahead)
-
-    def undo_ahead(self) -> None:
-        """Undo ``extend_ahead``."""
-        for memory, growth in reversed(self._ahead.items()):
-            self._manager.shrink(memory, growth)
-        self._ahead = {}
-
-    def needing_more(self) -> list[SequenceMemory]:
-        """After a commit, the memories for which ``extend_again`` fails: the block of the next token is missing or
-        shared, or the prefix cache takes a checkpoint."""
-        return [m for m in self._ends if m.length + 1 > m.writable or m.length + 1 >= m.stop]
+    def keep_length(self, memory: SequenceMemory) -> None:
+        """Let the commit add no token to ``memory``: the step feeds it one that its sequence never gets."""
+        self._ends[memory] = memory.length
+        self._drop_checkpoints(memory)
 
     def drop(self, memory: SequenceMemory) -> None:
         """Undo ``extend`` of this memory."""
@@ -150,7 +137,7 @@ class Reservation:
         """The step has run: its tokens are in the cache, of draft tokens the first ``accepted``, none by default."""
         manager = self._manager
         manager.advance(self._ends)
-        if not (self._drafts or self._growths or self._checkpoints or self._ahead):
+        if not (self._drafts or self._growths or self._checkpoints):
             return
         for memory, count in self._drafts.items():
             manager.accept(memory, count, accepted.get(memory, 0))
@@ -159,11 +146,10 @@ class Reservation:
         for memory, checkpoints in self._checkpoints.items():
             for checkpoint in checkpoints:
                 manager.insert_checkpoint(memory, checkpoint)
-        self._growths, self._ahead, self._checkpoints, self._drafts = self._ahead, {}, {}, {}
+        self._growths, self._checkpoints, self._drafts = {}, {}, {}
 
     def release(self) -> None:
         """The step will not run, or failed: every memory is as it was."""
-        self.undo_ahead()
         for memory in list(self._checkpoints):
             self._drop_checkpoints(memory)
         for memory, growth in reversed(self._growths.items()):
@@ -187,20 +173,14 @@ class Reservation:
         self._growths[memory] = manager.grow(memory, end)
         return True
 
-    def _needing_blocks(self, ahead: int) -> list[SequenceMemory] | None:
-        """The memories without a block for the token ``ahead`` tokens after the last one of the step.
-
-        None if one of them needs more than a block, or the commit does more than add tokens.
-        """
+    def _needing_blocks(self) -> list[SequenceMemory] | None:
+        """The memories without a block for their last token; None if one of them needs more than a block."""
         manager = self._manager
-        if self._drafts or self._checkpoints:
-            return None
         found = []
         for memory, end in self._ends.items():
-            last = end + ahead
-            if last >= memory.stop:
+            if end >= memory.stop:
                 return None
-            if last > memory.writable:
+            if end > memory.writable:
                 found.append(memory)
         if not found:
             return found
@@ -208,17 +188,6 @@ class Reservation:
         # One block is not enough where the last one is shared, or blocks leave the sliding window when one is added.
         plain = manager.needs.window is None and all(m.writable == len(m.blocks) * size for m in found)
         return found if plain else None
-
-    def _grow_by_blocks(self, ahead: int, growths: dict[SequenceMemory, Growth]) -> Sequence[SequenceMemory] | None:
-        """Give each memory the block that it needs, and record it in ``growths``."""
-        manager, needing = self._manager, self._needing_blocks(ahead)
-        if needing:
-            count = len(needing)
-            if manager.pool.available < count or not manager.cache.evict(count):
-                return None
-            for memory in needing:
-                growths[memory] = manager.grow(memory, self._ends[memory] + ahead)
-        return needing
 
     def _checkpoint_slots(self) -> list[int]:
         return [slot for each in self._checkpoints.values() for _, slot in each if slot != NONE]

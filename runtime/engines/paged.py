@@ -88,10 +88,15 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class Feeding:
-    """stops: by row, the tokens that end it, and are not fed. samplings: as in ``PagedEngine.launch``."""
+    """How rows get the tokens of the step before.
+
+    stops: by row, the tokens that end it, and are not fed. samplings: as in ``PagedEngine.launch``. sources: by row,
+    the index of its token in logits_indices of the step before, -1: its tokens are in ``input_ids``; None: in order.
+    """
 
     stops: Sequence[Collection[int]]
     samplings: Mapping[int, TokenSampling]
+    sources: Sequence[int] | None = None
 
 
 class PagedEngine(ABC):
@@ -199,14 +204,15 @@ class PagedEngine(ABC):
         return False
 
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
-        """Launch the step after that of ``result``, the last one launched, before its tokens are known.
+        """Launch a step after that of ``result``, the last one launched, before its tokens are known.
 
-        Both steps have the same rows of one token, and logits for all; others are padding. Each row is fed the token
-        that the step of ``result`` chooses for it, whatever ``input_ids`` says, unless there is none or it ends the
-        row: then the row touches no pool and has no result. ``result.fed_tokens`` says which. From now on the logits
-        of ``result`` cannot be read.
+        Rows with a source in ``feeding`` come first and have one token and logits. Each is fed the token that the step
+        of ``result`` chooses for it, whatever ``input_ids`` says, unless there is none or it ends the row: then the row
+        touches no pool and has no result. ``result.fed_tokens`` says which. From now on the logits of ``result`` cannot
+        be read.
 
-        None, and nothing is launched, where the engine cannot do that for these rows.
+        None, and nothing is launched, where the engine cannot do that for these rows. What was enqueued since
+        ``result``, such as copies of slots, comes between both steps.
         """
         raise AssertionError("an engine that does not chain steps was asked to")
 

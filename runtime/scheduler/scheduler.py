@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from hybridge.runtime.blocks import BlockManager, Reservation
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.scheduler.capacity import Capacity
-from hybridge.runtime.scheduler.plan import RepeatedPlan, StepPlan
+from hybridge.runtime.scheduler.plan import StepPlan
 from hybridge.runtime.scheduler.queues import SequenceQueues
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
@@ -42,6 +42,7 @@ class Scheduler:
         self._builder: StepBuilder | None = None
         # The builder of the last committed step.
         self._last: StepBuilder | None = None
+        self._awaiting: list[ScheduledSequence] = []
         self._arrivals = self._step = 0
 
     @property
@@ -152,44 +153,26 @@ class Scheduler:
                 step.allow_repeats(plan, self._queues.version)
         return plan
 
-    @property
-    def may_continue(self) -> bool:
-        """Whether ``next_plan`` returns a plan if enough blocks are free."""
-        return self._builder is not None and self._builder.may_continue(self._queues.version)
+    def may_preempt(self) -> bool:
+        """Whether the next step may preempt a sequence for the tokens of another running one."""
+        return self._planner.may_preempt()
 
-    def next_plan(self) -> RepeatedPlan | None:
-        """The step after the one in progress, to launch it before the tokens of that one are known.
+    def commit(
+        self,
+        plan: StepPlan,
+        accepted: Mapping[int, int] = NONE_ACCEPTED,
+        awaited: Iterable[ScheduledSequence] = (),
+    ) -> None:
+        """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence.
 
-        It has the same rows, each with the token that it gets from the step in progress. None if another step may
-        follow, whatever these tokens are, or memory is short. End it with ``follow`` or ``drop_next_plan``.
+        awaited: sequences whose next token the step chooses, where it still runs. The next plan feeds these tokens as
+        if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
         """
-        assert self._builder is not None, "no step is in progress"
-        return self._builder.next_plan(self._step + 1, self._queues.version)
-
-    def drop_next_plan(self) -> None:
-        """Free the memory of the plan of ``next_plan``, which is not launched."""
-        assert self._builder is not None, "no step is in progress"
-        self._builder.reservation.undo_ahead()
-
-    def follow(self, plan: RepeatedPlan, ended: Collection[int]) -> StepPlan:
-        """Make ``plan``, of ``next_plan``, the step in progress right after the commit of the step before it.
-
-        Its rows have tokens that their sequences get only now. The plan returned leaves out the sequences ``ended``,
-        whose memory its launch does not touch, and sequences whose memory the commit has shared with others, which its
-        launch has written to behind their tokens: these compute their states again.
-        """
-        assert self._builder is None and self._last is not None
-        self._builder, self._last = self._last, None
-        self._step += 1
-        planned, lost = self._builder.follow(plan, ended)
-        for sequence in lost:
-            self.manager.set_exact(sequence.memory, False)
-            self._queues.wait_again(sequence)
-        return planned
-
-    def commit(self, plan: StepPlan, accepted: Mapping[int, int] = NONE_ACCEPTED) -> None:
-        """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence."""
         step = self._last = self._close()
+        # Sequences that ended before they got the token that this step has fed: their states are of other tokens.
+        lost = [each for each in step.cancelled if each not in step.draft_tokens and each.pending < step.rows[each]]
+        for sequence in lost:
+            step.reservation.keep_length(sequence.memory)
         if plan.repeats:
             step.reservation.commit()
         else:
@@ -201,10 +184,36 @@ class Scheduler:
                 if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
                     self.manager.set_exact(self.sequences[id_].memory, True)
         for sequence in step.cancelled:
-            if sequence.pending < 0:
-                # It ended before it got the token that this step has fed: its state is one of other tokens.
+            if sequence.pending < 0 or sequence in lost:
                 self.manager.set_exact(sequence.memory, False)
             self.finish(sequence)
+        for sequence in awaited:
+            sequence.awaits_token = sequence.state is not State.FINISHED
+            if sequence.awaits_token:
+                self._awaiting.append(sequence)
+
+    def tokens_arrived(self) -> None:
+        """The awaited tokens are known; each sequence gets its own, or ends, before the next call."""
+        for sequence in self._awaiting:
+            sequence.awaits_token = False
+        self._awaiting.clear()
+
+    def leave_out(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
+        """``plan``, the step in progress, without the sequences ``ended``, whose memory it does not touch."""
+        step = self._builder
+        assert step is not None, "no step is in progress"
+        return step.leave_out(plan, [each for each in step.rows if each.id in ended])
+
+    def leave_out_finished(self, plan: StepPlan) -> StepPlan:
+        """``plan``, made but not launched, without rows of sequences that have ended since."""
+        step = self._builder
+        assert step is not None, "no step is planned"
+        ended = [each for each in step.cancelled if each in step.rows and each not in step.admitted]
+        left = step.leave_out(plan, ended)
+        step.cancelled = [each for each in step.cancelled if each not in ended]
+        for sequence in ended:
+            self.finish(sequence)
+        return left
 
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:
         """The step failed: end and return the sequences in it; all others continue."""
@@ -220,6 +229,21 @@ class Scheduler:
             if forked is not None and forked.state is State.RUNNING:
                 # Whether its state was copied is unknown: it computes its tokens again.
                 self._queues.wait_again(forked)
+        return died
+
+    def fail_committed(self, plan: StepPlan) -> list[ScheduledSequence]:
+        """The step failed after its commit: end and return its sequences. No other step is in progress.
+
+        The prefix cache, which may have its states, keeps only what other sequences use.
+        """
+        assert self._builder is None, "another step is in progress"
+        self.tokens_arrived()
+        known = self.sequences
+        died = [known[row.sequence] for row in plan.rows if row.sequence in known]
+        for sequence in died:
+            self.manager.set_exact(sequence.memory, False)
+            self.finish(sequence)
+        self.manager.cache.clear()
         return died
 
     def check_integrity(self) -> None:

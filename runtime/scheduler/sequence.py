@@ -26,10 +26,12 @@ class ScheduledSequence:
     admitted_at    time.perf_counter() when it first ran
     preemptions    how often it lost its memory
     logits_from    the first token of the prompt whose logits are still needed
+    awaits_token   whether a step that has been committed chooses its next token, which is not known yet
     """
 
     __slots__ = (
         "admitted_at",
+        "awaits_token",
         "cached_tokens",
         "cancelled",
         "host_bytes",
@@ -54,7 +56,7 @@ class ScheduledSequence:
         self.logits_from = 0 if request.prompt_logits else len(request.prompt_ids) - 1
         self.cached_tokens: int | None = None
         self.admitted_at = 0.0
-        self.cancelled = False
+        self.cancelled = self.awaits_token = False
 
     def append(self, token: int) -> None:
         """The token that follows; it is fed in a later step."""
@@ -71,5 +73,5 @@ class ScheduledSequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that are not in the cache yet."""
-        return len(self.tokens) - self.memory.length
+        """Tokens that are not in the cache yet, the one that it awaits included."""
+        return len(self.tokens) + self.awaits_token - self.memory.length

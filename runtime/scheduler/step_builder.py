@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from hybridge.runtime.blocks import Reservation, SequenceMemory
 from hybridge.runtime.scheduler.plan import NewBlock, PlannedRow, RepeatedPlan, StepPlan, Swap
@@ -71,7 +72,7 @@ class StepBuilder:
         if self._first is None or self._version != version:
             return None
         for sequence in self.rows:
-            if len(sequence.tokens) - sequence.memory.length != 1:
+            if len(sequence.tokens) + sequence.awaits_token - sequence.memory.length != 1:
                 return None
         grown = self.reservation.extend_again()
         if grown is None:
@@ -79,43 +80,18 @@ class StepBuilder:
         self._repeats += 1
         return RepeatedPlan(number, self._first, self._repeats, self._new_blocks(grown))
 
-    def may_continue(self, version: int) -> bool:
-        """Whether ``next_plan`` returns a plan if enough blocks are free. The queues have ``version``."""
-        return (
-            self._first is not None
-            and self._version == version
-            and not self.cancelled
-            and self.reservation.extends_ahead()
-        )
-
-    def next_plan(self, number: int, version: int) -> RepeatedPlan | None:
-        """The plan of the same rows with the token that each gets from this step, and memory for it; None if another
-        step may follow, or memory is short."""
-        if not self.may_continue(version):
-            return None
-        grown = self.reservation.extend_ahead()
-        if grown is None or self._first is None:
-            return None
-        return RepeatedPlan(number, self._first, self._repeats + 1, self._new_blocks(grown))
-
-    def follow(self, plan: RepeatedPlan, ended: Collection[int]) -> tuple[StepPlan, list[ScheduledSequence]]:
-        """After the commit: this is the step ``plan``, of ``next_plan``, without the sequences ``ended``, and without
-        those, also returned, whose memory the commit has shared with others."""
-        left_out = [each for each in self.rows if each.id in ended]
-        for sequence in left_out:
+    def leave_out(self, plan: StepPlan, ended: Collection[ScheduledSequence]) -> StepPlan:
+        """``plan``, which is this step, without the sequences ``ended``, which are as before it."""
+        if not ended:
+            return plan
+        for sequence in ended:
             self.drop(sequence)
-        shared = set(self.reservation.needing_more())
-        lost = [each for each in self.rows if each.memory in shared]
-        for sequence in lost:
-            self.drop(sequence)
-        grown = self.reservation.extend_again()
-        assert grown is not None and not grown, "a step was launched without memory for its tokens"
-        self._repeats += 1
-        if not (left_out or lost):
-            return plan, lost
         self._first = None
-        remaining = {sequence.id for sequence in self.rows}
-        return StepPlan(plan.number, tuple([row for row in plan.rows if row.sequence in remaining])), lost
+        ids, reservation = {sequence.id for sequence in ended}, self.reservation
+        rows = tuple([row for row in plan.rows if row.sequence not in ids])
+        if plan.repeats:
+            return StepPlan(plan.number, rows)
+        return replace(plan, rows=rows, block_copies=reservation.block_copies, taken_slots=reservation.taken_slots)
 
     def _new_blocks(self, grown: Sequence[SequenceMemory]) -> Sequence[NewBlock]:
         if not grown:
@@ -130,7 +106,7 @@ class StepBuilder:
     ) -> StepPlan | None:
         """The plan, or None when there is nothing to do."""
         rows = [
-            PlannedRow(each.id, (m := each.memory).length, n, m.row, m.slot, m.length + n == len(each.tokens))
+            PlannedRow(each.id, (m := each.memory).length, n, m.row, m.slot, n == each.pending)
             for each, n in self.rows.items()
         ]
         if self.draft_tokens:

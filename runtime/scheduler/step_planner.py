@@ -40,6 +40,19 @@ class StepPlanner:
             return False
         return len(step.rows) == len(queues.running) and not (queues.waiting and self._manager.rows.free)
 
+    def may_preempt(self) -> bool:
+        """Whether the next step may preempt a running sequence, as too few blocks are free for the pending tokens."""
+        manager, queues, most = self._manager, self._queues, self._settings.max_tokens
+        if not manager.needs.kv:
+            return False
+        needed = 0
+        for sequence in queues.running:
+            memory, pending = sequence.memory, sequence.pending
+            if memory.length + pending > memory.writable:
+                # One block may be copied.
+                needed += 1 + max(0, manager.blocks_for(memory.length + min(pending, most)) - len(memory.blocks))
+        return manager.pool.available < needed
+
     def max_draft_tokens(self, sequence: ScheduledSequence) -> int:
         """Maximum draft tokens of a sequence before its end or the next state that the prefix cache stores."""
         memory = sequence.memory
@@ -49,7 +62,7 @@ class StepPlanner:
         queues = self._queues
         decoding, prompts = [], []
         for sequence in queues.running:
-            pending = len(sequence.tokens) - sequence.memory.length
+            pending = len(sequence.tokens) + sequence.awaits_token - sequence.memory.length
             if pending == 1:
                 decoding.append(sequence)
             elif pending:

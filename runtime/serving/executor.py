@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -12,7 +12,7 @@ from hybridge.runtime.blocks import BlockManager
 from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
-from hybridge.runtime.scheduler import RepeatedPlan, Scheduler, StepPlan, Swap
+from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
 from hybridge.runtime.serving.packing import packed_inputs
 from hybridge.runtime.serving.step_packer import StepPacker
 from hybridge.runtime.serving.step_runner import StepRunner
@@ -28,6 +28,8 @@ class StepExecutor:
     ) -> None:
         self._engine, self._manager, self._scheduler, self._runner = engine, manager, scheduler, runner
         self._packer = StepPacker(scheduler.sequences, manager, engine)
+        # The number of the last plan whose memory was prepared.
+        self._prepared = 0
 
     def launch(self, plan: StepPlan, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult | None:
         """The result for the rows that sample, in their order (and padding after them); None without rows.
@@ -37,8 +39,7 @@ class StepExecutor:
         """
         engine = self._engine
         if not plan.repeats:
-            if not plan.moves_nothing:
-                self._move(plan)
+            self._prepare(plan)
             if not plan.rows:
                 return None
         runner = self._runner
@@ -48,32 +49,41 @@ class StepExecutor:
             # Fresh arrays: a runner may read them after the step.
             inputs = packed_inputs(plan, self._scheduler.sequences, self._manager, engine)
             result = runner.launch(engine, inputs, plan.rows, samplings)
+        self._take_states(plan, result)
+        return result
+
+    def launch_next(self, result: StepResult, plan: StepPlan, feeding: Feeding) -> StepResult | None:
+        """``PagedEngine.launch_next`` of ``plan``, the step after that of ``result``; exceptions as in ``launch``.
+
+        None for a plan without rows or with swaps too. ``launch`` runs it then.
+        """
+        if not plan.rows or plan.swap_ins or plan.swap_outs:
+            return None
+        inputs = self._packer.pack_ahead(plan)
+        self._prepare(plan)
+        found = self._engine.launch_next(result, inputs, feeding)
+        if found is not None:
+            self._packer.keep(plan, inputs)
+            self._take_states(plan, found)
+        return found
+
+    def _take_states(self, plan: StepPlan, result: StepResult) -> None:
+        """Copy the states that the prefix cache takes after the step of ``result``."""
         if not plan.taken_slots:
-            return result
+            return
         try:
-            self._copy_states(plan.taken_slots, engine.pack_slots)
+            self._copy_states(plan.taken_slots, self._engine.pack_slots)
         except BaseException:
             # Nothing reads this step, but the next one must not begin before its end.
             with suppress(Exception):
                 result.best_tokens()
             raise
-        return result
 
-    def launch_next(
-        self, result: StepResult, plan: RepeatedPlan, feeding: Feeding, ended: Collection[int]
-    ) -> StepResult | None:
-        """``PagedEngine.launch_next`` of ``plan``, the step after that of ``result``; exceptions as in ``launch``.
-
-        ended: rows that end with the tokens of ``result``, whatever these are.
-        """
-        inputs = self._packer.pack_ahead(plan, ended)
-        found = self._engine.launch_next(result, inputs, feeding)
-        if found is not None:
-            self._packer.keep(inputs)
-        return found
-
-    def _move(self, plan: StepPlan) -> None:
-        """Prepare the memory from which the rows of the step start."""
+    def _prepare(self, plan: StepPlan) -> None:
+        """Prepare the memory from which the rows of the step start, once."""
+        if plan.moves_nothing or plan.number == self._prepared:
+            return
+        self._prepared = plan.number
         engine = self._engine
         self._copy_slots(plan.slot_copies)
         for swap in plan.swap_outs:

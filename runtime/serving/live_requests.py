@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.generation import ANY_TOKEN
 from hybridge.runtime.sampling import DrawError, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.serving.beam import BeamGroup
 from hybridge.runtime.serving.draft_outcome import NO_LOGITS
 from hybridge.runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
 from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.step_in_flight import Continuation
 from hybridge.runtime.text import Tokenizer
 
 
@@ -92,15 +94,25 @@ class LiveRequests:
                 found.append(sampler)
         return found
 
-    def next_stops(self, sampling: Iterable[ScheduledSequence]) -> list[frozenset[int]] | None:
-        """The tokens that end each sequence of ``sampling`` if they come next; None if anything else may end one."""
-        found = []
-        for sequence in sampling:
-            known = self.of(sequence)
-            stops = None if known is None else known[1].next_stops(sequence)
-            if stops is None:
+    def continuations(
+        self, sampling: Iterable[tuple[ScheduledSequence, int]], samplings: Mapping[int, TokenSampling]
+    ) -> dict[ScheduledSequence, Continuation] | None:
+        """How the sequences of ``sampling``, which get the tokens at these indices, go on; without those that end.
+
+        None if that depends on more than whether the next token is one of a few. samplings: those of the step.
+        """
+        request_of, groups, found = self._request_of, self._groups, {}
+        for sequence, index in sampling:
+            id_ = request_of.get(sequence)
+            if id_ is None:
+                continue
+            stops, how = groups[id_].next_stops(sequence), samplings.get(index)
+            if how is not None:
+                how = how.following()
+            if stops is None or (how is None and not groups[id_].takes_best):
                 return None
-            found.append(stops)
+            if stops is not ANY_TOKEN:
+                found[sequence] = Continuation(index, stops, how)
         return found
 
     def accept(

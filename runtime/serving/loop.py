@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.paged import Feeding, PagedEngine
-from hybridge.runtime.generation import ANY_TOKEN
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
@@ -21,7 +20,8 @@ from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
-from hybridge.runtime.serving.step_in_flight import NextRows, NextStep, StepInFlight, StepTimes, sampled_rows
+from hybridge.runtime.serving.step_ahead import Continuations, StepAhead
+from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes, sampled_rows
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -40,7 +40,7 @@ class ServingLoop:
 
     With an engine that runs ahead, a step is in progress whenever ``step`` returns, so that the device works while the
     output of the previous step is prepared and read. ``settle`` waits for it. If the engine also chains steps, a step
-    of the same rows is launched before the tokens of the one before it have been read.
+    is launched before the tokens of the one before it have been read.
     """
 
     def __init__(
@@ -66,14 +66,16 @@ class ServingLoop:
         self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
         self._samples_after_steps = engine.samples_after_steps and runner is None
         self._engine = engine
-        self._chains_steps = engine.chains_steps and speculator is None
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
-        self._sampling: list[ScheduledSequence] = []
+        self._sampling: Sequence[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
         # Those of sequences of ``_sampling`` whose tokens wait for masks.
         self._masked: list[Sampler] = []
         self._preparations: list[Callable[[], object]] = []
         self._vocab = engine.config.vocab_size
+        chains = engine.chains_steps and speculator is None and self._hidden is None
+        parts = self.scheduler, requests, self._executor, self.served_cache
+        self._ahead = StepAhead(*parts, self._vocab) if chains else None
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
         self._step_seconds = 0.0
@@ -135,15 +137,18 @@ class ServingLoop:
         if self._in_flight is None:
             self._launch(arrivals)
             self._choose()
-        next_rows = self._next_rows()
-        if arrivals is not None and next_rows is not None:
-            # Requests that arrive during a chained step wait for the one after it.
-            arrivals()
-            arrivals = None
+        before, next_step = self._in_flight, None
+        continuations = None if self._ahead is None or before is None else self._ahead.continuations(before)
+        if continuations is not None:
+            if arrivals is not None:
+                # Requests that arrive during a chained step wait for the one after it.
+                arrivals()
+                arrivals = None
+            next_step = self._launch_next(continuations)
         try:
-            self._settle(None if next_rows is None else self._launch_next(next_rows))
+            planned = self._settle(next_step)
             if self._runs_ahead and self._in_flight is None:
-                self._launch(arrivals)
+                self._launch(arrivals, planned)
         finally:
             # Also after an interrupt: make pieces of the tokens chosen last.
             self._requests.make_pieces()
@@ -159,11 +164,12 @@ class ServingLoop:
             self._settle()
             self._requests.make_pieces()
 
-    def _settle(self, next_step: NextStep | None = None) -> None:
-        """Wait for the step in progress, if there is one; ``next_step``, launched after it, is in progress then."""
+    def _settle(self, next_step: NextStep | None = None) -> NextStep | None:
+        """Wait for the step in progress, if there is one. ``next_step`` is in progress then if it has been launched;
+        returns it if it still has to be."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
-            return
+            return None
         plan, result, is_plain = in_flight.plan, in_flight.result, in_flight.plan.is_plain
         accepted = NONE_ACCEPTED
         chosen = sampled_rows(plan, in_flight.sampling)
@@ -174,15 +180,21 @@ class ServingLoop:
                 chosen, accepted = self._draft_check.verdict(in_flight, result, best)
                 self._executor.advance(plan, accepted)
         except BaseException as error:
-            self._fail(plan, error)
-            return
+            if in_flight.committed:
+                self._fail_committed(plan, next_step, error)
+            else:
+                self._fail(plan, error)
+            return None
         self.steps += 1
         self.last_plan = plan
         try:
             if self._speculator is not None:
                 self._speculator.record_step(plan, in_flight.sampling, accepted)
-            self.scheduler.commit(plan, accepted)
-            if next_step is not None and result is not None:
+            if in_flight.committed:
+                self.scheduler.tokens_arrived()
+            else:
+                self.scheduler.commit(plan, accepted)
+            if next_step is not None and next_step.result is not None and result is not None:
                 self._follow(in_flight, next_step, result.fed_tokens())
             if result is not None:
                 if self._hidden is not None:
@@ -193,70 +205,44 @@ class ServingLoop:
                 # All sequences have their tokens: the next masks may be computed.
                 self._prepare_masks()
         except BaseException as error:
-            self._end_committed(plan, error, next_step is not None)
-        in_flight.end(device_waits=next_step is None)
+            self._end_committed(plan, error, next_step)
+        in_flight.end(device_waits=next_step is None or next_step.result is None)
         self._ended = in_flight
         seconds = in_flight.seconds
         self._step_seconds += _NEWEST_STEP * (seconds - self._step_seconds)
         if self._speculator is not None:
             self._speculator.record_time(plan, seconds)
+        return None if next_step is None or next_step.result is not None else next_step
 
-    def _next_rows(self) -> NextRows | None:
-        """How the rows of the step in progress continue in the next one; None if that depends on the tokens that are
-        sampled now."""
-        in_flight = self._in_flight
-        if not self._chains_steps or in_flight is None or in_flight.result is None:
+    def _launch_next(self, continuations: Continuations) -> NextStep | None:
+        """Plan the next step, if there is anything to do, and launch it if the engine can."""
+        assert self._ahead is not None
+        before = self._in_flight
+        # Arrivals may have waited for it.
+        plan = None if before is None else self._ahead.plan(before, continuations)
+        if before is None or plan is None:
             return None
-        # The commit of a prompt may publish its blocks, which then have to be copied before they are written.
-        if not (in_flight.plan.is_plain and self.scheduler.may_continue):
-            return None
-        stops = self._requests.next_stops(in_flight.sampling)
-        following = {index: how.following() for index, how in in_flight.samplings.items()}
-        samplings = {index: how for index, how in following.items() if how is not None}
-        if stops is None or len(samplings) < len(following):
-            return None
-        ended = [row for row, ids in enumerate(stops) if ids is ANY_TOKEN]
-        return None if len(ended) == len(stops) else NextRows(in_flight, Feeding(stops, samplings), ended)
-
-    def _launch_next(self, rows: NextRows) -> NextStep | None:
-        """Launch the step of ``rows``, if it still follows and the engine can."""
-        in_flight = rows.before
-        # Requests may have been added or cancelled.
-        plan = None if self._in_flight is not in_flight else self.scheduler.next_plan()
-        if plan is None:
-            return None
-        assert in_flight.result is not None
         try:
-            result = self._executor.launch_next(in_flight.result, plan, rows.feeding, rows.ended)
+            return self._ahead.launch(before, plan, continuations)
         except BaseException as error:
-            self._in_flight = None
-            # The result of the step before it is not read, but that step must end before another one begins.
-            with suppress(Exception):
-                in_flight.result.best_tokens()
-            self._fail(in_flight.plan, error)
+            self._fail(plan, error)
             return None
-        if result is None:
-            self.scheduler.drop_next_plan()
-            return None
-        return NextStep(plan, result, rows.feeding)
 
-    def _follow(self, in_flight: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
+    def _follow(self, before: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
         """Make ``next_step`` the step in progress. It feeds ``fed``, except tokens that end their sequences."""
-        rows = zip(in_flight.sampling, fed, next_step.feeding.stops, strict=False)
-        ended = {sequence.id for sequence, token, stops in rows if token < 0 or token in stops or stops is ANY_TOKEN}
-        plan = self.scheduler.follow(next_step.plan, ended)
+        plan = self.scheduler.leave_out(next_step.plan, next_step.ended(fed))
+        self._sampling = next_step.sampling
+        if not plan.repeats:
+            self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
+            self._masked, self._preparations = [], []
         self._in_flight = StepInFlight(
-            plan, in_flight.sampling, next_step.result, next_step.feeding.samplings, time.perf_counter()
+            plan, next_step.sampling, next_step.result, next_step.samplings, time.perf_counter()
         )
 
-    def _launch(self, arrivals: Callable[[], object] | None) -> None:
-        """Plan and launch a step, if there is anything to do."""
+    def _launch(self, arrivals: Callable[[], object] | None, planned: NextStep | None = None) -> None:
+        """Launch a step, if there is anything to do: ``planned``, or one that is planned now."""
         began = time.perf_counter()
-        if arrivals is not None:
-            arrivals()
-        if self.served_cache is not None and self.served_cache.host is not None:
-            self.served_cache.restore()
-        plan = self.scheduler.plan() if self._draft_check is None else self.scheduler.plan(self._draft_check.propose())
+        plan = self._plan(arrivals) if planned is None else self.scheduler.leave_out_finished(planned.plan)
         if plan is None:
             assert not self._requests, "there are requests, but nothing that could be planned"
             return
@@ -282,6 +268,14 @@ class ServingLoop:
             self._fail(plan, error)
             return
         self._in_flight = StepInFlight(plan, self._sampling, result, samplings, began)
+
+    def _plan(self, arrivals: Callable[[], object] | None) -> StepPlan | None:
+        """The next step; None if there is nothing to do."""
+        if arrivals is not None:
+            arrivals()
+        if self.served_cache is not None and self.served_cache.host is not None:
+            self.served_cache.restore()
+        return self.scheduler.plan() if self._draft_check is None else self.scheduler.plan(self._draft_check.propose())
 
     def _draw(self, plan: StepPlan) -> Mapping[int, TokenSampling]:
         """How to choose the tokens of the step, by index."""
@@ -323,7 +317,22 @@ class ServingLoop:
         if not isinstance(error, Exception):
             raise error
 
-    def _end_committed(self, plan: StepPlan, error: BaseException, launched_next: bool) -> None:
+    def _fail_committed(self, plan: StepPlan, next_step: NextStep | None, error: BaseException) -> None:
+        """As ``_fail``, for a step that was committed before it failed, and for the one after it."""
+        reason = engine_error(error, "the engine failed in a step")
+        died = [] if next_step is None else self.scheduler.fail(next_step.plan)
+        if next_step is not None and next_step.result is not None:
+            # Its result is not read, but it must end before another step begins.
+            with suppress(Exception):
+                next_step.result.best_tokens()
+        died += self.scheduler.fail_committed(plan)
+        if not isinstance(error, Exception):
+            reason = EngineError("the step was interrupted")
+        self._requests.died(died, reason)
+        if not isinstance(error, Exception):
+            raise error
+
+    def _end_committed(self, plan: StepPlan, error: BaseException, next_step: NextStep | None) -> None:
         """End the requests of a committed step in which an error left some sequence without its token.
 
         Their states are one token ahead of their text, or more if the next step has been launched, so they cannot
@@ -331,7 +340,7 @@ class ServingLoop:
         """
         known = self.scheduler.sequences
         sequences = [known[row.sequence] for row in plan.rows if row.sequence in known]
-        if launched_next:
+        if next_step is not None:
             for sequence in sequences:
                 self.scheduler.manager.set_exact(sequence.memory, False)
         reason = engine_error(error, "a token could not be chosen")
@@ -339,6 +348,9 @@ class ServingLoop:
             reason = EngineError("the step was interrupted")
         self._requests.end_with(self._requests.ids_of(sequences), reason)
         if not isinstance(error, Exception):
+            if next_step is not None and self._in_flight is None:
+                # It is not launched any more.
+                self._requests.died(self.scheduler.fail(next_step.plan), reason)
             raise error
 
 

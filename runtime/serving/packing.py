@@ -14,11 +14,17 @@ from hybridge.runtime.scheduler import PlannedRow, ScheduledSequence, StepPlan
 # Maximum tokens of a step of one row whose numbers are listed one by one.
 _FEW = 16
 
+# In place of the token of a row that gets it from the step before.
+_AWAITED = (0,)
+
 
 def packed_inputs(
     plan: StepPlan, sequences: Mapping[int, ScheduledSequence], manager: BlockManager, engine: PagedEngine
 ) -> PackedInputs:
-    """The arrays of ``plan``, which has at least one row; rows that all decode are padded as the engine asks."""
+    """The arrays of ``plan``, which has at least one row; rows that all decode are padded as the engine asks.
+
+    In place of a token that its sequence awaits there is another one.
+    """
     rows = plan.rows
     if len(rows) == 1 and rows[0].logits == rows[0].new_tokens <= _FEW and not rows[0].checkpoints:
         return _one_row(rows[0], sequences[rows[0].sequence].tokens, manager, engine)
@@ -34,7 +40,7 @@ def packed_inputs(
         count = np.array(counts, np.int64)
         flat: list[int] = []
         for row in rows:
-            flat += sequences[row.sequence].tokens[row.start : row.start + row.new_tokens]
+            flat += sequences[row.sequence].tokens[row.start : row.start + row.new_tokens] or _AWAITED
             flat += row.draft_tokens
         tokens = np.array(flat, np.int64)
         bounds = np.zeros(len(rows) + 1, np.int32)

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple
 
-from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import TokenSampling
-from hybridge.runtime.scheduler import RepeatedPlan, ScheduledSequence, StepPlan
+from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,45 @@ class StepTimes:
     device: float
 
 
+class Continuation(NamedTuple):
+    """How a sequence goes on after a step, unless it ends: index of the step's logits that give its token, the tokens
+    that end it, and how the token after that one is chosen; None: it is the most likely one."""
+
+    source: int
+    stops: frozenset[int]
+    sampling: TokenSampling | None
+
+
 @dataclass(frozen=True)
 class NextStep:
-    """A step that was launched before the tokens of the one before it were known."""
+    """A step that was planned before the tokens of the one before it were known. result: None, it is not launched yet.
 
-    plan: RepeatedPlan
-    result: StepResult
-    feeding: Feeding
+    continuations: how sequences go on after the step before. sampling, samplings: as in StepInFlight.
+    """
+
+    plan: StepPlan
+    continuations: Mapping[ScheduledSequence, Continuation]
+    sampling: Sequence[ScheduledSequence]
+    samplings: Mapping[int, TokenSampling]
+    result: StepResult | None
+
+    def ended(self, fed: Sequence[int]) -> set[int]:
+        """The sequences that end with their token of ``fed``, the tokens that the step before it has chosen."""
+        return {
+            sequence.id
+            for sequence, (source, stops, _) in self.continuations.items()
+            if fed[source] < 0 or fed[source] in stops
+        }
 
 
 class StepInFlight:
     """``sampling``: the sequences that get a token each, in the order of ``result``, which is None without rows.
 
-    samplings: as in ``PagedEngine.launch``. began: time.perf_counter before the step was planned.
+    samplings: as in ``PagedEngine.launch``. began: time.perf_counter before the step was planned. committed: whether
+    the scheduler has committed it.
     """
+
+    committed = False
 
     def __init__(
         self,
@@ -93,15 +118,6 @@ class StepInFlight:
         return StepTimes(self._host + self._ended - self._arrived, self._device)
 
 
-@dataclass(frozen=True)
-class NextRows:
-    """How the rows of the step ``before`` continue in the next one. ended: those that end, whatever their tokens."""
-
-    before: StepInFlight
-    feeding: Feeding
-    ended: Sequence[int]
-
-
 def sampled_rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
     """The sequences without draft tokens, which get one token each, with the index of their logits."""
     if plan.is_plain:
@@ -109,7 +125,7 @@ def sampled_rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Itera
         # The rows of a repeated plan are those of ``sampling``, and are not made for this.
         if plan.repeats or len(plan.rows) == len(sampling):
             return pairs
-        # A chained step has been launched with more rows than ``Scheduler.follow`` has planned.
+        # Sequences that ended since it was launched have been left out of the plan.
         planned = {row.sequence for row in plan.rows}
         return [(sequence, index) for sequence, index in pairs if sequence.id in planned]
     starts = zip(plan.rows, plan.logits_starts(), strict=True)

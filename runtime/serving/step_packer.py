@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,15 +31,15 @@ class StepPacker:
             self._set_arrays(plan, packed_inputs(plan, self._sequences, self._manager, self._engine))
         return self._inputs
 
-    def pack_ahead(self, plan: RepeatedPlan, ended: Collection[int]) -> PackedInputs:
+    def pack_ahead(self, plan: StepPlan) -> PackedInputs:
         """The arrays of ``plan``, the step after the one that was packed last, which still uses its own arrays.
 
-        Their input_ids are placeholders: the tokens are not known yet. The rows ``ended`` are padding. ``keep`` makes
-        them the arrays of the last step, once it is launched.
+        Tokens that sequences await are placeholders. ``keep`` makes these the arrays of the last step, once it is
+        launched.
         """
+        if not (isinstance(plan, RepeatedPlan) and self._has_columns(plan.new_blocks)):
+            return packed_inputs(plan, self._sequences, self._manager, self._engine)
         before, rows = self._inputs, len(self._tokens_of)
-        if not self._has_columns(plan.new_blocks):
-            return _without(packed_inputs(plan, self._sequences, self._manager, self._engine), ended)
         positions, lengths, slots = before.positions.copy(), before.seq_lens.copy(), before.slot_mapping.copy()
         positions[:rows] += 1
         lengths[:rows] += 1
@@ -47,13 +47,15 @@ class StepPacker:
             slots[:rows] += 1
         table = before.block_table.copy() if plan.new_blocks else before.block_table
         self._set_blocks(plan.new_blocks, table, slots)
-        inputs = replace(before, positions=positions, seq_lens=lengths, block_table=table, slot_mapping=slots)
-        return _without(inputs, ended)
+        return replace(before, positions=positions, seq_lens=lengths, block_table=table, slot_mapping=slots)
 
-    def keep(self, inputs: PackedInputs) -> None:
-        """Make ``inputs``, of ``pack_ahead``, the arrays of the last step."""
-        self._inputs = inputs
-        self._set_views(len(self._tokens_of))
+    def keep(self, plan: StepPlan, inputs: PackedInputs) -> None:
+        """Make ``inputs``, which ``pack_ahead`` gave for ``plan``, the arrays of the last step."""
+        if plan.repeats:
+            self._inputs = inputs
+            self._set_views(len(self._tokens_of))
+        else:
+            self._set_arrays(plan, inputs)
 
     def _set_arrays(self, plan: StepPlan, inputs: PackedInputs) -> None:
         """Make ``inputs`` the arrays of the last step, ``plan``."""
@@ -95,13 +97,3 @@ class StepPacker:
             return True
         width = self._inputs.block_table.shape[1]
         return all([column < width for _, column, _ in new_blocks])
-
-
-def _without(inputs: PackedInputs, ended: Collection[int]) -> PackedInputs:
-    """``inputs`` with the rows ``ended`` as padding."""
-    if not ended:
-        return inputs
-    rows, lengths, slots, states = [*ended], inputs.seq_lens.copy(), inputs.slot_mapping.copy(), inputs.state_indices
-    states = states.copy()
-    lengths[rows], slots[rows], states[rows] = 0, -1, -1
-    return replace(inputs, seq_lens=lengths, slot_mapping=slots, state_indices=states)

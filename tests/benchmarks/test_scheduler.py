@@ -11,7 +11,7 @@ SMALL = SchedulerSettings(batch=3, context=20, steps=9, block_size=4, vocab=32, 
 def test_it_measures_greedy_and_sampled_steps() -> None:
     results = correct("scheduler", SMALL)["results"]
     assert results["host_us"]["repeats"] == results["host_sampled_us"]["repeats"] == 1
-    assert results["share_ahead"]["median"] > 0.5
+    assert min(results["share_ahead" + kind]["median"] for kind in ("", "_sampled", "_mixed")) > 0.8
 
 
 def test_wrong_tokens_give_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

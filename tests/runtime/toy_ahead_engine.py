@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from tests.runtime.toy_paged_engine import ToyPagedEngine
 class LateResult(StepResult):
     """Of a step that has been launched.
 
-    before: the step whose tokens this one feeds, except those that are ``stops`` of their row; None: its own inputs'.
+    before: the step whose tokens this one feeds, as ``feeding`` says; None: its own inputs'.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class LateResult(StepResult):
         inputs: PackedInputs,
         samplings: Mapping[int, TokenSampling],
         before: LateResult | None = None,
-        stops: Sequence[Collection[int]] = (),
+        feeding: Feeding | None = None,
     ) -> None:
         self._engine, self._inputs = engine, inputs
         self.chosen = None if samplings is CHOSEN_LATER else samplings
-        self.before, self._stops = before, stops
+        self.before, self._feeding = before, feeding
         self.overtaken = False
         self._found: ArrayResult | Exception | None = None
 
@@ -44,7 +44,9 @@ class LateResult(StepResult):
         if self._found is not None:
             return
         try:
-            inputs = self._inputs if self.before is None else fed(self._inputs, self.before.fed_tokens(), self._stops)
+            inputs = self._inputs
+            if self.before is not None and self._feeding is not None:
+                inputs = fed(inputs, self.before.fed_tokens(), self._feeding)
             if self._engine.pending is self:
                 self._engine.pending = None
             self._found = ArrayResult(self._engine.step(inputs))
@@ -82,13 +84,17 @@ class LateResult(StepResult):
         return self._found
 
 
-def fed(inputs: PackedInputs, tokens: Sequence[int], stops: Sequence[Collection[int]]) -> PackedInputs:
-    """``inputs`` with each row's token of ``tokens``; rows whose token is -1 or one of their ``stops`` are padding."""
+def fed(inputs: PackedInputs, tokens: Sequence[int], feeding: Feeding) -> PackedInputs:
+    """``inputs`` with each row's token of ``tokens``; rows whose token is -1 or one of their stops are padding."""
     ids, lengths = inputs.input_ids.copy(), inputs.seq_lens.copy()
     slots, states = inputs.slot_mapping.copy(), inputs.state_indices.copy()
-    for row, stop in enumerate(stops):
-        ids[row] = max(0, tokens[row])
-        if tokens[row] < 0 or tokens[row] in stop:
+    sources = feeding.sources or range(len(feeding.stops))
+    for row, (stops, source) in enumerate(zip(feeding.stops, sources, strict=True)):
+        if source < 0:
+            continue
+        assert inputs.query_start_loc[row + 1] == row + 1, "rows that are fed come first and have one token"
+        ids[row] = max(0, tokens[source])
+        if tokens[source] < 0 or tokens[source] in stops:
             lengths[row], slots[row], states[row] = 0, -1, -1
     return replace(inputs, input_ids=ids, seq_lens=lengths, slot_mapping=slots, state_indices=states)
 
@@ -96,11 +102,12 @@ def fed(inputs: PackedInputs, tokens: Sequence[int], stops: Sequence[Collection[
 class AheadToyEngine(ToyPagedEngine):
     """``pending`` is the step that has been launched last but not run; all other calls come after it.
 
-    ``chained`` counts the steps that were launched before the one before them had run.
+    ``chained`` counts the steps that were launched before the one before them had run, ``chained_mixed`` those of them
+    with rows of several tokens.
     """
 
     pending: LateResult | None = None
-    chained = 0
+    chained = chained_mixed = 0
 
     @property
     def runs_ahead(self) -> bool:
@@ -130,9 +137,11 @@ class AheadToyEngine(ToyPagedEngine):
         assert isinstance(result, LateResult) and (self.pending is None or self.pending is result)
         assert len(feeding.stops) >= np.count_nonzero(inputs.seq_lens)
         self.chained += 1
+        self.chained_mixed += len(inputs.input_ids) > len(inputs.seq_lens)
         result.overtaken = True
-        inputs = replace(inputs, input_ids=np.full_like(inputs.input_ids, -1))
-        self.pending = LateResult(self, inputs, feeding.samplings, result, feeding.stops)
+        ids = inputs.input_ids.copy()
+        ids[[row for row, source in enumerate(feeding.sources or range(len(feeding.stops))) if source >= 0]] = -1
+        self.pending = LateResult(self, replace(inputs, input_ids=ids), feeding.samplings, result, feeding)
         return self.pending
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:

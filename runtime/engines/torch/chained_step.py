@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
@@ -28,9 +27,9 @@ class ChainedStep:
         self._chooser, self._feeding = chooser, RowFeeding(device, size[0])
         self.decode = PagedDecodeStep(device, program, pools, *size, chooser, self._feeding)
 
-    def launch(self, inputs: PackedInputs, tokens: ChosenTokens, feeding: Feeding) -> TorchStepResult:
-        """Enqueue the step ``inputs``, whose rows get ``tokens`` unless these end them."""
-        self._feeding.fill(tokens, feeding.stops)
+    def launch(self, inputs: PackedInputs, before: TorchStepResult, feeding: Feeding) -> TorchStepResult:
+        """Enqueue the step ``inputs``, whose rows get tokens of ``before`` unless these end them."""
+        before.feed(self._feeding, feeding)
         if self._chooser is not None:
             self._chooser.fill(feeding.samplings)
         return self.decode.launch(inputs)

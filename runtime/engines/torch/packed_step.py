@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.device_sampling import ChosenTokens
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
@@ -16,6 +17,7 @@ from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
+from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.engines.torch.step_rows import StepRows
 from hybridge.runtime.engines.torch.stored_calls import StoredCalls
@@ -56,12 +58,16 @@ class PackedStep:
         shape: StepShape,
         deferred: DeferredStates | None = None,
         chooser: TorchSampling | None = None,
+        chains: bool = False,
     ) -> None:
         """``deferred``: what gets the calls that may be run again, of steps with draft tokens.
 
-        ``chooser``: samples tokens in the step; None: the step only finds the most likely ones.
+        ``chooser``: samples tokens in the step; None: the step only finds the most likely ones. ``chains``: whether it
+        may be launched while the step before it runs.
         """
         self._deferred, self._chooser = deferred, chooser
+        self._feeding = RowFeeding(device, shape.split) if chains and shape.split else None
+        self._done = torch.cuda.Event() if chains and device.is_gpu else None
         self._calls: StoredCalls | None = None
         self._device, self._program, self._shape = device, program, shape
         self._buffers = PackedBuffers(device, shape.size, shape.drafts, program.extra)
@@ -71,22 +77,43 @@ class PackedStep:
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
-    def launch(self, inputs: PackedInputs, split: tuple[int, int] = (0, 0)) -> TorchStepResult:
-        """Enqueue the step ``inputs``, which is no larger; the stream before it must be done.
+    @property
+    def logits(self) -> int:
+        """Rows of logits, padding included."""
+        return self._shape.size.logits
 
-        split: as in ``PackedBuffers.fill``.
+    def launch(
+        self,
+        inputs: PackedInputs,
+        split: tuple[int, int] = (0, 0),
+        after: TorchSampling | None = None,
+        fed: tuple[TorchStepResult, Feeding] | None = None,
+    ) -> TorchStepResult:
+        """Enqueue the step ``inputs``, which is no larger; its last run must be done.
+
+        split: as in ``PackedBuffers.fill``. after: samples the tokens after the step. fed: the step before it, whose
+        tokens its first rows get.
         """
         self._buffers.fill(inputs, split=split)
+        if self._feeding is not None:
+            fed[0].feed(self._feeding, fed[1]) if fed is not None else self._feeding.tables.feed_nothing()
         with self._device.active():
             self.repeated.run()
+            assert self._logits is not None
+            if after is not None:
+                after.enqueue(self._logits)
         if self._deferred is not None and self._calls is not None:
             self._deferred.ran(self._calls)
-        assert self._logits is not None
-        requested = slice(0, len(inputs.logits_indices))
-        return TorchStepResult(self._device, self._best, self._logits, requested, self._chooser)
+        if self._done is not None:
+            self._done.record(self._device.stream)
+        requested, chooser = slice(0, len(inputs.logits_indices)), after or self._chooser
+        tokens = ChosenTokens(self._pinned.data_ptr(), 8) if chooser is None else chooser.tokens
+        return TorchStepResult(self._device, self._best, self._logits, requested, chooser, self._done, tokens)
 
     def _work(self) -> None:
         self._buffers.upload()
+        if self._feeding is not None:
+            self._feeding.enqueue(self._buffers.tensors)
         stored = None if self._deferred is None else self._deferred.calls(self._shape.size, self._buffers.tensors)
         found = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(stored)})
         self._logits = found[LOGITS]

@@ -52,10 +52,10 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
     name: ClassVar[str] = "torch"
     _model_file: ClassVar[str] = MODEL_FILE
 
-    def __init__(self, folder: str | Path, device: str | None = None, chains_steps: bool = False) -> None:
+    def __init__(self, folder: str | Path, device: str | None = None, chains_steps: bool = True) -> None:
         """Load the artifact in ``folder``; arguments and errors are those of ``TorchEngine``.
 
-        chains_steps: whether ``launch_next`` is offered, on a GPU.
+        chains_steps: whether ``launch_next`` is offered, which it is on a GPU alone.
         """
         self._open(folder, TorchDevice(device), chains_steps=chains_steps)
 
@@ -72,7 +72,7 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._rows: TorchRows | None = None
         self._deferred: DeferredStates | None = None
         self._memory = StepMemory(self._device)
-        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size)
+        self._steps = PagedSteps(self._device, self.limits, self._memory, self.config.vocab_size, self.chains_steps)
         self._ring_layers: tuple[RingLayer, ...] = ()
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._program(Phase.PREFILL)
@@ -215,6 +215,8 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         assert isinstance(result, TorchStepResult)
         if self._deferred is not None or self._rows is not None:
             return None
+        if self._ring_layers and len(inputs.input_ids) > len(inputs.seq_lens):
+            return None  # it would flush rings that the step before it still writes
         self._check(inputs)
         self._prepare_rings(inputs)
         return self._steps.launch_next(result, inputs, self.pools, self._program, feeding)

@@ -20,6 +20,8 @@ from hybridge.runtime.engines.torch.packed_slots import PackedSlots
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 _NONE: Mapping[str, int] = MappingProxyType({})
+# Up to so many blocks or slots are copied one by one.
+_FEW = 4
 
 
 class TorchCopy(HostCopy):
@@ -182,9 +184,15 @@ class TorchPools:
 
     def _copy(self, pools: Iterator[torch.Tensor], axis: int, sources: Sequence[int], targets: Sequence[int]) -> None:
         with self._device.active():
-            source, target = self._index(sources), self._index(targets)
+            if len(sources) <= _FEW:
+                # The host waits for no step: indices would be copied to the device first.
+                for pool in pools:
+                    for source, target in zip(sources, targets, strict=True):
+                        pool.select(axis, target).copy_(pool.select(axis, source))
+                return
+            source_index, target_index = self._index(sources), self._index(targets)
             for pool in pools:
-                pool.index_copy_(axis, target, pool.index_select(axis, source))
+                pool.index_copy_(axis, target_index, pool.index_select(axis, source_index))
 
     def _index(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self._device.torch)

@@ -10,8 +10,11 @@ import torch
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.device_sampling import ChosenTokens
+from hybridge.runtime.engines.feeding_tables import token_rows
+from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult, lost_logits
 from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
 
@@ -53,15 +56,20 @@ class TorchStepResult(StepResult):
         self._has_logits = True
 
     @property
-    def tokens(self) -> ChosenTokens | None:
-        """The tokens of all n rows where a step can be fed them; None where none can."""
-        every = isinstance(self._requested, slice) or len(self._requested) == len(self._best)
-        return self._tokens if every else None
+    def can_feed(self) -> bool:
+        """Whether a step can be fed its tokens."""
+        return self._tokens is not None
 
-    @property
-    def samples(self) -> bool:
-        """Whether tokens were sampled in the step."""
-        return self._chooser is not None
+    def feed(self, rows: RowFeeding, feeding: Feeding) -> None:
+        """Let ``rows`` feed its tokens, as ``feeding`` says."""
+        assert self._tokens is not None
+        requested, most = None if isinstance(self._requested, slice) else self._requested, len(rows.tables.sources)
+        # Rows behind these are not fed.
+        rows.tables.fill(self._tokens, feeding.stops[:most], token_rows(feeding, requested)[:most])
+
+    def lose_tokens(self) -> None:
+        """The host samples some of them from the logits: no step can be fed them."""
+        self._tokens = None
 
     def lose_logits(self) -> None:
         """Another step has been launched, which overwrites them."""
@@ -87,7 +95,8 @@ class TorchStepResult(StepResult):
 
     def fed_tokens(self) -> list[int]:
         self._wait()
-        return self._best.tolist() if self._chooser is None else self._chooser.fed_tokens
+        found: list[int] = self._best.tolist() if self._chooser is None else self._chooser.fed_tokens
+        return found[self._requested] if isinstance(self._requested, slice) else [found[r] for r in self._requested]
 
     def best_tokens(self) -> list[int | None]:
         self._wait()

@@ -42,25 +42,32 @@ class PagedSteps:
     drafts      rows with draft tokens, by shape
     sampling_drafts     the same with tokens sampled in the step, by shape and whether likely tokens are listed
     mixed       rows of any length, by shape, the latest last
+    mixed_turns the same for steps that are launched while one of equal shape runs
     """
 
-    def __init__(self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int) -> None:
+    def __init__(
+        self, device: TorchDevice, limits: StepLimits, memory: StepMemory, vocab: int, chains: bool = False
+    ) -> None:
+        """``chains``: whether steps may be launched while the step before them runs."""
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
         self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.sampling_drafts: dict[tuple[StepShape, bool], PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
+        self.mixed_turns: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
-        self._vocab = vocab
+        self._vocab, self._chains = vocab, chains
         # Decode steps of at least that many rows, padding included, use rings; None: no step does.
         self.ring_rows: int | None = None
-        # By rows of logits, and whether likely tokens are listed.
-        self._choosers: dict[tuple[int, bool], TorchSampling] = {}
+        # By rows of logits, whether likely tokens are listed, and the turn of a step that is launched in a chain.
+        self._choosers: dict[tuple[int, bool, bool | None], TorchSampling] = {}
         # Steps of a chain take turns, as each is launched while the one before still runs.
         self._turn = False
         # Of the last step, as in ``_chooser``.
         self._drafts = 0
+        # The last step, if it was a mixed one.
+        self._last: PackedStep | None = None
 
     def launch(
         self,
@@ -73,6 +80,7 @@ class PagedSteps:
         """Compute a step on a GPU as it has been prepared. deferred: the states that it leaves unchanged, if any."""
         rows, block_size = len(inputs.seq_lens), pools.sizes.block_size
         drafts = self._drafts = _drafts(inputs)
+        self._last = None
         if len(inputs.input_ids) == rows and not drafts:
             key = padded_rows(rows, self._limits.max_rows), padded_blocks(inputs.block_table.shape[1], block_size)
             if samplings and (chooser := self._chooser(key[0], samplings)) is not None:
@@ -89,16 +97,7 @@ class PagedSteps:
             if step is None:
                 step = self.drafts[shape] = self._made(inputs, shape, pools, programs, deferred)
             return step.launch(inputs)
-        shape, split = padded_shape(inputs, drafts, block_size)
-        step = self.mixed.pop(shape, None)
-        if step is None:
-            if len(self.mixed) >= MOST_MIXED:
-                self.mixed.popitem(last=False)
-            step = self._made(inputs, shape, pools, programs, deferred)
-        self.mixed[shape] = step
-        with self._memory.of_step(len(inputs.input_ids)):
-            result = step.launch(inputs, split)
-        return self.choose(result, samplings)
+        return self._mixed_step(inputs, pools, programs, deferred, samplings)
 
     def choose(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
         """As ``PagedEngine.choose``."""
@@ -120,18 +119,25 @@ class PagedSteps:
     ) -> TorchStepResult | None:
         """``PagedEngine.launch_next`` on a GPU."""
         rows, width, samples = len(inputs.seq_lens), inputs.block_table.shape[1], bool(feeding.samplings)
-        if result.tokens is None or result.samples != samples or not can_feed(feeding.stops):
+        if not (result.can_feed and can_feed(feeding.stops)):
             return None
+        if len(inputs.input_ids) > rows:
+            self._turn = not self._turn
+            result.lose_logits()
+            return self._mixed_step(inputs, pools, programs, None, feeding.samplings, (result, feeding))
         size = padded_rows(rows, self._limits.max_rows), padded_blocks(width, pools.sizes.block_size)
-        self._turn = not self._turn
-        key = *size, samples, self._turn
+        key = *size, samples, not self._turn
         step = self.chained.get(key)
         if step is None:
-            chooser = torch_sampling(self._device, size[0], self._vocab, lists=False) if samples else None
+            try:
+                chooser = torch_sampling(self._device, size[0], self._vocab, lists=False) if samples else None
+            except UnsupportedError:
+                return None
             step = ChainedStep(self._device, programs(self._decoding(size[0])), pools, size, chooser)
             self.chained[key] = step
+        self._turn, self._last = not self._turn, None
         result.lose_logits()
-        return step.launch(inputs, result.tokens, feeding)
+        return step.launch(inputs, result, feeding)
 
     def run(
         self, inputs: PackedInputs, pools: TorchPools, program: StepProgram, deferred: DeferredStates | None
@@ -166,6 +172,38 @@ class PagedSteps:
         self.drafts.clear()
         self.sampling_drafts.clear()
         self.mixed.clear()
+        self.mixed_turns.clear()
+        self._last = None
+
+    def _mixed_step(
+        self,
+        inputs: PackedInputs,
+        pools: TorchPools,
+        programs: Programs,
+        deferred: DeferredStates | None,
+        samplings: Mapping[int, TokenSampling],
+        fed: tuple[TorchStepResult, Feeding] | None = None,
+    ) -> TorchStepResult:
+        """Launch a step with rows of any length. fed: the step that still runs, and how its tokens are fed."""
+        drafts = _drafts(inputs)
+        shape, split = padded_shape(inputs, drafts, pools.sizes.block_size)
+        runs = fed is not None and self._last is not None and self._last is self.mixed.get(shape)
+        steps = self.mixed_turns if runs else self.mixed
+        step = steps.pop(shape, None)
+        if step is None:
+            if len(steps) >= MOST_MIXED:
+                steps.popitem(last=False)
+            step = self._made(inputs, shape, pools, programs, deferred, chains=self._chains and not drafts)
+        steps[shape] = self._last = step
+        turn = None if fed is None else self._turn
+        chooser = self._chooser(step.logits, samplings, drafts, turn) if samplings else None
+        if chooser is not None:
+            chooser.fill(samplings)
+        with self._memory.of_step(len(inputs.input_ids)):
+            result = step.launch(inputs, split, chooser, fed)
+        if samplings and chooser is None:
+            result.lose_tokens()  # the host samples
+        return result
 
     def _sampling_step(
         self,
@@ -204,22 +242,24 @@ class PagedSteps:
         chooser.fill(samplings)
         return step.launch(inputs)
 
-    def _chooser(self, rows: int, samplings: Mapping[int, TokenSampling], drafts: int = 0) -> TorchSampling | None:
+    def _chooser(
+        self, rows: int, samplings: Mapping[int, TokenSampling], drafts: int = 0, turn: bool | None = None
+    ) -> TorchSampling | None:
         """The sampler for steps with ``rows`` rows of logits; None where the host must sample.
 
-        drafts: the most draft tokens of a row whose states are deferred.
+        drafts: the most draft tokens of a row whose states are deferred. turn: of a step that is launched in a chain.
         """
         most = max(self._limits.max_rows * (1 + drafts), 2 * len(samplings))
         if rows > multiple(most, STEP):
             return None  # a prompt with log-probabilities: the kernels' buffers would grow with its length
         lists = any(draw.params.logprobs is not None for draw in samplings.values())
-        found = self._choosers.get((rows, lists))
+        found = self._choosers.get((rows, lists, turn))
         if found is None:
             try:
                 found = torch_sampling(self._device, rows, self._vocab, lists)
             except UnsupportedError:
                 return None
-            self._choosers[rows, lists] = found
+            self._choosers[rows, lists, turn] = found
         return found
 
     def _made(
@@ -230,8 +270,10 @@ class PagedSteps:
         programs: Programs,
         deferred: DeferredStates | None,
         chooser: TorchSampling | None = None,
+        chains: bool = False,
     ) -> PackedStep:
-        return PackedStep(self._device, programs(self.phase_of(inputs)), pools, shape, deferred, chooser)
+        program = programs(self.phase_of(inputs))
+        return PackedStep(self._device, program, pools, shape, deferred, chooser, chains)
 
     def phase_of(self, inputs: PackedInputs) -> Phase:
         """The phase whose program computes a step."""

@@ -1,13 +1,12 @@
-"""The rows of a decode step get the tokens that the step before it has chosen, on the GPU."""
+"""Rows of a step get the tokens that the step before it has chosen, on the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
-from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.feeding_tables import FeedingTables
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.trt_plugins.kernels.fused import token_feeding
@@ -15,18 +14,15 @@ from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS, Feeding
 
 
 class RowFeeding:
-    """``fill`` before a step, ``enqueue`` in it, after its inputs have been copied to the GPU."""
+    """Fill ``tables`` before a step; ``enqueue`` in it, after its inputs have been copied to the GPU."""
 
     def __init__(self, device: TorchDevice, rows: int) -> None:
         self._device, self._problem = device, FeedingProblem(rows)
         # A few bytes that the kernel reads where they are.
         source, self._source = device.mapped(2, dtype=torch.int64)
         stops, self._stops = device.mapped(rows, MOST_STOPS, dtype=torch.int32)
-        self._tables = FeedingTables(source.numpy(), stops.numpy())
-
-    def fill(self, tokens: ChosenTokens, stops: Sequence[Collection[int]]) -> None:
-        """As ``FeedingTables.fill``."""
-        self._tables.fill(tokens, stops)
+        sources, self._sources = device.mapped(rows, dtype=torch.int32)
+        self.tables = FeedingTables(source.numpy(), stops.numpy(), sources.numpy())
 
     def enqueue(self, inputs: Mapping[str, torch.Tensor]) -> None:
         """Enqueue the kernel that changes the step's ``inputs`` on torch's current stream."""
@@ -34,6 +30,6 @@ class RowFeeding:
         self._device.kernels.launch(
             self._problem,
             lambda traits: token_feeding.plan(self._problem, traits),
-            (self._source, self._stops),
+            (self._source, self._stops, self._sources),
             [inputs[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)],
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
@@ -25,31 +25,45 @@ class Watched(StepResult):
     """A result that tells when it is waited for."""
 
     def __init__(self, engine: WatchedEngine, result: StepResult) -> None:
-        self._engine, self._late = engine, result
+        self._engine, self.late = engine, result
 
     @property
     def is_ready(self) -> bool:
-        return self._late.is_ready
+        return self.late.is_ready
 
     def best_tokens(self) -> list[int | None]:
         self._engine.calls.append("wait")
-        return self._late.best_tokens()
+        return self.late.best_tokens()
+
+    def fed_tokens(self) -> list[int]:
+        return self.late.fed_tokens()
 
     def logits(self, index: int) -> np.ndarray:
         self._engine.calls.append("wait")
-        return self._late.logits(index)
+        return self.late.logits(index)
 
 
 class WatchedEngine(AheadToyEngine):
     """``calls``: those of the engine, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, chains: bool) -> None:
         super().__init__(paged_config(HYBRID, MAX_SEQ), max_tokens=70, max_rows=16)
+        self._chains = chains
         self.calls: list[str] = []
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
         self.calls.append("launch")
         return Watched(self, super().launch(inputs, samplings))
+
+    @property
+    def chains_steps(self) -> bool:
+        return self._chains
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
+        assert isinstance(result, Watched)
+        self.calls.append("launch")
+        found = super().launch_next(result.late, inputs, feeding)
+        return None if found is None else Watched(self, found)
 
     def copy_slots(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.calls.append("copy")
@@ -60,10 +74,11 @@ class WatchedEngine(AheadToyEngine):
         return super().swap_out(blocks, slots)
 
 
+@pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize("memory_bytes", [2_000, 10_000])
-def test_taking_a_state_delays_no_request(memory_bytes: int) -> None:
+def test_taking_a_state_delays_no_request(memory_bytes: int, chains: bool) -> None:
     """States are copied by the device behind the step; the host waits once, for the tokens."""
-    engine = WatchedEngine()
+    engine = WatchedEngine(chains)
     cache = PrefixCacheSettings(decode_interval=2, cached_states=8)
     settings = ServingSettings(4, 4, 24, MAX_SEQ, memory_bytes, prefix_cache=cache)
     loop = ServingLoop(engine, settings, (), None)
@@ -78,7 +93,8 @@ def test_taking_a_state_delays_no_request(memory_bytes: int) -> None:
     assert any(step.startswith("c") for step in steps), "no state was taken"
     for step in steps:
         # Behind a launch come copies of states, then a single wait, then copies for sequences that begin or fork.
-        assert step.count("w") == 1 and set(step) <= {"c", "w"}, after
+        assert set(step) <= {"c", "w"} and (step.count("w") == 1 or chains), after
+    assert after.count("w") == len(steps) and ("ll" in after or "lcl" in after) == chains
 
 
 def test_a_request_never_holds_more_than_one_slot() -> None:

@@ -36,7 +36,7 @@ def test_a_captured_step_is_fed_the_tokens_of_the_one_before() -> None:
         values[3] = np.nan
         best = np.where(np.isfinite(values).all(1), values.argmax(1), -1)
         # Row 1 ends with its token, row 2 is padding, row 3 has no token.
-        feeding.fill(sampler.tokens, [(), (5, int(best[1])), (), (), (int(best[0]),)])
+        feeding.tables.fill(sampler.tokens, [(), (5, int(best[1])), (), (), (int(best[0]),)], range(5))
         sampling.of(ROWS, {})
         before = {name: np.arange(7, 7 + ROWS).astype(kind) for name, kind in NAMES.items()}
         before[SEQ_LENS][2] = 0

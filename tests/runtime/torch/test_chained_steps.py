@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
@@ -33,17 +34,18 @@ class FeedTokens(KernelRunner):
     """``feed_tokens`` in NumPy."""
 
     def __init__(self) -> None:
-        self.ended = 0
+        self.ended = self.left = 0
 
     def launch(self, key, plan_of, inputs, outputs, packed=()) -> None:
         assert isinstance(key, FeedingProblem) and plan_of(H200) is not None and plan(key, H200).launches
-        (address, stride), stops = inputs[0].tolist(), inputs[1].tolist()
+        (address, stride), stops, sources = inputs[0].tolist(), inputs[1].tolist(), inputs[2].tolist()
         ids, lengths, slots, states = outputs
         assert [each.dtype for each in outputs] == [torch.int64, torch.int32, torch.int32, torch.int32]
         for row in range(key.rows):
-            token = ctypes.c_int32.from_address(address + row * stride).value
-            if not lengths[row]:
+            if not lengths[row] or sources[row] < 0:
+                self.left += lengths[row] > 0
                 continue
+            token = ctypes.c_int32.from_address(address + sources[row] * stride).value
             ids[row] = token
             if token in (-1, *stops[row]):
                 self.ended += 1
@@ -51,13 +53,21 @@ class FeedTokens(KernelRunner):
 
 
 class PreparedSteps(TorchPagedEngine):
-    """Runs steps on the CPU as they are prepared for a GPU, where each is finished when it has been launched."""
+    """Runs steps on the CPU as they are prepared for a GPU, where each is finished when it has been launched.
+
+    The host samples, so that no step follows one that samples."""
 
     chains_steps = runs_ahead = True
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> TorchStepResult:
         self._check(inputs)
-        return self._steps.launch(inputs, self.pools, self._program, None)
+        result = self._steps.launch(inputs, self.pools, self._program, None)
+        if samplings:
+            result.lose_tokens()
+        return result
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TorchStepResult | None:
+        return None if feeding.samplings else super().launch_next(result, inputs, feeding)
 
 
 @pytest.mark.parametrize("family", sample(["nemotron_h", "qwen3_next", "mamba2", "qwen3"], ["nemotron_h"]))

@@ -46,14 +46,14 @@ def test_the_kernel_feeds_rows_that_go_on(stride: int) -> None:
     inputs = padded(PackedInputs(ids, ids, count[:-2], some + 7, table, some + 3, some + 3, some), 3)
     names = (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)
     there = {name: torch.from_numpy(getattr(inputs, name)).cuda() for name in names}
-    feeding = RowFeeding(device, rows)
-    feeding.fill(ChosenTokens(host.data_ptr(), stride), [[99] * 16] * rows)
-    feeding.fill(ChosenTokens(host.data_ptr(), stride), stops)
+    feeding, sources = RowFeeding(device, rows), rng.integers(-1, rows, rows - 3).tolist()
+    feeding.tables.fill(ChosenTokens(host.data_ptr(), stride), [[99] * 16] * rows, range(rows))
+    feeding.tables.fill(ChosenTokens(host.data_ptr(), stride), stops, sources)
     torch.cuda.synchronize()
     with device.active():
         feeding.enqueue(there)
     device.synchronize()
-    expected = fed(inputs, tokens.tolist(), stops)
+    expected = fed(inputs, tokens.tolist(), Feeding(stops, {}, sources))
     for name in names:
         found = there[name].cpu().numpy()
         goes_on = expected.seq_lens > 0  # padding rows are fed nothing that matters
@@ -125,19 +125,28 @@ def test_a_chain_computes_what_single_steps_do(samples: bool, artifacts: Artifac
             np.testing.assert_array_equal(pool[row], expected[row], err_msg=f"{spec.name} of row {row}")
 
 
+@pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
-def test_served_answers_are_those_without_a_chain(family: str, artifacts: ArtifactCache) -> None:
+def test_served_answers_are_those_without_a_chain(family: str, samples: bool, artifacts: ArtifactCache) -> None:
+    """More requests than rows, so that prompts begin beside rows that decode."""
     folder, found = exported(artifacts, DType.FLOAT32, family).folder, []
     for chains_steps in (True, False):
         engine = TorchPagedEngine(folder, "cuda", chains_steps)
-        loop = ServingLoop(engine, ServingSettings(max_rows=8, max_seq_len=200), (1, 2, 3), None)
+        loop = ServingLoop(engine, ServingSettings(max_rows=8, max_seq_len=200, max_tokens=24), (1, 2, 3), None)
+        mixed, launch_next = list[bool](), engine.launch_next
+
+        def counted(result, inputs, feeding, launch_next=launch_next, mixed=mixed):
+            mixed.append(len(inputs.input_ids) > len(inputs.seq_lens))
+            return launch_next(result, inputs, feeding)
+
+        engine.launch_next = counted  # type: ignore[method-assign]
         rng = np.random.default_rng(3)
-        for row in range(12):
-            ids = tuple(rng.integers(0, engine.config.vocab_size, 5 + row).tolist())
-            params = SamplingParams(temperature=1.0, seed=row) if row % 2 else SamplingParams()
-            loop.add(ServingRequest(Request(ids, params, 40 + row)))
+        for row in range(40):
+            ids = tuple(rng.integers(0, engine.config.vocab_size, 5 + row % 12).tolist())
+            params = SamplingParams(temperature=1.0, seed=row) if row % 2 and samples else SamplingParams()
+            loop.add(ServingRequest(Request(ids, params, 10 + row)))
         found.append(answers(run_all(loop)))
         replayed = [step.decode.repeated.is_replayed for step in engine.chained_steps.values()]
-        assert any(replayed) if chains_steps else not replayed
+        assert any(replayed) and any(mixed) and not all(mixed) if chains_steps else not replayed
         engine.close()
     assert found[0] == found[1]

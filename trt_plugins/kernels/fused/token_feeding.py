@@ -1,4 +1,4 @@
-"""``feed_tokens``: a decode step gets the tokens that the step before it has chosen, without the host."""
+"""``feed_tokens``: a step gets the tokens that the step before it has chosen, without the host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ FILE = "sampling/feed_tokens.cu"
 # Tokens that can end a row.
 MOST_STOPS = 16
 # Inputs and outputs of a launch in this order; the outputs hold the step's values for rows that go on.
-INPUTS = ("source", "stops")
+INPUTS = ("source", "stops", "sources")
 OUTPUTS = ("input_ids", "seq_lens", "slot_mapping", "state_indices")
 _THREADS = 64
 
 
 @dataclass(frozen=True)
 class FeedingProblem:
-    """Feed ``rows`` rows. Inputs: source uint64 [2], the address of row 0's token (int32, -1 for none) and the bytes
-    from one row's to the next's; stops int32 [rows, MOST_STOPS], filled up with -1. Outputs, changed where they are:
-    input_ids int64, and seq_lens, slot_mapping and state_indices int32, all [rows].
+    """Feed ``rows`` rows of one token. Inputs: source uint64 [2], the address of the first token (int32, -1 for none)
+    and the bytes from one token to the next; stops int32 [rows, MOST_STOPS], filled up with -1; sources int32 [rows],
+    which token is each row's, -1: the row stays as it is. Outputs, changed where they are: input_ids int64, and
+    seq_lens, slot_mapping and state_indices int32, each of at least ``rows``.
     """
 
     rows: int

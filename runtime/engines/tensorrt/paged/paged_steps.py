@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import partial
@@ -105,7 +105,7 @@ class PagedSteps:
         self._bind(self._mixed, arrays, pools)
         self._around(arrays, sampler, None, self._mixed.enqueue)
         pools.advance()
-        return StepOutput(arrays, np.arange(count), self._logits, sampler, _ends_rows(inputs))
+        return StepOutput(arrays, np.arange(count), self._logits, sampler)
 
     def choose(self, output: StepOutput, samplings: Mapping[int, TokenSampling]) -> StepOutput:
         """Enqueue sampling behind the last step that ``run`` has enqueued, which was given CHOSEN_LATER."""
@@ -116,10 +116,11 @@ class PagedSteps:
         return replace(output, sampler=sampler)
 
     def run_next(
-        self, inputs: PackedInputs, pools: DevicePools, tokens: ChosenTokens, feeding: Feeding
+        self, inputs: PackedInputs, pools: DevicePools, tokens: ChosenTokens, feeding: Feeding, sources: Sequence[int]
     ) -> StepOutput | None:
-        """Enqueue a step of one token a row, which gets ``tokens``, while the step before it runs; None where no
-        captured step is as large. The step before that must be done."""
+        """Enqueue a step of one token a row while the step before it runs; None where no captured step is as large.
+
+        Each row gets the token of its source among ``tokens``. The step before that must be done."""
         size = self._sizes.of(inputs)
         if size is None or size.tokens != size.rows:
             return None
@@ -127,7 +128,7 @@ class PagedSteps:
         feeder = self._turns[self._turn].feeding
         assert feeder is not None
         feeder.prepare(size.rows)
-        feeder.fill(tokens, feeding.stops)
+        feeder.tables.fill(tokens, feeding.stops, sources)
         return self._run_captured(inputs, size, pools, feeding.samplings, np.arange(len(inputs.seq_lens)), fed=True)
 
     def forget(self) -> None:
@@ -160,7 +161,7 @@ class PagedSteps:
         arrays.fill(self._fed(inputs, every_row))
         step.run()
         pools.advance()
-        return StepOutput(arrays, rows, self._logits, sampler, every_row or _ends_rows(inputs))
+        return StepOutput(arrays, rows, self._logits, sampler)
 
     def _step(self, key: StepKey, pools: DevicePools, sampler: StepSampler | None) -> tuple[DecodeStep, ShapedArrays]:
         if key not in self._captured:
@@ -204,8 +205,3 @@ class PagedSteps:
         if every_row:
             fed[LOGITS_INDICES] = np.arange(len(inputs.seq_lens), dtype=np.int32)
         return fed
-
-
-def _ends_rows(inputs: PackedInputs) -> bool:
-    """Whether the logits are those of each row's last token."""
-    return np.array_equal(inputs.logits_indices, inputs.query_start_loc[1:] - 1)

@@ -22,11 +22,13 @@ class DeviceResult(StepResult):
         before: np.ndarray,
         last: np.ndarray,
         tokens: ChosenTokens | None = None,
+        token_rows: Sequence[int] = (),
     ) -> None:
         """before [m, vocab]: logits of the whole step, those of its last part undefined; no row where there is one part
-        only. last: indices of the last part's logits in the whole step. tokens: those that a next step can be fed.
+        only. last: indices of the last part's logits in the whole step. tokens: those that a next step can be fed;
+        token_rows: which of them is that of each index.
         """
-        self.tokens, self.before, self.last = tokens, before, last
+        self.tokens, self.token_rows, self.before, self.last = tokens, token_rows, before, last
         self._pending = pending
         self._index_in_last = {index: own for own, index in enumerate(last.tolist())}
         self._has_logits = True

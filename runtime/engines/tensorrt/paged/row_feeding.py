@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
-from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.feeding_tables import FeedingTables
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory, Kernels
 from hybridge.trt_plugins.kernels.fused import token_feeding
@@ -17,20 +16,19 @@ _SOURCE_BYTES = 16
 
 
 class RowFeeding:
-    """``fill`` before a step, ``enqueue`` in it, after its inputs have been copied to the GPU."""
+    """Fill ``tables`` before a step; ``enqueue`` in it, after its inputs have been copied to the GPU."""
 
     def __init__(self, memory: DeviceMemory, rows: int) -> None:
         """For steps of up to ``rows`` rows. OutOfDeviceMemory when there is too little memory."""
         self._memory = memory
         self._pinned = memory.allocate_pinned(feeding_bytes(rows), "the tokens to feed")
         array = self._pinned.array
-        stops = array[_SOURCE_BYTES:].view(np.int32).reshape(rows, MOST_STOPS)
-        self._tables = FeedingTables(array[:_SOURCE_BYTES].view(np.int64), stops)
+        words = array[_SOURCE_BYTES:].view(np.int32)
+        self._stop_bytes = rows * MOST_STOPS * 4
+        stops, sources = words[: rows * MOST_STOPS].reshape(rows, MOST_STOPS), words[rows * MOST_STOPS :]
+        # The last step that used them must have ended before they are filled.
+        self.tables = FeedingTables(array[:_SOURCE_BYTES].view(np.int64), stops, sources)
         self._kernels: dict[int, Kernels] = {}
-
-    def fill(self, tokens: ChosenTokens, stops: Sequence[Collection[int]]) -> None:
-        """As ``FeedingTables.fill``; the last step that used the tables must have ended."""
-        self._tables.fill(tokens, stops)
 
     def prepare(self, rows: int) -> None:
         """Load the kernel for steps of ``rows`` rows; not possible during a capture."""
@@ -41,7 +39,8 @@ class RowFeeding:
         """Enqueue the kernel that changes the inputs of a step of ``rows`` rows, at ``addresses``, by input name."""
         source = self._pinned.address
         outputs = [addresses[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)]
-        self._kernels[rows].launch(self._memory.stream, (source, source + _SOURCE_BYTES), outputs)
+        stops = source + _SOURCE_BYTES
+        self._kernels[rows].launch(self._memory.stream, (source, stops, stops + self._stop_bytes), outputs)
 
     def free(self) -> None:
         """Release the memory; calling it twice is allowed."""
@@ -50,4 +49,4 @@ class RowFeeding:
 
 def feeding_bytes(rows: int) -> int:
     """Pinned host memory for steps of up to ``rows`` rows."""
-    return _SOURCE_BYTES + rows * MOST_STOPS * 4
+    return _SOURCE_BYTES + rows * (MOST_STOPS + 1) * 4

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hybridge.runtime.engines.feeding_tables import can_feed
+from hybridge.runtime.engines.feeding_tables import can_feed, token_rows
 from hybridge.runtime.engines.paged import Feeding, PackedInputs
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.draft_rows import DraftRows
@@ -49,7 +49,8 @@ class StepLauncher:
         if first:
             self._shown.join(inputs)
         self._pending.append(self._recorded(output))
-        return DeviceResult(self._pending[-1], before, last.logits, None if first else output.tokens)
+        tokens = None if first else output.tokens
+        return DeviceResult(self._pending[-1], before, last.logits, tokens, output.rows.tolist())
 
     def choose(self, result: DeviceResult, samplings: Mapping[int, TokenSampling]) -> DeviceResult:
         """As ``PagedEngine.choose``."""
@@ -70,12 +71,13 @@ class StepLauncher:
         assert self._pending and result.is_of(self._pending[-1]), "another step was launched after that of the result"
         # The pinned inputs of the step before the previous one are about to be overwritten.
         self.finish(keep=1)
-        output = self._steps.run_next(inputs, pools, tokens, feeding)
+        output = self._steps.run_next(inputs, pools, tokens, feeding, token_rows(feeding, result.token_rows))
         if output is None:
             return None
         result.lose_logits()
         self._pending.append(self._recorded(output))
-        return DeviceResult(self._pending[-1], np.empty((0, self._vocab), np.float32), output.rows, output.tokens)
+        before = np.empty((0, self._vocab), np.float32)
+        return DeviceResult(self._pending[-1], before, output.rows, output.tokens, output.rows.tolist())
 
     def wait(self) -> None:
         """Wait for all steps; EngineError when one failed."""

@@ -17,23 +17,23 @@ from hybridge.runtime.sampling import SampledToken, TokenSampling, best_tokens
 @dataclass(frozen=True, eq=False)
 class StepOutput:
     """arrays: the step's inputs. rows [m]: the row of logits of each of logits_indices. sampler: of the step, or None:
-    the host chooses tokens. of_rows: logits are those of one token of each of the step's rows, in order."""
+    the host chooses tokens."""
 
     arrays: ShapedArrays
     rows: np.ndarray
     logits: StepLogits
     sampler: StepSampler | None
-    of_rows: bool
 
     @property
     def tokens(self) -> ChosenTokens | None:
-        """The token of every row on the device, which a next step can be fed; None where there is none."""
-        return self.sampler.tokens if self.sampler is not None and self.of_rows else None
+        """The token of every row of logits on the device, which a next step can be fed; None where there is none."""
+        return None if self.sampler is None else self.sampler.tokens
 
     def fed_tokens(self) -> list[int]:
-        """``tokens`` on the host."""
+        """As ``StepResult.fed_tokens``."""
         assert self.sampler is not None
-        return self.sampler.fed_tokens
+        found = self.sampler.fed_tokens
+        return [found[row] for row in self.rows.tolist()]
 
     def best_tokens(self) -> list[int | None]:
         """As ``StepResult.best_tokens``."""
