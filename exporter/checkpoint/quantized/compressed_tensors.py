@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,11 @@ PACKED, NVFP4, MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-qua
 INTEGERS, FLOATS, NAIVE = "int-quantized", "float-quantized", "naive-quantized"
 FORMATS = (PACKED, INTEGERS, FLOATS, NAIVE, NVFP4, MXFP4)
 _UNUSED = ("quant_method", "quantization_status", "global_compression_ratio", "version", "run_compressed")
-_CALIBRATION = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
+_CALIBRATION = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+# Values of actorder: whether the columns of a group are anywhere in a row.
+_ORDERS = MappingProxyType(
+    {None: False, False: False, "weight": False, "static": False, "group": True, "dynamic": True, True: True}
+)
 # Columns that share a scale in the formats of 4-bit floating-point numbers.
 _FLOAT_BLOCKS = {NVFP4: 16, MXFP4: 32}
 _INPUT_TYPES = {("int", 8): DType.INT8, ("float", 8): DType.FLOAT8E4M3FN, ("float", 4): DType.FLOAT4E2M1}
@@ -75,6 +80,7 @@ class Scheme:
 
     kind: "int" or "float". group: columns that share a scale; 0: a whole row; None: the whole tensor.
     rows: rows that share a scale in blocks of ``rows`` x ``group``. activations: None: inputs are not rounded.
+    ordered: the group of each column is stored.
     """
 
     targets: tuple[str, ...]
@@ -85,6 +91,7 @@ class Scheme:
     symmetric: bool
     rows: int = 1
     activations: Activations | None = None
+    ordered: bool = False
 
     @property
     def name(self) -> str:
@@ -164,8 +171,11 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
         raise weights.fail("dynamic", "false")
     strategy = weights.string("strategy", None) or ("group" if group is not None and group > 0 else "channel")
     block = weights.raw("block_structure", None)
-    symmetric = weights.boolean("symmetric", True)
+    symmetric, order = weights.boolean("symmetric", True), weights.raw("actorder", None)
     weights.refuse_unknown()
+    if not isinstance(order, str | bool | None) or order not in _ORDERS:
+        known = ", ".join(name for name in _ORDERS if isinstance(name, str))
+        raise UnsupportedError(f"{weights.where}: actorder: expected one of {known}, found {order!r}")
     known_strategies = ("tensor_group", "group") if form in _FLOAT_BLOCKS else ("group", "channel", "tensor", "block")
     if strategy not in known_strategies or (form == PACKED and strategy not in ("group", "channel")):
         raise UnsupportedError(f"{weights.where}: strategy: {strategy!r} is not supported in format {form}")
@@ -178,7 +188,7 @@ def _weight_scheme(targets: tuple[str, ...], form: str, weights: Fields, activat
             raise UnsupportedError(f"{weights.where}: block_structure: expected [rows, columns], found {block!r}")
         return Scheme(targets, form, kind, bits, block[1], symmetric, block[0], activations)
     own = {"channel": 0, "tensor": None}.get(strategy, group)
-    return Scheme(targets, form, kind, bits, own, symmetric, 1, activations)
+    return Scheme(targets, form, kind, bits, own, symmetric, 1, activations, _ORDERS[order] and strategy == "group")
 
 
 def _activations(where: str, group: Mapping[str, Any] | None) -> Activations | None:
@@ -240,7 +250,8 @@ def _packed(module: str, scheme: Scheme, stored: StoredTensors) -> QuantizedTens
         sources.append(words)
         zeros = zero_points(bits, lambda: unpacked_words(words.map().T, bits)[:, :rows].T, scales.shape)
     order = None
-    if (index := stored.optional(f"{name}_g_idx", DType.INT32, DType.INT64, shape=(columns,))) is not None:
+    find = stored.take if scheme.ordered else stored.optional
+    if (index := find(f"{name}_g_idx", DType.INT32, DType.INT64, shape=(columns,))) is not None:
         sources.append(index)
         numbers = np.array(index.map(), np.int64)
         if (numbers != -1).any():  # the library's sign for columns in their own order

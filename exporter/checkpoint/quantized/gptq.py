@@ -34,7 +34,7 @@ _VERSION_1, _VERSION_2 = "gptq", "gptq_v2"
 _AUTO_ROUND = "auto_round:auto_gptq"
 # Settings of calibration, kernels and origin.
 _UNUSED = (
-    *("quant_method", "desc_act", "static_groups", "damp_percent", "true_sequential", "model_name_or_path", "meta"),
+    *("quant_method", "static_groups", "damp_percent", "true_sequential", "model_name_or_path", "meta"),
     *("model_file_base_name", "sym", "pack_dtype", "act_group_aware", "use_exllama", "exllama_config", "version"),
     *("max_input_length", "dataset", "tokenizer", "batch_size", "pad_token_id", "block_name_to_quantize", "lm_head"),
     *("module_name_preceding_first_block", "use_cuda_fp16", "model_seqlen", "cache_block_outputs", "backend"),
@@ -64,12 +64,16 @@ def read_gptq(config: Mapping[str, Any], stored: StoredTensors) -> Iterator[Quan
     dynamic = fields.object("dynamic") if fields.raw("dynamic", None) is not None else {}
     if any(not name.startswith("-:") for name in dynamic):
         raise UnsupportedError(f"{WHERE}: dynamic: expected only rules that leave modules out, found others")
+    # The columns of a group are anywhere in a row.
+    ordered = fields.raw("desc_act", None) is not None and fields.boolean("desc_act") and group != -1
     fields.refuse_unknown()
     for module in stored.modules("qweight"):
-        yield _weight(module, bits, group, 0 if version == _VERSION_2 else 1, stored)
+        yield _weight(module, bits, group, ordered, 0 if version == _VERSION_2 else 1, stored)
 
 
-def _weight(module: str, bits: int, group: int, stored_less: int, stored: StoredTensors) -> QuantizedTensor:
+def _weight(
+    module: str, bits: int, group: int, ordered: bool, stored_less: int, stored: StoredTensors
+) -> QuantizedTensor:
     count, name = 32 // bits, f"{module}.weight"
     words = stored.take(f"{module}.qweight", DType.INT32)
     columns, rows = matrix_shape(words)[0] * count, matrix_shape(words)[1]
@@ -79,7 +83,8 @@ def _weight(module: str, bits: int, group: int, stored_less: int, stored: Stored
     zeros = stored.take(f"{module}.qzeros", DType.INT32, shape=(groups, -(-rows // count)))
     sources = [words, scale, zeros]
     order = None
-    if (index := stored.optional(f"{module}.g_idx", DType.INT32, DType.INT64, shape=(columns,))) is not None:
+    find = stored.take if ordered else stored.optional
+    if (index := find(f"{module}.g_idx", DType.INT32, DType.INT64, shape=(columns,))) is not None:
         sources.append(index)
         order = group_order(index.name, np.array(index.map(), np.int64), size)
     block = row_block(bits, columns) if group == -1 else group

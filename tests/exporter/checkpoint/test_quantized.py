@@ -277,6 +277,8 @@ def group(**changes: Any) -> dict[str, Any]:
         (group(weights={"strategy": "block"}), "strategy: 'block' is not supported in format", UnsupportedError),
         (group(weights={"group_size": 0}), "group_size: expected a positive number", CheckpointError),
         (group(weights={"symmetric": False}), "expected the tensor .*weight_zero_point", CheckpointError),
+        (group(weights={"actorder": "group"}), "expected the tensor .*weight_g_idx", CheckpointError),
+        (group(weights={"actorder": "rows"}), "actorder: expected one of .*, found 'rows'", UnsupportedError),
     ],
 )
 def test_configs_that_are_not_honoured(
@@ -332,6 +334,13 @@ def test_settings_of_other_methods_that_are_not_honoured(
     with pytest.raises(HybridgeError, match=words) as caught:
         open_checkpoint(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_columns_in_another_order_whose_groups_are_missing(tmp_path: Path) -> None:
+    form = gptq(16, ordered=True)
+    tensors, _ = form.pack(MODULE, matrix(24, 48))
+    del tensors[f"{MODULE}.g_idx"]
+    refused(written(tmp_path / "c", tensors, form.config), r"expected the tensor .*g_idx \[48\], found none")
 
 
 def test_modelopt_s_own_file_says_how_weights_are_quantised(tmp_path: Path) -> None:
