@@ -22,10 +22,15 @@ from hybridge.quantization.options import QuantizeOptions
 from hybridge.quantization.scheme import Scheme
 from hybridge.quantization.schemes import Fp8Scheme, IntegerScheme, MxFp4Scheme, NvFp4Scheme
 
+# Experts that checkpoints hold in one tensor; vLLM has a linear layer for each of their matrices.
+_STACKED = r"re:.*\.experts\..*"
+
 
 @dataclass(frozen=True)
 class Roles:
-    """schemes: of each quantised module. ignored: modules of linear layers that are not. notes: on exceptions."""
+    """schemes: of each quantised module. ignored: modules of linear layers that are not, or "re:" and an expression.
+    notes: on exceptions.
+    """
 
     schemes: Mapping[str, Scheme]
     ignored: list[str]
@@ -62,6 +67,8 @@ def roles_of(tensors: Mapping[str, TensorSlot], options: QuantizeOptions, tied: 
             others.append(module)
     if keep_head and "lm_head" not in ignored:
         ignored.append("lm_head")  # a linear layer of the model, though not a tensor of the checkpoint
+    if stacked and not any(".experts." in module for module in schemes):
+        ignored.append(_STACKED)
     return Roles(schemes, ignored, (*_other_notes(schemes, others), *_stacked_notes(stacked)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hybridge
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import CheckpointError, EngineError, OutputError, SettingError, UnsupportedError
+from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import open_checkpoint
+from hybridge.exporter.checkpoint.quantized import targets
 from hybridge.quantization.config import quantization_config
+from hybridge.quantization.options import QuantizeOptions
+from hybridge.quantization.roles import roles_of
 from hybridge.quantization.schemes import IntegerScheme
 from tests.quantization.dequantized import dequantized, matches, stored_tensors
 from tests.runtime.text.tokenizer_files import SENTENCES, byte_level_tokenizer
@@ -75,7 +81,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
             assert any(part in name for part in (*LEFT, "embed", "bias")) or value.ndim != 2 or name == "lm_head.weight"
     assert len(quantised) >= 3
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    modules = {n.removesuffix(".weight") for n in before} | {"lm_head"}
+    modules = {n.removesuffix(".weight") for n in before} | {"lm_head", "model.layers.0.mlp.experts.0.up_proj"}
     for target in config["quantization_config"]["ignore"]:
         assert any(matches(name, [target]) for name in modules), target
     assert {k: v for k, v in config.items() if k != "quantization_config"} == json.loads(
@@ -245,6 +251,19 @@ def test_a_head_of_the_common_scheme_is_a_target_by_name(tied: bool) -> None:
     config = quantization_config(dict.fromkeys(modules, scheme), ["lm_head"] if tied else [], scheme)
     ((_, group),) = config["config_groups"].items()
     assert group["targets"] == ["Linear", *([] if tied else ["re:.*lm_head$"])]
+
+
+def test_experts_in_one_tensor_are_ignored_by_name() -> None:
+    """vLLM has modules of single experts, and takes each for a linear layer."""
+    shapes = {"mlp.experts.gate_up_proj": (4, 64, 32), "mlp.shared_expert.up_proj.weight": (64, 32)}
+    tensors = {
+        (name := f"model.layers.0.{last}"): TensorSlot(name, DType.BFLOAT16, shape, Path("a"), 0, 2 * math.prod(shape))
+        for last, shape in shapes.items()
+    }
+    roles = roles_of(tensors, QuantizeOptions(), tied=False)
+    assert [*roles.schemes] == ["model.layers.0.mlp.shared_expert.up_proj"]
+    assert not targets.matches("model.layers.0.mlp.shared_expert.up_proj", roles.ignored)
+    assert targets.matches("model.layers.0.mlp.experts.0.down_proj", roles.ignored)
 
 
 def test_several_shards(tmp_path: Path) -> None:
