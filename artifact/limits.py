@@ -85,5 +85,8 @@ REQUEST_BAD_WORD_CHARACTERS: Final = 64 * KIB
 REQUEST_LOGITS_PROCESSORS: Final = 16
 REQUEST_CHECKPOINTS: Final = 64
 REQUEST_NAMESPACE_CHARACTERS: Final = 1024
+# Values in the JSON of a request to the server, and objects among them: to check them takes up to 0.5 s.
+REQUEST_VALUES: Final = 1 << 21
+REQUEST_OBJECTS: Final = 1 << 17
 # Logits of prompt tokens that one step computes for prompt_logprobs: a step of 64 rows has as many for sampling.
 PROMPT_LOGITS_BYTES: Final = 64 * MIB

@@ -22,6 +22,7 @@ from hybridge.serve.errors import (
     api_error,
     error_response,
 )
+from hybridge.serve.json_size import check_values
 from hybridge.serve.loopback import host_name, is_loopback
 from hybridge.serve.random_ids import random_hex
 from hybridge.serve.response_socket import PATH, ResponseSocket
@@ -103,6 +104,7 @@ class _Exchange:
             service.check_limits(self._client)
         settings = service.settings
         body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout)
+        check_values(body)
         return _replayed(body, receive)
 
     async def send(self, message: Message) -> None:

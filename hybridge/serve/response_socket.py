@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hybridge.serve.errors import ApiError
+from hybridge.serve.json_size import check_values
 from hybridge.serve.stored_responses import ConnectionTurns
 
 if TYPE_CHECKING:
@@ -187,8 +188,10 @@ def _in_time(send: Send, seconds: float) -> Send:
 
 def _request(message: Message) -> dict[str, Any]:
     """The body of the request for a stream that ``message`` describes; ApiError for anything else."""
+    given = message.get("text") or message.get("bytes") or b""
+    check_values(given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given)
     try:
-        found = json.loads(message.get("text") or message.get("bytes") or b"")
+        found = json.loads(given)
     except (ValueError, RecursionError):
         raise ApiError(400, "expected a message of JSON, found another: correct it") from None
     if not isinstance(found, dict) or found.get("type") != "response.create":

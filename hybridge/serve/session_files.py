@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class SessionFiles:
         """``path`` of a session that exists; ApiError 404 for another."""
         path = self.path(client, name)
         if not path.is_file():
-            raise ApiError(404, f"name: expected a saved session, found none called {name}", NOT_FOUND, param="name")
+            raise _unknown(name)
         return path
 
     def all(self, client: Client) -> list[SessionFile]:
@@ -61,7 +62,8 @@ class SessionFiles:
         if folder.is_dir():
             for entry in os.scandir(folder):
                 if entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
-                    found.append(described(Path(entry.path)))
+                    with suppress(ApiError):  # deleted by another server of this folder
+                        found.append(described(Path(entry.path)))
         return sorted(found, key=lambda each: each.name)
 
     def _of(self, client: Client) -> Path:
@@ -71,6 +73,14 @@ class SessionFiles:
 
 
 def described(path: Path) -> SessionFile:
-    """A file that exists."""
-    status = path.stat()
-    return SessionFile(path.name.removesuffix(_SUFFIX), status.st_size, int(status.st_mtime))
+    """The file at ``path``; ApiError 404 if there is none any more."""
+    name = path.name.removesuffix(_SUFFIX)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise _unknown(name) from None
+    return SessionFile(name, status.st_size, int(status.st_mtime))
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(404, f"name: expected a saved session, found none called {name}", NOT_FOUND, param="name")

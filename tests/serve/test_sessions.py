@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from hybridge.serve.api_keys import ApiKeys
+import pytest
+
+from hybridge.serve.api_keys import ANONYMOUS, ApiKeys
+from hybridge.serve.errors import ApiError
+from hybridge.serve.session_files import SessionFiles, described
 from hybridge.serve.settings import ModelSettings
 from tests.serve.running import Running, running
 
@@ -46,3 +52,22 @@ def test_a_session_continues_in_another_server(demo: ModelSettings, tmp_path: Pa
 def test_without_a_folder_there_are_no_sessions(served: Running) -> None:
     assert served.client.get("/v1/sessions").status_code == 403
     assert served.refusal("/v1/sessions", 403, name="a", prompt="x")["type"] == "permission_error"
+
+
+def test_another_server_of_the_folder_deletes_a_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = SessionFiles(tmp_path)
+    for name in ("a", "b"):
+        sessions.to_write(ANONYMOUS, name).write_bytes(b"1234")
+    deleted = sessions.existing(ANONYMOUS, "a")
+
+    def scanned(folder: Path) -> Iterator[os.DirEntry[str]]:
+        entries = list(scandir(folder))
+        deleted.unlink(missing_ok=True)
+        return iter(entries)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", scanned)
+    assert [(each.name, each.bytes) for each in sessions.all(ANONYMOUS)] == [("b", 4)]
+    with pytest.raises(ApiError, match="expected a saved session, found none called a") as raised:
+        described(deleted)
+    assert raised.value.status_code == 404

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from hybridge.artifact.limits import REQUEST_BIASED_TOKENS
 
 T = TypeVar("T")
 
@@ -24,8 +27,18 @@ def _json(value: T) -> T:
     return value
 
 
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > REQUEST_BIASED_TOKENS:
+        raise ValueError(f"expected at most {REQUEST_BIASED_TOKENS} entries, found {len(value)}: leave some out")
+    return value
+
+
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
+# Its first wrong item ends the check: an error for each of a million items would take minutes and gigabytes.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
 JsonList = Annotated[list[Any], AfterValidator(_json)]
+# Ends the check of a dictionary with more entries than any request needs.
+Few = BeforeValidator(_few)
 # Text that a response may repeat.
 Text = Annotated[str, AfterValidator(_json)]
 
@@ -38,17 +51,27 @@ EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream"
 
 
 class RequestBody(BaseModel):
-    """A request. Unknown fields that are null count as left out, because clients send back answers with all fields."""
+    """A request. Unknown fields that are null count as left out, because clients send back answers with all fields.
+
+    Of other unknown fields, only the first is reported.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_unknown_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
+        known = _names(cls)
+        if not isinstance(given, dict) or given.keys() <= known:
             return given
-        known = cls.model_fields
-        return {name: value for name, value in given.items() if value is not None or name in known}
+        unknown = next((name for name, value in given.items() if value is not None and name not in known), None)
+        return {name: value for name, value in given.items() if name in known or name == unknown}
+
+
+@cache
+def _names(kind: type[RequestBody]) -> frozenset[str]:
+    """The fields of ``kind`` as clients name them."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 class ResponseBody(BaseModel):
@@ -106,14 +129,14 @@ class SamplingFields(RequestBody):
     presence_penalty: Finite | None = None
     frequency_penalty: Finite | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[Int64] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[Int64] | None = None
     ignore_eos: bool | None = None
     n: PositiveInt | None = None
     min_tokens: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
-    logit_bias: dict[str, Finite] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[Int64] | None = None
+    logit_bias: Annotated[dict[str, Finite], Few] | None = None
+    bad_words: ListOf[str] | None = None
+    allowed_token_ids: ListOf[Int64] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Int64 | None = Field(None, description="Lower values run first; at least 0 where clients have keys.")

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import JsonObject, PositiveInt, RequestBody, ResponseBody, SamplingFields, Usage
+from hybridge.serve.schemas.base import (
+    JsonObject,
+    ListOf,
+    PositiveInt,
+    RequestBody,
+    ResponseBody,
+    SamplingFields,
+    Usage,
+)
 from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
 from hybridge.serve.schemas.tools import FunctionCall, Tool, ToolCall, ToolChoice
 
@@ -23,11 +31,11 @@ class ChatMessage(RequestBody):
     """reasoning_content: of an assistant's message, for templates that show it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | ListOf[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -35,7 +43,7 @@ class ChatRequest(SamplingFields):
     """chat_template_kwargs: variables of the chat template, such as enable_thinking. thinking_budget: most tokens of
     reasoning."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[ListOf[ChatMessage], Field(min_length=1, max_length=limits.CONVERSATION_MESSAGES)]
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
@@ -44,8 +52,8 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: bool = True
     reasoning_effort: str | None = None
     thinking_budget: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
-    modalities: list[Literal["text"]] | None = None
-    tools: list[Tool] | None = None
+    modalities: list[Literal["text"]] | None = Field(None, max_length=8)
+    tools: ListOf[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import ResponseBody, SamplingFields, Usage
+from hybridge.serve.schemas.base import ListOf, ResponseBody, SamplingFields, Usage
 from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
 
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[ListOf[TokenId], Field(min_length=1)]
 Prompts = (
     str
-    | Annotated[list[str], Field(min_length=1, max_length=limits.REQUEST_ANSWERS)]
+    | Annotated[ListOf[str], Field(min_length=1, max_length=limits.REQUEST_ANSWERS)]
     | TokenIds
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=limits.REQUEST_ANSWERS)]
+    | Annotated[ListOf[TokenIds], Field(min_length=1, max_length=limits.REQUEST_ANSWERS)]
 )
 
 

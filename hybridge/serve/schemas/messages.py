@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import NO_EFFECT, Finite, JsonObject, PositiveInt, RequestBody, ResponseBody
+from hybridge.artifact import limits
+from hybridge.serve.schemas.base import NO_EFFECT, Finite, JsonObject, ListOf, PositiveInt, RequestBody, ResponseBody
 from hybridge.serve.schemas.tools import Name, Strict
 
 # Every prompt is cached.
@@ -37,7 +38,7 @@ class ToolUseBlock(RequestBody):
 class ToolResultBlock(RequestBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | ListOf[TextBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl = None
 
@@ -47,7 +48,7 @@ InputBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBloc
 
 class InputMessage(RequestBody):
     role: Literal["user", "assistant"]
-    content: str | list[InputBlock]
+    content: str | ListOf[InputBlock]
 
 
 class CustomTool(RequestBody):
@@ -79,9 +80,9 @@ class CountRequest(RequestBody):
     """The fields that determine the tokens of a prompt."""
 
     model: str
-    messages: Annotated[list[InputMessage], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
-    tools: list[CustomTool] | None = None
+    messages: Annotated[ListOf[InputMessage], Field(min_length=1, max_length=limits.CONVERSATION_MESSAGES)]
+    system: str | ListOf[TextBlock] | None = None
+    tools: ListOf[CustomTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl = None
@@ -92,7 +93,7 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[Finite, Field(ge=0, le=1)] | None = None
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
     stream: bool | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     metadata: Annotated[dict[str, Any] | None, NO_EFFECT] = None

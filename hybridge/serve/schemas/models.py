@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import JsonObject, RequestBody, ResponseBody
+from hybridge.artifact import limits
+from hybridge.serve.schemas.base import JsonObject, ListOf, RequestBody, ResponseBody
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.completions import TokenId
 from hybridge.serve.schemas.tools import Tool
@@ -32,11 +33,11 @@ class TokenizeRequest(RequestBody):
 
     model: str
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[ListOf[ChatMessage], Field(min_length=1, max_length=limits.CONVERSATION_MESSAGES)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: JsonObject | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
 
     @property
     def template_tools(self) -> list[dict[str, Any]] | None:
@@ -52,7 +53,7 @@ class Tokenized(ResponseBody):
 
 class DetokenizeRequest(RequestBody):
     model: str
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: Annotated[ListOf[TokenId], Field(max_length=1 << 20)]
 
 
 class Detokenized(ResponseBody):

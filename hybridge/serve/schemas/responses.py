@@ -9,10 +9,12 @@ from pydantic import Discriminator, Field, Tag
 from hybridge.artifact import limits
 from hybridge.serve.schemas.base import (
     NO_EFFECT,
+    Few,
     Finite,
     JsonList,
     JsonObject,
     Label,
+    ListOf,
     PositiveInt,
     RequestBody,
     ResponseBody,
@@ -36,7 +38,7 @@ class ContentPart(RequestBody):
 class MessageItem(RequestBody):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | ListOf[ContentPart]
     id: Label = None
     status: ItemStatus = None
     phase: Label = None
@@ -54,7 +56,7 @@ class FunctionCallItem(RequestBody):
 class FunctionOutputItem(RequestBody):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[ContentPart]
+    output: str | ListOf[ContentPart]
     id: Label = None
     status: ItemStatus = None
 
@@ -64,8 +66,8 @@ class ReasoningItem(RequestBody):
 
     type: Literal["reasoning"]
     id: Label = None
-    summary: list[ContentPart] | None = None
-    content: list[ContentPart] | None = None
+    summary: ListOf[ContentPart] | None = None
+    content: ListOf[ContentPart] | None = None
     encrypted_content: str | None = None
     status: ItemStatus = None
 
@@ -90,7 +92,7 @@ InputItem = Annotated[
     | Annotated[CompactionItem, Tag("compaction")],
     Discriminator(_item_type),
 ]
-Items = Annotated[list[InputItem], Field(min_length=1)]
+Items = Annotated[ListOf[InputItem], Field(min_length=1, max_length=limits.CONVERSATION_MESSAGES)]
 
 
 class ResponseTool(RequestBody):
@@ -143,7 +145,7 @@ class ResponsesRequest(RequestBody):
     frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: ListOf[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseNamedTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -152,12 +154,12 @@ class ResponsesRequest(RequestBody):
     top_logprobs: Annotated[int, Field(ge=0, le=limits.REQUEST_LOGPROBS)] | None = None
     previous_response_id: Text | None = None
     store: bool | None = None
-    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    include: ListOf[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     service_tier: ServiceTier = None
     max_tool_calls: PositiveInt | None = None
-    metadata: dict[Text, Text] | None = None
+    metadata: Annotated[dict[Text, Text], Few] | None = None
     user: Label = None
     safety_identifier: Label = None
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import JsonObject, RequestBody, ResponseBody
+from hybridge.artifact import limits
+from hybridge.serve.schemas.base import JsonObject, ListOf, RequestBody, ResponseBody
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.completions import TokenIds
 from hybridge.serve.schemas.tools import Tool
@@ -19,9 +20,9 @@ class SaveRequest(RequestBody):
 
     model: str
     name: SessionName
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[ListOf[ChatMessage], Field(min_length=1, max_length=limits.CONVERSATION_MESSAGES)] | None = None
     prompt: str | TokenIds | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     chat_template_kwargs: JsonObject | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import NO_EFFECT, JsonObject, Label, RequestBody
+from hybridge.serve.schemas.base import NO_EFFECT, JsonObject, Label, ListOf, RequestBody
 
 _LONGEST = 256 * 1024
 
@@ -30,6 +30,6 @@ class StructuredOutputs(RequestBody):
 
     json_: Annotated[JsonObject | None, Field(alias="json")] = None
     regex: Annotated[str, Field(max_length=_LONGEST)] | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=10_000)] | None = None
+    choice: Annotated[ListOf[str], Field(min_length=1, max_length=10_000)] | None = None
     grammar: Annotated[str, Field(max_length=_LONGEST)] | None = None
     json_object: Literal[True] | None = None
