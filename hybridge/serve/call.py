@@ -56,16 +56,21 @@ class Call:
         self._tokens = 0
         self._reservation: Reservation | None = None
         self._admitted_ns = 0
-        limit = float(service.settings.request_timeout)
-        self._timeout = min(limit, timeout or limit)
+        self._timeout = _seconds(service, timeout)
         self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
         self._first: asyncio.Task[Any] | None = None
 
     @classmethod
     async def begin(cls, request: Request, model: str, timeout: float | None = None) -> Call:
-        """ApiError when the model is unknown or cannot be loaded."""
+        """ApiError when the model is unknown or cannot be loaded, or not within the time of the request."""
         service: Service = request.app.state.service
-        return cls(service, request, await service.store.lease(model), timeout)
+        try:
+            lease = await service.store.lease(model, _seconds(service, timeout))
+        except asyncio.TimeoutError:
+            raise ApiError(
+                503, f"model {model}: it is being loaded: try again later", OVERLOADED, retry_after=10
+            ) from None
+        return cls(service, request, lease, timeout)
 
     async def __aenter__(self) -> Call:
         return self
@@ -297,6 +302,12 @@ class _CallStream(EventStream):
             await super().__call__(scope, receive, send)
         finally:
             await asyncio.shield(self._call.aclose())
+
+
+def _seconds(service: Service, timeout: float | None) -> float:
+    """The time of a request."""
+    limit = float(service.settings.request_timeout)
+    return min(limit, timeout or limit)
 
 
 def _interval(streams: int) -> float:

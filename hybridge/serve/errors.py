@@ -25,6 +25,14 @@ ANTHROPIC_PATH = "/v1/messages"
 _PARAMETERS = {"max_new_tokens": "max_tokens", "namespace": "cache_salt"}
 
 
+# Characters of what an error shows: names and texts of a request may have megabytes.
+_LONGEST, _LONGEST_PARAM = 2000, 200
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 class ApiError(HTTPException):
     """A refusal with an HTTP status. ``retry_after``: seconds after which the client may try again."""
 
@@ -37,6 +45,7 @@ class ApiError(HTTPException):
         param: str | None = None,
         retry_after: float | None = None,
     ) -> None:
+        message, param = _shortened(message, _LONGEST), None if param is None else _shortened(param, _LONGEST_PARAM)
         super().__init__(status, message)
         self.message, self.kind, self.code, self.param = message, kind, code, param
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _OPEN = re.compile(r"/(health(/.*)?|metrics|openapi\.json|page/.*)?")
 # Polled all the time.
 _NOT_LOGGED = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/memory/{name:path}"})
+# Largest bodies that all requests together may have.
+_BODIES = 32
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -90,7 +92,7 @@ class _Exchange:
         self._client: Client | None = None
         given = self._headers.get("x-request-id", "")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else random_hex()
-        self.status = 0
+        self.status = self._body_bytes = 0
         scope.setdefault("state", {})["request_id"] = self.request_id
 
     async def admitted(self, receive: Receive) -> Receive:
@@ -103,9 +105,16 @@ class _Exchange:
                 raise _draining()
             service.check_limits(self._client)
         settings = service.settings
-        body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout)
-        check_values(body)
+        body = await read_body(receive, self._headers, settings.max_body_bytes, settings.receive_timeout, self._store)
         return _replayed(body, receive)
+
+    def _store(self, count: int) -> None:
+        """Count bytes of the body until the response ends; ApiError 503 when those of all requests are too many."""
+        service = self._service
+        self._body_bytes += count
+        service.body_bytes += count
+        if service.body_bytes > _BODIES * service.settings.max_body_bytes:
+            raise ApiError(503, "expected fewer large requests at a time: try again", OVERLOADED, retry_after=1)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -114,6 +123,7 @@ class _Exchange:
         await self._send(message)
 
     def ended(self) -> None:
+        self._service.body_bytes -= self._body_bytes
         seconds, scope = time.perf_counter() - self._began, self._scope
         route = getattr(scope.get("route"), "path", "other")
         # 499, as in nginx: the client disconnected before there was a response.
@@ -178,19 +188,26 @@ def _draining() -> ApiError:
     return ApiError(503, "the server is shutting down: try again", OVERLOADED, retry_after=1)
 
 
-async def read_body(receive: Receive, headers: Headers, most: int, seconds: float) -> bytes:
-    """The body of a request; ApiError when it is too large, or does not arrive in time."""
+async def read_body(
+    receive: Receive, headers: Headers, most: int, seconds: float, store: Callable[[int], None] = lambda count: None
+) -> bytes:
+    """The body of a request; ApiError when it is too large, has too many values, or does not arrive in time.
+
+    store: is called with the bytes of each part.
+    """
     too_large = ApiError(413, f"body: expected at most {most} bytes, found more: shorten the request")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise too_large
     try:
-        return b"".join(await asyncio.wait_for(_chunks(receive, most, too_large), seconds))
+        body = b"".join(await asyncio.wait_for(_chunks(receive, most, too_large, store), seconds))
     except asyncio.TimeoutError:
         raise ApiError(408, f"expected the whole request within {seconds} s, found less", TIMEOUT) from None
+    check_values(body)
+    return body
 
 
-async def _chunks(receive: Receive, most: int, too_large: ApiError) -> Iterable[bytes]:
+async def _chunks(receive: Receive, most: int, too_large: ApiError, store: Callable[[int], None]) -> Iterable[bytes]:
     chunks, size, more = [], 0, True
     while more:
         message = await receive()
@@ -200,6 +217,7 @@ async def _chunks(receive: Receive, most: int, too_large: ApiError) -> Iterable[
         size, more = size + len(chunks[-1]), message.get("more_body", False)
         if size > most:
             raise too_large
+        store(len(chunks[-1]))
     return chunks
 
 

@@ -88,8 +88,11 @@ class ModelStore:
                             f"too little for {entry.settings.name}: raise it, or set preload of fewer models"
                         ) from error
 
-    async def lease(self, name: str) -> Lease:
-        """The model ``name``, loaded if it is not. ApiError: unknown, no room, or it cannot be loaded."""
+    async def lease(self, name: str, seconds: float | None = None) -> Lease:
+        """The model ``name``, loaded if it is not. ApiError: unknown, no room, or it cannot be loaded.
+
+        asyncio.TimeoutError when it is not loaded within ``seconds``; it loads on.
+        """
         entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(self._entries)
@@ -98,7 +101,7 @@ class ModelStore:
             )
         if entry.model is None:
             # A client's disconnect must not cancel the loading.
-            await asyncio.shield(self._task(self._load_on_demand(entry)))
+            await asyncio.wait_for(asyncio.shield(self._task(self._load_on_demand(entry))), seconds)
         if entry.model is None or self._closed:
             raise ApiError(503, f"model {name}: it was unloaded: try again", OVERLOADED, retry_after=1)
         entry.leases += 1

@@ -74,8 +74,9 @@ class _HeaderTooLargeError(Exception):
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """Closes a connection whose header is incomplete ``seconds`` after it began, or after the connection was made, and
-    one whose header is larger than 64 KiB (status 431). Trailers count as part of the header."""
+    """Closes a connection whose header is incomplete ``seconds`` after it began, or after the connection was made, one
+    whose body is incomplete ``seconds`` after its request was answered, and one whose header is larger than 64 KiB
+    (status 431). Trailers count as part of the header."""
 
     def __init__(self, seconds: float, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
@@ -132,7 +133,14 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed_bytes = 0
+        self._stop_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            # The rest of a request that was refused is read, so that the client reads the refusal, but not for long.
+            self._start_timer()
 
     def on_headers_complete(self) -> None:
         self._unparsed_bytes = 0

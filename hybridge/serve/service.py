@@ -38,8 +38,8 @@ class Reservation:
 class Service:
     """``keys``: None where none is needed. ``draining``: new requests are refused. ``started``: seconds since 1970.
 
-    streams: responses that are streams of events now. on_drain: called when the server begins to drain. local_only:
-    requests have to name this machine as their host.
+    streams: responses that are streams of events now. body_bytes: of the bodies of all requests that have not ended.
+    on_drain: called when the server begins to drain. local_only: requests have to name this machine as their host.
     """
 
     settings: ServeSettings
@@ -55,6 +55,7 @@ class Service:
     draining: bool = False
     local_only: bool = False
     streams: int = 0
+    body_bytes: int = 0
     on_drain: set[Callable[[], None]] = field(default_factory=set)
     started: int = field(default_factory=lambda: int(time.time()))
 

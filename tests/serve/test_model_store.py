@@ -97,6 +97,17 @@ def test_a_model_is_opened_once_for_all_that_wait_for_it(opened: list[FakeModel]
     run(work)
 
 
+def test_a_client_does_not_wait_longer_than_it_wants(opened: list[FakeModel]) -> None:
+    async def work(store: ModelStore) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await store.lease("a", 0)
+        # Another one waits for the same loading.
+        (await store.lease("a", 30)).release()
+        assert len(opened) == 1
+
+    run(work)
+
+
 def test_idle_models_are_unloaded_unless_they_were_preloaded(opened: list[FakeModel]) -> None:
     async def work(store: ModelStore) -> None:
         assert await store.ready()

@@ -18,11 +18,11 @@ from hybridge.serve.response_socket import ResponseSocket
 
 
 class Transport(asyncio.Transport):
-    """reads: whether the protocol wants data. written: what it has sent."""
+    """reads: whether the protocol wants data. written: what it has sent. aborted: whether it gave up the connection."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.reads, self.written = True, b""
+        self.reads, self.aborted, self.written = True, False, b""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -35,6 +35,9 @@ class Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
+
+    def abort(self) -> None:
+        self.aborted = True
 
     def pause_reading(self) -> None:
         self.reads = False
@@ -65,6 +68,29 @@ def test_the_log_has_the_reason_of_a_lost_connection() -> None:
         asyncio.run(lost(error))
     reasons = [request["state"].get("log", {}).get("disconnect") for request in requests]
     assert reasons == ["Connection timed out", "ConnectionResetError", None]
+
+
+@pytest.mark.parametrize("rest", [b"", b"3\r\nabc\r\n0\r\n\r\n"], ids=["endless", "ended"])
+def test_the_body_of_a_refused_request_has_to_end(rest: bytes) -> None:
+    """It is read, so that the client reads the refusal."""
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run() -> bool:
+        config, transport = uvicorn.Config(app, lifespan="off", log_config=None), Transport()  # type: ignore[arg-type]
+        protocol = TimedProtocol(0.01, config=config, server_state=ServerState(), app_state={})
+        protocol.connection_made(transport)
+        protocol.data_received(b"POST /a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        await asyncio.sleep(0)
+        assert transport.written.startswith(b"HTTP/1.1 401")
+        protocol.data_received(rest or b"3\r\nabc\r\n")
+        await asyncio.sleep(0.05)
+        protocol.connection_lost(None)
+        return transport.aborted
+
+    assert asyncio.run(run()) == (not rest)
 
 
 HANDSHAKE = (

@@ -98,6 +98,12 @@ def test_text_that_no_response_can_contain(served: Running, param: str, field: b
     assert (response.status_code, error["param"]) == (400, param) and "expected" in error["message"]
 
 
+@pytest.mark.parametrize("fields", [{"model": "x" * 10**6}, {"prompt": "a", "y" * 10**6: 1}])
+def test_an_error_shows_little_of_a_long_text(served: Running, fields: dict[str, Any]) -> None:
+    response = served.client.post(COMPLETIONS, json={"model": "demo", **fields})
+    assert response.status_code in (400, 404) and len(response.content) < 3000
+
+
 def test_unknown_paths_and_methods(served: Running) -> None:
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", COMPLETIONS, 405), ("GET", "/v1/models/x", 404)):
         response = served.client.request(method, path)
