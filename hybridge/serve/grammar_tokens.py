@@ -17,8 +17,8 @@ from hybridge.runtime.sandbox.grammar import grammar_error
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Threads that compute masks; they leave a core to the thread that launches steps.
-_THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
+# Threads that compute masks; more would slow down the engine.
+_THREADS = max(1, min(4, os.cpu_count() or 1))
 
 
 class MaskBatch:

@@ -65,7 +65,7 @@ class ServingLoop:
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
         self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
         self._samples_after_steps = engine.samples_after_steps and runner is None
-        self._engine = engine
+        self._engine, self._chooses_later = engine, engine.chooses_later
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: Sequence[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
@@ -202,8 +202,9 @@ class ServingLoop:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
-                # All sequences have their tokens: the next masks may be computed.
-                self._prepare_masks()
+                if not self._chooses_later:
+                    # All sequences have their tokens: the next masks may be computed.
+                    self._prepare_masks()
         except BaseException as error:
             self._end_committed(plan, error, next_step)
         in_flight.end(device_waits=next_step is None or next_step.result is None)
@@ -255,11 +256,13 @@ class ServingLoop:
             if self._samples_after_steps:
                 samplings = NO_SAMPLING
             else:
-                samplings = CHOSEN_LATER if self._masked and self._engine.chooses_later else self._draw(plan)
+                samplings = CHOSEN_LATER if self._masked and self._chooses_later else self._draw(plan)
             result = self._executor.launch(plan, samplings)
             if not plan.repeats:
                 found = [sampler.mask_preparation() for sampler in self._masked]
                 self._preparations = [prepare for prepare in found if prepare is not None]
+            if self._chooses_later or not plan.repeats:
+                # Not before the launch, which other threads would delay.
                 self._prepare_masks()
             if self._samples_after_steps:
                 # Masks of allowed tokens are computed in another thread until here.
