@@ -24,7 +24,7 @@ from hybridge.serve.api_keys import ApiKeys
 from hybridge.serve.app import create_app
 from hybridge.serve.loopback import is_loopback
 from hybridge.serve.protocol import TimedProtocol, websocket_protocol
-from hybridge.serve.request_log import RequestLog
+from hybridge.serve.request_log import RequestLog, with_messages_of
 from hybridge.serve.service import Service, new_service
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
@@ -65,7 +65,7 @@ class HttpServer:
         owns_process: nothing else runs in this process, so objects that exist when the server is ready are excluded
         from later garbage collections, each of which would otherwise stop all threads for up to 0.2 seconds.
         """
-        with self._listener:
+        with self._listener, with_messages_of("uvicorn.error", self.service.log):
             run_event_loop(self._serve(owns_process))
 
     def stop(self) -> None:

@@ -133,6 +133,15 @@ def test_headers_are_bounded(served: Running, request_bytes: bytes, status: byte
         assert connection.recv(1 << 16)[9:12] == status
 
 
+def test_bytes_that_are_no_http_are_a_line_of_the_log(served: Running) -> None:
+    host, port = served.server.url.removeprefix("http://").split(":")
+    before = len(served.lines("connection"))
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+    assert [line["message"] for line in served.lines("connection")[before:]] == ["Invalid HTTP request received."]
+
+
 def test_large_bodies_before_other_requests(served: Running) -> None:
     """Bytes of a body do not count as the header of the request that follows on the same connection."""
     body = b'{"model": "demo", "tokens": [' + b" " * 300_000 + b"5]}"
