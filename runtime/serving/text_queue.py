@@ -1,4 +1,4 @@
-"""Text work (chat templates, tokenizing) off the event loop: in one thread, in the order of the calls."""
+"""Text work (chat templates, tokenizing) off the event loop."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hybridge.artifact.errors import RequestError
+from hybridge.runtime.text.chat_template import TEXT_THREADS
 
 T = TypeVar("T")
 
 
 class TextQueue:
-    """A worker thread that runs text work in the order of the calls."""
+    """Threads for text work: one runs that of ``add`` in the order of the calls, others that of ``submit``."""
 
     def __init__(self) -> None:
         # Calls of ``add`` whose ``done`` has not been called.
         self._adding = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-text")
+        self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="hybridge-texts")
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue ``work``; RequestError when closed."""
-        try:
-            return self._thread.submit(work)
-        except RuntimeError:
-            raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None
+        """Run ``work``, perhaps beside that of other calls; RequestError when closed."""
+        return _submitted(self._threads, work)
 
     def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
         """Run ``work``, then call ``done`` with its future in the caller's event loop, in the order of the calls."""
@@ -40,7 +39,7 @@ class TextQueue:
             with suppress(RuntimeError):  # the caller's event loop has ended
                 event_loop.call_soon_threadsafe(arrived, future)
 
-        submitted = self.submit(work)
+        submitted = _submitted(self._thread, work)
         self._adding += 1
         submitted.add_done_callback(ended)
 
@@ -57,5 +56,13 @@ class TextQueue:
         done(future)
 
     def close(self) -> None:
-        """Drop queued work and wait for the running one; may be called twice."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Drop queued work and wait for what is running; may be called twice."""
+        for threads in (self._thread, self._threads):
+            threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _submitted(threads: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+    try:
+        return threads.submit(work)
+    except RuntimeError:
+        raise RequestError("expected an open AsyncLLM, found a closed one: open another") from None

@@ -18,18 +18,22 @@ from hybridge.artifact.limits import (
 )
 from hybridge.artifact.untrusted_file import has_file, read_inside
 from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
+from hybridge.runtime.sandbox.process_pool import ProcessPool
 from hybridge.runtime.text.plain_data import PlainData
 
 CHAT_TEMPLATE_FILE, TEMPLATES_FOLDER = "chat_template.jinja", "additional_chat_templates"
 Message = Mapping[str, Any]
+# Chats that are rendered and tokenized at the same time: each waits for a processor several times, though it needs
+# little of it.
+TEXT_THREADS = 3
 _LIMITS = ProcessLimits(TEMPLATE_SECONDS, TEMPLATE_MEMORY, CONVERSATION_BYTES)
 
 
 class ChatTemplate:
     """The named templates of a checkpoint (most have only "default") and the special tokens that they may print.
 
-    They run in ``process``, by default a new one, which starts at the first ``render`` and ends with ``close``
-    or with this object.
+    They run in ``process``, by default new ones, which start with calls of ``render`` and end with ``close`` or with
+    this object.
     """
 
     def __init__(
@@ -40,10 +44,10 @@ class ChatTemplate:
     ) -> None:
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
-        self._process = process or LimitedProcess(_LIMITS)
+        self._process = process or ProcessPool(_LIMITS, TEXT_THREADS)
 
     def close(self) -> None:
-        """End the process that renders; calling it twice is allowed."""
+        """End the processes that render; calling it twice is allowed."""
         self._process.close()
 
     @classmethod
