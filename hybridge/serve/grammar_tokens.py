@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Threads that compute masks; more would slow down the engine.
 _THREADS = max(1, min(4, os.cpu_count() or 1))
+# Answers whose masks are computed at a time, so that those that are ready are used while others are computed.
+_PART = 16
 
 
 class MaskBatch:
@@ -49,10 +51,12 @@ class MaskBatch:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-masks")
         with suppress(RuntimeError):  # closed
-            job = self._thread.submit(self._compute, list(self._waiting))
-            for each in self._waiting:
-                each.job = job
-            self._waiting.clear()
+            while self._waiting:
+                part = self._waiting[:_PART]
+                job = self._thread.submit(self._compute, part)
+                for each in part:
+                    each.job = job
+                del self._waiting[:_PART]
 
     def compute(self) -> None:
         """Compute the mask of each answer that needs one."""
