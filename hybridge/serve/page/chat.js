@@ -68,7 +68,7 @@ export class Chat {
       shown.content.textContent = answer.content;
       shown.reasoning.hidden = !answer.reasoning;
       shown.reasoningText.textContent = answer.reasoning;
-      shown.item.scrollIntoView({ block: "end" });
+      this.showEnd();
     }
     return usage;
   }
@@ -95,8 +95,14 @@ export class Chat {
     const content = document.createElement("div");
     item.append(name, reasoning, content);
     this.element("conversation").append(item);
-    item.scrollIntoView({ block: "end" });
-    return { item, content, reasoning, reasoningText };
+    this.showEnd();
+    return { content, reasoning, reasoningText };
+  }
+
+  /** Scroll the conversation alone: the buttons stay where they are. */
+  showEnd() {
+    const list = this.element("conversation");
+    list.scrollTop = list.scrollHeight;
   }
 
   busy(is) {
