@@ -157,7 +157,7 @@ def _listener(host: str, port: int, send_timeout: float) -> socket.socket:
     also while it waits to be closed. SettingError for an unknown host, OutputError for a port that is taken."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise SettingError(f"host: expected an address of this machine, found {host!r} ({error})") from error
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -82,6 +82,8 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if "\0" in (self.session_folder or ""):
+            raise SettingError(f"session_folder: expected a path, found {self.session_folder!r}")
         if self.otel_endpoint is not None and not re.match(r"https?://[^/]", self.otel_endpoint):
             raise SettingError(
                 f"otel_endpoint: expected a URL such as http://localhost:4318, found {self.otel_endpoint!r}"

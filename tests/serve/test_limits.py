@@ -14,7 +14,8 @@ from hybridge.serve.config_file import read_config_file
 from hybridge.serve.errors import ApiError
 from hybridge.serve.quotas import Quotas
 from hybridge.serve.rate_limits import RateLimits
-from hybridge.serve.settings import ModelSettings
+from hybridge.serve.server import HttpServer
+from hybridge.serve.settings import ModelSettings, ServeSettings
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,7 @@ def test_a_configuration(tmp_path: Path) -> None:
         'port = "9"',
         "port = true",
         "nothing = 1",
+        'session_folder = "a\\u0000"',
         "models = 1",
         "[models]\nx = 1",
         "[models.x]\nengine = 'torch'",
@@ -159,7 +161,14 @@ def test_bad_configurations(tmp_path: Path, text: str) -> None:
     file = tmp_path / "serve.toml"
     file.write_text(text)
     with pytest.raises(SettingError):
-        read_config_file(file)
+        values, _ = read_config_file(file)
+        ServeSettings(**values)
+
+
+@pytest.mark.parametrize("host", ["a" * 70 + ".com", "a\0", "\u2603.invalid"])
+def test_a_host_that_is_no_address_of_this_machine(artifact: Path, host: str) -> None:
+    with pytest.raises(SettingError, match="host: expected an address of this machine, found"):
+        HttpServer(ServeSettings(host=host), [ModelSettings("demo", artifact)])
 
 
 @pytest.mark.parametrize(
