@@ -85,8 +85,10 @@ def _one_row(row: PlannedRow, known: Sequence[int], manager: BlockManager, engin
         blocks = table[row.table_row, : -(-end // size)].tolist()
         slots = [blocks[at // size] * size + at % size for at in range(start, end)]
     width = min(engine.padded_blocks(max(1, manager.blocks_for(end))), table.shape[1])
+    # A step that is launched ahead is fed a token that is not known yet: any one takes its place.
+    tokens = [*known[start : end - len(draft_tokens)], *draft_tokens] or [known[-1]]
     inputs = PackedInputs(
-        np.array([*known[start : end - len(draft_tokens)], *draft_tokens], np.int64),
+        np.array(tokens, np.int64),
         np.arange(start, end),
         np.array((0, count), np.int32),
         np.array((end,), np.int32),
