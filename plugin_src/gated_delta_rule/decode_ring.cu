@@ -209,9 +209,8 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
     const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;
     wait_for_earlier_kernels();
     let_later_kernels_start();
-    const RowView view = row_view(params.rows, blockIdx.z);
+    RowView view = row_view(params.rows, blockIdx.z);
     if (view.slot < 0) return;
-    const bool has_token = view.length > 0 && view.length <= ring_params.most_added;
     if (view.length == 0 && !ring_params.flushes_empty) {
         if (!DENSE || ring_params.most_added == 0) return;
         DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + head * params.o_head;
@@ -220,6 +219,8 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
             if (Place::finishes(i)) o[Place::finished_column(i)] = from_float<DATA_T>(0.0f);
         return;
     }
+    if (view.length > ring_params.most_added) view.length = 0;  // the ring is flushed
+    const bool has_token = view.length > 0;
     const Ring ring(ring_params, view, head, stored_tokens(ring_params.lengths, view.slot, RING));
     const int count = ring.stored + has_token;
     if (count == 0) return;
