@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hybridge.trt_plugins.catalog import OPS, spec_of
+from hybridge.trt_plugins.kernels.ops import ring_stream
 from hybridge.trt_plugins.specs.packed import QUERY_START_LOC, STATE_INDICES
 from hybridge.trt_plugins.specs.ring import RING
 from tests.ops.cases import delta_case, in_dtypes, rounded_case, ssm_case
@@ -20,9 +21,10 @@ from tests.support.kernel_calls import run_op
 
 pytestmark = pytest.mark.gpu
 
-CASES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, int]]] = {
-    "update_ssm_state_ring": (ssm_case, ssm_step_loop, {}, {"head_dim": 24, "state_size": 40}),
-    "gated_delta_rule_ring": (delta_case, delta_step_loop, {}, {"key_size": 32, "value_size": 48}),
+CASES: dict[str, tuple[str, Any, Any, dict[str, int]]] = {
+    "ssm": ("update_ssm_state_ring", ssm_case, ssm_step_loop, {"head_dim": 24, "state_size": 40}),
+    "delta": ("gated_delta_rule_ring", delta_case, delta_step_loop, {"key_size": 32, "value_size": 48}),
+    "delta, stays": ("gated_delta_rule_ring", delta_case, delta_step_loop, {"key_size": 128, "value_size": 128}),
 }
 CALLS = ((70, 1, 0, 3), *[(1, 1, 1, 1)] * 3, (1, 0, 1, 0), *[(1, 1, 1, 1)] * 11, (2, 1, 0, 1), *[(1, 1, 1, 1)] * 17)
 TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-3}
@@ -30,9 +32,13 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 6e-3}
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("op", CASES)
-def test_calls_of_any_lengths_equal_the_step_loop(op: str, dtype: str, packed: bool) -> None:
-    make, loop, attributes, sizes = CASES[op]
+@pytest.mark.parametrize("name", CASES)
+def test_calls_of_any_lengths_equal_the_step_loop(
+    name: str, dtype: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_stream, "LEAST_HEADS", 0)
+    op, make, loop, sizes = CASES[name]
+    attributes: dict[str, Any] = {}
     spec, rows = spec_of(op, 2 if packed else 1), None
     for seed, lengths in enumerate(CALLS):
         case = make(lengths, max(lengths), seed=seed, **sizes)

@@ -13,6 +13,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, Memory, PackedRows
 from hybridge.trt_plugins.kernels.catalog import sources
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.ring import plan_ring
+from hybridge.trt_plugins.kernels.ops.ring_stream import LEAST_HEADS
 from hybridge.trt_plugins.specs.ring import RINGS
 from tests.support.kernel_calls import H200, ORIN, layout_of, op_call
 from tests.support.ring_calls import STATE, RingCase, delta_case, ssm_case
@@ -75,3 +76,18 @@ def test_other_operators_are_refused():
     call = op_call("gated_delta_rule", [*cases()["delta rule"].token(range(ROWS), [0] * ROWS), None], [], {})
     with pytest.raises(UnsupportedError, match="update_ssm_state or gated_delta_rule"):
         plan_ring(replace(call, spec=replace(call.spec, name="selective_scan")), H200)
+
+
+def test_many_large_states_are_visited_by_blocks_that_stay():
+    case, rows = cases()["delta rule"], PackedRows(ROWS, 1)
+    few = replace(H200, multiprocessors=ROWS * 4 // LEAST_HEADS)
+    plain, stays = (planned(case, rows, traits=traits).launches[0] for traits in (H200, few))
+    assert stays.source.entry == plain.source.entry + "_stream" and stays.source in set(sources())
+    assert stays.grid == (few.multiprocessors, 1, 1) and stays.shared_bytes <= few.shared_bytes
+    assert stays.pointers == plain.pointers and bytes(stays.params) == bytes(plain.params)
+    for other in (replace(few, capability=(8, 0)), replace(few, shared_bytes=101376)):
+        assert planned(case, rows, traits=other).launches[0].source == plain.source
+    for refused in (cases()["key channels"], delta_case(ROWS, 1, 4, 2, 128, 64, BF16, "cpu")):
+        assert not planned(refused, rows, traits=few).launches[0].source.entry.endswith("_stream")
+    case.state = case.state.to(BF16)
+    assert planned(case, rows, traits=few).launches[0].source.entry == plain.source.entry

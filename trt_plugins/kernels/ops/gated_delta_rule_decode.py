@@ -12,6 +12,7 @@ from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
+from hybridge.trt_plugins.kernels.ops.ring_stream import RingStream, stream_sources
 from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -37,11 +38,12 @@ _ONE_WAVE = {4: (8, 16, 512), 2: (4, 4, 1024)}
 _MANY_BYTES = {4: (16, 8, 640), 2: (8, 8, 512)}
 # Several tokens a row and decays of key channels keep more floats besides the state, and take at most this many rows.
 _LARGER_TOKENS = {4: (16, 8, 640), 2: (4, 4, 640)}
-# Where several tokens are walked, a 16-bit state is kept as floats between them.
-# States with rings, where there are many bytes of them. Data of 32 bits, and dense rows, take more registers.
+# States with rings, where there are many bytes of them. Data of 32 bits, dense rows and slices that are not full take
+# more registers.
 _RING = {4: (8, 8, 640), 2: (8, 8, 512)}
 _WIDE_RING_AT_ONCE = 512
 _RING_CHANNELS_AT_ONCE = 384
+# Where several tokens are walked, a 16-bit state is kept as floats between them.
 _WALKED = {4: _MANY_BYTES[4], 2: (8, 4, 448)}
 
 
@@ -148,7 +150,9 @@ def ring_launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
     _fill(params.decode, call)
     params.key_heads, params.value_heads = call.key_heads, call.value_heads
     launch = _launch(call, device, variant.ring_source(dense), cut.slices, cut.threads)
-    return replace(launch, params=params, pointers=ring_pointers(call.call.spec, launch.pointers))
+    launch = replace(launch, params=params, pointers=ring_pointers(call.call.spec, launch.pointers))
+    stream = RingStream.of(call, device)
+    return launch if stream is None else stream.launch(launch, call, device)
 
 
 def _launch(call: DeltaCall, device: DeviceTraits, source: KernelSource, slices: int, threads: int) -> KernelLaunch:
@@ -169,7 +173,8 @@ def _ring_slice(
 ) -> Slice:
     lanes, rows, at_once = _RING[state.itemsize]
     cut = Slice(dtype, state, key_size, value_size, lanes, rows, at_once)
-    wide = dense or dtype is DType.FLOAT32
+    partial = key_size * lanes != cut.threads * rows or value_size % (lanes * ACCESS_BYTES // state.itemsize)
+    wide = dense or partial or dtype is DType.FLOAT32
     most = _RING_CHANNELS_AT_ONCE if channel_decay else _WIDE_RING_AT_ONCE if wide else at_once
     return replace(cut, at_once=max(cut.threads, min(at_once, most)))
 
@@ -204,6 +209,7 @@ def decode_sources() -> Iterator[KernelSource]:
                 cut = _ring_slice(DType.BFLOAT16, state, key_size, value_size, many)
                 yield _Variant(cut, many, True, ACCESS_BYTES, False).ring_source()
     yield from columns_sources()
+    yield from stream_sources()
 
 
 def _bytes_of_state(call: DeltaCall) -> int:
