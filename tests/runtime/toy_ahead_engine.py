@@ -136,6 +136,7 @@ class AheadToyEngine(ToyPagedEngine):
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> StepResult | None:
         assert isinstance(result, LateResult) and (self.pending is None or self.pending is result)
         assert len(feeding.stops) >= np.count_nonzero(inputs.seq_lens)
+        assert len(inputs.input_ids) == len(inputs.positions) == inputs.query_start_loc[-1]
         self.chained += 1
         self.chained_mixed += len(inputs.input_ids) > len(inputs.seq_lens)
         result.overtaken = True
