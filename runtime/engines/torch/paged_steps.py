@@ -42,7 +42,6 @@ class PagedSteps:
     drafts      rows with draft tokens, by shape
     sampling_drafts     the same with tokens sampled in the step, by shape and whether likely tokens are listed
     mixed       rows of any length, by shape, the latest last
-    mixed_turns the same for steps that are launched while one of equal shape runs
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class PagedSteps:
         self.drafts: dict[StepShape, PackedStep] = {}
         self.sampling_drafts: dict[tuple[StepShape, bool], PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
-        self.mixed_turns: OrderedDict[StepShape, PackedStep] = OrderedDict()
         self._device, self._limits, self._memory = device, limits, memory
         self._vocab, self._chains = vocab, chains
         # Decode steps of at least that many rows, padding included, use rings; None: no step does.
@@ -122,6 +120,9 @@ class PagedSteps:
         if not (result.can_feed and can_feed(feeding.stops)):
             return None
         if len(inputs.input_ids) > rows:
+            shape, _ = padded_shape(inputs, 0, pools.sizes.block_size)
+            if self._last is not None and self._last is self.mixed.get(shape):
+                return None  # it still runs: to record a second one would take longer than to wait for it
             self._turn = not self._turn
             result.lose_logits()
             return self._mixed_step(inputs, pools, programs, None, feeding.samplings, (result, feeding))
@@ -170,7 +171,6 @@ class PagedSteps:
         self.drafts.clear()
         self.sampling_drafts.clear()
         self.mixed.clear()
-        self.mixed_turns.clear()
         self._last = None
 
     def _mixed_step(
@@ -185,14 +185,12 @@ class PagedSteps:
         """Launch a step with rows of any length. fed: the step that still runs, and how its tokens are fed."""
         drafts = _drafts(inputs)
         shape, split = padded_shape(inputs, drafts, pools.sizes.block_size)
-        runs = fed is not None and self._last is not None and self._last is self.mixed.get(shape)
-        steps = self.mixed_turns if runs else self.mixed
-        step = steps.pop(shape, None)
+        step = self.mixed.pop(shape, None)
         if step is None:
-            if len(steps) >= MOST_MIXED:
-                steps.popitem(last=False)
+            if len(self.mixed) >= MOST_MIXED:
+                self.mixed.popitem(last=False)
             step = self._made(inputs, shape, pools, programs, deferred, chains=self._chains and not drafts)
-        steps[shape] = self._last = step
+        self.mixed[shape] = self._last = step
         turn = None if fed is None else self._turn
         chooser = self._chooser(step.logits, samplings, drafts, turn) if samplings else None
         if chooser is not None:
