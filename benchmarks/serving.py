@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 
 LEAST_RATIO = {"cpu": 2.0, "cuda": 20.0}
-MOST_HOST_MICROSECONDS = 300.0
+MOST_HOST_MICROSECONDS = 150.0
 Prompts = Sequence[list[int]]
 
 
