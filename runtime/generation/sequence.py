@@ -100,14 +100,12 @@ class GeneratedSequence:
             self.finished = True
 
     def next_stops(self) -> frozenset[int] | None:
-        """The tokens that end it if they come next; ``ANY_TOKEN`` if every token does, None if the next token may
-        end it for another reason."""
+        """The tokens that end it if they come next, besides those that complete a stop string; ``ANY_TOKEN`` if every
+        token does, None if that is not known."""
         count = len(self._token_ids) + 1
         if count >= self._max_new_tokens:
             return ANY_TOKEN
-        if self._looks_for_text or count <= self._min_tokens:
-            return None
-        return self._stop_ids
+        return None if count <= self._min_tokens else self._stop_ids
 
     def piece(self) -> Piece:
         """The piece of the last chosen token."""

@@ -169,7 +169,7 @@ class Scheduler:
         if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
         """
         step = self._last = self._close()
-        # Sequences that ended before they got the token that this step has fed: their states are of other tokens.
+        # Sequences that ended without the token that this step has fed: their states are one token ahead.
         lost = [each for each in step.cancelled if each not in step.draft_tokens and each.pending < step.rows[each]]
         for sequence in lost:
             step.reservation.keep_length(sequence.memory)

@@ -60,7 +60,7 @@ class Group(ABC):
         return sampler.sample_draft_token if sampler is not None and sampler.is_random else None
 
     def next_stops(self, sequence: ScheduledSequence) -> frozenset[int] | None:
-        """The tokens that end ``sequence`` if they come next; None if anything else may end it."""
+        """As ``GeneratedSequence.next_stops``."""
         return None
 
     def take(self, sequence: ScheduledSequence, sampled: SampledToken) -> list[MakePiece]:

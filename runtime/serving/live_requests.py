@@ -99,7 +99,8 @@ class LiveRequests:
     ) -> dict[ScheduledSequence, Continuation] | None:
         """How the sequences of ``sampling``, which get the tokens at these indices, go on; without those that end.
 
-        None if that depends on more than whether the next token is one of a few. samplings: those of the step.
+        None if it is not known which tokens end one. A stop string may end others, after the next step has fed the
+        token that completed it. samplings: those of the step.
         """
         request_of, groups, found = self._request_of, self._groups, {}
         for sequence, index in sampling:

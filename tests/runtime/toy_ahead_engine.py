@@ -103,11 +103,11 @@ class AheadToyEngine(ToyPagedEngine):
     """``pending`` is the step that has been launched last but not run; all other calls come after it.
 
     ``chained`` counts the steps that were launched before the one before them had run, ``chained_mixed`` those of them
-    with rows of several tokens.
+    with rows of several tokens. ``refuses``: every so many calls of ``launch_next`` launch nothing.
     """
 
     pending: LateResult | None = None
-    chained = chained_mixed = 0
+    chained = chained_mixed = refuses = asked = 0
 
     @property
     def runs_ahead(self) -> bool:
@@ -137,6 +137,9 @@ class AheadToyEngine(ToyPagedEngine):
         assert isinstance(result, LateResult) and (self.pending is None or self.pending is result)
         assert len(feeding.stops) >= np.count_nonzero(inputs.seq_lens)
         assert len(inputs.input_ids) == len(inputs.positions) == inputs.query_start_loc[-1]
+        self.asked += 1
+        if self.refuses and self.asked % self.refuses == 0:
+            return None
         self.chained += 1
         self.chained_mixed += len(inputs.input_ids) > len(inputs.seq_lens)
         result.overtaken = True

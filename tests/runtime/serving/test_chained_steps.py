@@ -8,7 +8,7 @@ import pytest
 
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import Sampler, SamplingParams
-from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all
+from tests.runtime.serving.toy_loop import Letters, ahead_loop, answers, make_request, run_all
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config, toy_greedy, toy_logits
 
@@ -76,6 +76,36 @@ def test_the_state_of_an_ended_answer_has_consumed_its_tokens_alone() -> None:
         generation = next(o.piece.generation for o in outputs if o.piece is not None and o.piece.generation)
         # All but the last token of the answer, which no step was fed.
         assert generation.cached_tokens >= len(turn) - 2
+
+
+@pytest.mark.parametrize("layers", [HYBRID, PURE_ATTENTION], ids=str)
+def test_a_stop_string_ends_an_answer_after_the_next_step_is_launched(layers) -> None:
+    """That step has fed the token that completed it: the state is not kept, which would count a token too many."""
+    cache = PrefixCacheSettings(decode_interval=4)
+    loop, engine = ahead_loop(
+        layers=layers, block_size=16, prefix_cache=cache, memory_bytes=100_000, tokenizer=Letters()
+    )
+    prompts = [[row, 5] for row in range(8)]
+    ids = [loop.add(make_request(prompt, 40, stop=("A", "5"))) for prompt in prompts]
+    found = answers(run_all(loop))
+    assert engine.chained == loop.steps - 1
+    for id_, prompt in zip(ids, prompts, strict=True):
+        whole = toy_greedy(engine.config, prompt, 40)
+        end = next((place for place, token in enumerate(whole) if chr(48 + token) in "A5"), 39)
+        assert list(found[id_, 0]) == whole[: end + 1]
+        turn = [*prompt, *found[id_, 0], 9]
+        again = loop.add(make_request(turn, 5))
+        assert list(answers(run_all(loop))[again, 0]) == toy_greedy(engine.config, turn, 5)
+
+
+@pytest.mark.parametrize("refuses", [1, 2, 3])
+def test_steps_that_the_engine_does_not_launch_ahead_are_launched_later(refuses: int) -> None:
+    loop, engine = ahead_loop(eos=EOS, block_size=16, max_rows=4)
+    engine.refuses = refuses
+    ids = [loop.add(make_request([row, 3], 30)) for row in range(9)]
+    found = answers(run_all(loop))
+    assert [found[id_, 0] for id_ in ids] == [alone(engine.config, [row, 3], 30) for row in range(9)]
+    assert bool(engine.chained) == (refuses > 1) and engine.asked > loop.steps / 2
 
 
 @pytest.mark.parametrize("params", NEEDS_THE_HOST.values(), ids=NEEDS_THE_HOST)

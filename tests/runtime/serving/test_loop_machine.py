@@ -102,6 +102,8 @@ class LoopMachine(RuleBasedStateMachine):
         self.config = paged_config(layers, MAX_SEQ, window=window, eos=EOS)
         engine_kind = TroubledAheadEngine if ahead else TroubledEngine
         self.engine = engine_kind(self.config, budget + pad_to, rows + pad_to, pad_to)
+        # Some engines launch no step ahead at times.
+        self.engine.refuses = rows % 3
 
     def open(self, memory, rows, budget, swap_bytes, policy, cache, speculation, tokenizer=None) -> None:
         """The loop over the engine."""

@@ -27,10 +27,10 @@ from hybridge.runtime.serving.draft_model import ModelDrafter
 from hybridge.runtime.serving.request import Output
 from hybridge.runtime.speculation import DraftRequest, NgramDrafter, Proposal, SpeculationSettings
 from hybridge.runtime.speculation.drafter import Drafter
-from hybridge.runtime.text.detokenizer import ByteDetokenizer
 from tests.runtime.serving.test_loop_machine import BEGINNING, BLOCK, EOS, MAX_SEQ, LoopMachine, SubmittedRequest
 from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import PartlyRight
+from tests.runtime.serving.toy_loop import Letters
 from tests.runtime.serving.troubled_engine import TroubledEngine
 from tests.runtime.toy_engine import HYBRID, PURE_MAMBA
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_kv, toy_logits, toy_state
@@ -64,13 +64,6 @@ DRAWN = [
     {"temperature": 0.9, "seed": 1, "repetition_penalty": 1.3, "logprobs": 1, "stop_token_ids": (5, 6, 7)},
     {"temperature": 0.7, "seed": 4, "stop": ("1", "B")},
 ]
-
-
-class Letters:
-    """A token is a character."""
-
-    def detokenizer(self, prompt: Sequence[int], skip_special_tokens: bool) -> ByteDetokenizer:
-        return ByteDetokenizer(lambda token: bytes([48 + token]))
 
 
 class Drawing:

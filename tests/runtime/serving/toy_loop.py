@@ -10,11 +10,20 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.runtime.text import Tokenizer
+from hybridge.runtime.text.detokenizer import ByteDetokenizer
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config
 
 MAX_SEQ = 96
+
+
+class Letters:
+    """A tokenizer: a token is a character."""
+
+    def detokenizer(self, prompt: Sequence[int], skip_special_tokens: bool) -> ByteDetokenizer:
+        return ByteDetokenizer(lambda token: bytes([48 + token]))
 
 
 def toy_loop(
@@ -26,6 +35,7 @@ def toy_loop(
     ahead: bool = False,
     max_rollback: int = 16,
     vocab: int = VOCAB,
+    tokenizer: Tokenizer | Letters | None = None,
     **settings,
 ) -> tuple[ServingLoop, ToyPagedEngine]:
     """Rows, tokens and memory as in ``settings``; blocks of 4 tokens. ``ahead``: the engine runs ahead.
@@ -36,7 +46,7 @@ def toy_loop(
     kind = AheadToyEngine if ahead else ToyPagedEngine
     engine = kind(config, max_tokens=70, max_rows=16, pad_to=pad_to, max_rollback=max_rollback)
     options = {"block_size": 4, "max_rows": 12, "max_tokens": 64, "memory_bytes": 10_000, **settings}
-    return ServingLoop(engine, ServingSettings(**options), eos, None), engine
+    return ServingLoop(engine, ServingSettings(**options), eos, tokenizer), engine  # type: ignore[arg-type]
 
 
 def ahead_loop(**settings) -> tuple[ServingLoop, AheadToyEngine]:

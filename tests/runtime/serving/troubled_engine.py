@@ -22,7 +22,7 @@ class TroubledEngine(ToyPagedEngine):
 
     breaks: tuple[str, bool] | None = None
     spoils: int | None = None
-    troubles = 0
+    troubles = refuses = 0
     pending: LateResult | None = None
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> StepResult:
