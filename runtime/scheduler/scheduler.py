@@ -60,6 +60,11 @@ class Scheduler:
         """Sequences with device memory."""
         return len(self._queues.running)
 
+    @property
+    def version(self) -> int:
+        """Grows whenever a sequence is added, ends, or gets or loses device memory."""
+        return self._queues.version
+
     def steps_until_free_row(self) -> int:
         """Steps until a request that arrives now gets a row, if all before it use their full token limits."""
         most, queues = self.settings.max_tokens, self._queues

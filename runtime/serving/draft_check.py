@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hybridge.runtime.engines.step_result import StepResult
@@ -16,6 +17,8 @@ from hybridge.runtime.serving.live_requests import LiveRequests, choice_error
 from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.serving.step_in_flight import StepInFlight
 from hybridge.runtime.speculation import accepted_count
+
+_NO_DRAFT_TOKENS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 
 
 class Verdict(NamedTuple):
@@ -34,13 +37,18 @@ class DraftCheck:
 
     def propose(self) -> Mapping[int, tuple[int, ...]]:
         """Draft tokens by sequence."""
+        if self._speculator.rests(self._scheduler.version):
+            return _NO_DRAFT_TOKENS
         drafting, rows = [], 0
         for sequence, room in self._scheduler.decoding():
             rows += 1
             known = self._requests.of(sequence)
             if room > 0 and known is not None and known[1].max_draft_tokens != 0:
                 drafting.append((sequence, room, known[1].max_draft_tokens, known[1]))
-        return self._speculator.propose(self._speculator.requests(drafting, rows))
+        requests = self._speculator.requests(drafting, rows)
+        if not requests and rows == len(drafting) == self._scheduler.running:
+            self._speculator.rest(self._scheduler.version)
+        return self._speculator.propose(requests)
 
     def samplings(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], vocab: int) -> dict[int, TokenSampling]:
         """How to sample the tokens of rows with draft tokens in the step, by index of their logits.

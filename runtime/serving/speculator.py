@@ -50,11 +50,30 @@ class Speculator:
         self._proposals: dict[int, Proposal] = {}
         # Rows that decode in it, and whether its draft tokens were dropped because they would not pay.
         self._rows, self._waives, self._probes = 0, False, Probes()
+        # What keeps the step in progress from trying draft tokens; steps for which it does, while the queues have this
+        # version; and how many of them have passed.
+        self._waiting: list[Probes] = []
+        self._rest = self._rested = self._version = 0
 
     @property
     def runner(self) -> StepRunner | None:
         """The drafter, where it has to see the steps of the model."""
         return self._drafter if isinstance(self._drafter, StepRunner) else None
+
+    def rests(self, version: int) -> bool:
+        """Whether the next step has no draft tokens, whatever its sequences are; the queues have ``version``."""
+        if self._rested < self._rest and version == self._version:
+            self._rested += 1
+            return True
+        if self._rested:
+            for probes in self._waiting:
+                probes.skip(self._rested)
+        self._rest = self._rested = 0
+        return False
+
+    def rest(self, version: int) -> None:
+        """After ``requests`` of all sequences gave none: let ``rests`` answer as long as it will give none again."""
+        self._version, self._rest = version, min((probes.waiting for probes in self._waiting), default=0)
 
     def requests(
         self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Group]], rows: int
@@ -64,17 +83,21 @@ class Speculator:
         ``sequences``: each with the draft tokens that its row has room for, the most that its request allows, and its
         group. ``rows``: all rows that decode in the step, also those without draft tokens.
         """
+        self._waiting = []
         if self._plain_next:
             self._plain_next = False
             return []
         if self._measures and rows > 1 and self._probes.waits():
+            self._waiting = [self._probes]
             return []
         found = []
         self._rows = rows
         for sequence, room, limit, group in sequences:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
-            most = min(room, self._counts[sequence.id].choose(rows))
+            count = self._counts[sequence.id]
+            most = min(room, count.choose(rows))
+            self._waiting.append(count.probes)
             if most:
                 found.append(DraftRequest(sequence.id, sequence.tokens, most, group.draw(sequence)))
         return found

@@ -29,13 +29,13 @@ class DraftLength:
     ``cost`` is the share of a step that each draft token adds, so that the time is 1 + cost * count, or a function of
     the count and the rows of the step. The acceptance is measured for this sequence, with less weight for older steps:
     accepted / tried, where those tried are the accepted tokens and the first rejected one. Ties go to the shorter.
-    Where no count pays, the best of 1 and more is tried again now and then (``Probes``).
+    Where no count pays, the best of 1 and more is tried again now and then (``probes``).
     """
 
     def __init__(self, most: int, cost: float | Callable[[int, int], float], adaptive: bool = True) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
         self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
-        self._probes = Probes()
+        self.probes = Probes()
 
     @property
     def acceptance(self) -> float:
@@ -46,14 +46,14 @@ class DraftLength:
         """Number of draft tokens for the next step, in which ``rows`` rows decode."""
         if not self._adaptive or not self._most:
             return self._most
-        if self._probes.waits():
+        if self.probes.waits():
             return 0
         cost, best, most, loss = self._cost, 1, 0.0, 0.0
         for count, tokens in enumerate(expected_tokens(self.acceptance, self._most)[1:], 1):
             time = cost(count, rows) if callable(cost) else 1.0 + cost * count
             if tokens / time > most:
                 best, most, loss = count, tokens / time, time - tokens
-        return best if self._probes.tries(loss) else 0
+        return best if self.probes.tries(loss) else 0
 
     def observe(self, proposed: int, accepted: int) -> None:
         """A step accepted ``accepted`` of ``proposed`` draft tokens; steps without draft tokens are ignored."""

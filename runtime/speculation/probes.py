@@ -22,6 +22,15 @@ class Probes:
             return True
         return False
 
+    @property
+    def waiting(self) -> int:
+        """How many of the next steps ``waits`` is sure to keep from trying."""
+        return max(0, self._left - 1)
+
+    def skip(self, steps: int) -> None:
+        """Count ``steps`` of those ``waiting`` as done."""
+        self._left -= steps
+
     def tries(self, loss: float) -> bool:
         """Whether the next step tries; loss: the time that this is expected to lose, in steps, negative if it pays."""
         due, self._left = self._left == 1, 0

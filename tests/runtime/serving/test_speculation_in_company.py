@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
 from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -86,3 +87,32 @@ def test_draft_tokens_that_save_time_are_tried(monkeypatch: pytest.MonkeyPatch) 
 def test_with_a_given_cost_other_rows_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     _, tried = steps_with_draft_tokens(4, 2.5, monkeypatch, cost=0.1)
     assert tried >= NEW // (1 + MOST) - 2
+
+
+@pytest.mark.parametrize(("requests", "time"), [(1, 4.2), (4, 2.5)])
+def test_sequences_are_not_looked_at_while_all_of_them_wait(
+    requests: int, time: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same steps try draft tokens as if every step asked every sequence."""
+    asked, ask = [], Speculator.requests
+    monkeypatch.setattr(Speculator, "requests", lambda self, *rows: (asked.append(1), ask(self, *rows))[1])
+    found = steps_with_draft_tokens(requests, time, monkeypatch, new=300)
+    assert found[1] and len(asked) < found[0] // 6
+    monkeypatch.setattr(Speculator, "rests", lambda *_: False)
+    assert steps_with_draft_tokens(requests, time, monkeypatch, new=300) == found
+
+
+def test_a_request_that_arrives_while_others_wait_gets_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    speculation = SpeculationSettings(MOST, draft_token_cost=0.9)
+    loop, _ = toy_loop(HYBRID, speculation=speculation, max_seq_len=200, memory_bytes=40_000)
+    assert loop._speculator is not None
+    loop.add(make_request([1, 2, 3, 4, 5], 150))
+    for _ in range(40):
+        loop.step()
+    assert loop._speculator._rest
+    waited = len(loop._speculator._counts)
+    loop.add(make_request([5, 4, 3, 2, 1], 50))
+    for _ in range(3):
+        loop.step()
+    assert len(loop._speculator._counts) == waited + 1
+    run_all(loop)
