@@ -175,7 +175,8 @@ class Scheduler:
         """
         step = self._last = self._close()
         # Sequences that ended without the token that this step has fed: their states are one token ahead.
-        lost = [each for each in step.cancelled if each not in step.draft_tokens and each.pending < step.rows[each]]
+        fed = {each: step.rows.get(each, 0) for each in step.cancelled if each not in step.draft_tokens}
+        lost = [sequence for sequence, count in fed.items() if sequence.pending < count]
         for sequence in lost:
             step.reservation.keep_length(sequence.memory)
         if plan.repeats:

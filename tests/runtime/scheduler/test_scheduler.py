@@ -268,3 +268,18 @@ def test_a_step_without_rows_is_not_repeated():
     toy.scheduler.finish(first), toy.scheduler.finish(second)
     plan = toy.step()
     assert not plan.rows and plan.slot_copies and toy.step() is None
+
+
+def test_a_sequence_that_resumes_without_a_new_token_may_end_during_the_step():
+    """As a beam does that waits for others."""
+    toy = server(swap_bytes=10_000)
+    sequence = toy.scheduler.add(request(5))
+    toy.run(toy.scheduler.plan())
+    assert not sequence.pending
+    toy.scheduler._queues.preempt(sequence)
+    plan = toy.scheduler.plan()
+    assert plan is not None and not plan.rows
+    toy.scheduler.finish(sequence)
+    toy.scheduler.commit(plan)
+    assert not toy.scheduler.sequences
+    toy.scheduler.check_integrity()
