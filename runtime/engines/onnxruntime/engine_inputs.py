@@ -39,6 +39,15 @@ class KvShape:
         kind = "key" if self.parts == 1 else kind
         return f"engine.{kind}_blocks.{self.kv_heads}.{self.window}"
 
+    def by_token(self, kv_indices: np.ndarray, tokens: int) -> np.ndarray:
+        """``kv_indices`` of so many tokens as [parts, tokens, kv_heads, 4]: part, block, head, offset."""
+        return kv_indices.reshape(self.parts, tokens, self.kv_heads, 4)
+
+    def block_feeds(self, keys: np.ndarray, num_blocks: int) -> dict[str, np.ndarray]:
+        """The inputs ``blocks`` of each part, where ``keys`` are those of keys and a part has one block more."""
+        apart = (num_blocks + 1) * self.kv_heads
+        return {self.blocks(kind): keys + part * apart for part, kind in enumerate(("key", "value")[: self.parts])}
+
     @property
     def seen(self) -> str:
         """Tokens in the blocks of one row: int32 [1]."""

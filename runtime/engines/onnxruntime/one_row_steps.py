@@ -50,9 +50,8 @@ class OneRowSteps:
         # A graph without rotary embeddings reads no positions.
         reads_positions = names.POSITIONS in session.inputs
         self._positions = session.fed(names.POSITIONS).data if reads_positions else None
-        # By the number of heads: [2, tokens, kv_heads, 4], kind, block, head, offset.
-        found = dict.fromkeys(shape.kv_indices for shape in shapes)
-        self._kv = [session.fed(name).reshape(2, self._tokens, -1, 4) for name in found]
+        by_name = {shape.kv_indices: shape for shape in shapes}
+        self._kv = [shape.by_token(session.fed(name), self._tokens) for name, shape in by_name.items()]
 
     @staticmethod
     def can_follow(inputs: PackedInputs, run: PagedRun, session: PagedSession, shapes: Sequence[KvShape]) -> bool:
@@ -148,8 +147,8 @@ class OneRowSteps:
         self._blocks, columns = blocks, np.array(blocks, np.int64)
         for shape in self._shapes:
             keys = (columns * shape.kv_heads + np.arange(shape.kv_heads)[:, None])[None]
-            self._session.feed(shape.blocks("key"), keys)
-            self._session.feed(shape.blocks("value"), keys + (sizes.num_blocks + 1) * shape.kv_heads)
+            for name, rows in shape.block_feeds(keys, sizes.num_blocks).items():
+                self._session.feed(name, rows)
             if more and shape.bias in self._session.inputs:
                 unseen = ((0, 0), (0, 0), (0, 0), (0, more * sizes.block_size))
                 before = self._session.fed(shape.bias)

@@ -134,8 +134,7 @@ def _seen(
     keys = blocks[:, None, :] * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
     seen = (lengths - first * size).astype(np.int32)
     found = {
-        shape.blocks("key"): keys,
-        shape.blocks("value"): keys + (shape.parts - 1) * (sizes.num_blocks + 1) * shape.kv_heads,
+        **shape.block_feeds(keys, sizes.num_blocks),
         shape.seen: seen,
         shape.last_seen: seen - 1,
     }

@@ -37,9 +37,8 @@ class RepeatedSteps:
         # Position of the next token of each row of the run.
         self._next: list[int] = (inputs.positions[run.tokens] + 1).tolist()
         self._shapes = shapes
-        # By the number of heads: [parts, rows, kv_heads, 4], part, block, head, offset.
-        parts = {shape.kv_indices: shape.parts for shape in shapes}
-        self._kv = [session.fed(name).reshape(count, rows, -1, 4) for name, count in parts.items()]
+        by_name = {shape.kv_indices: shape for shape in shapes}
+        self._kv = [shape.by_token(session.fed(name), rows) for name, shape in by_name.items()]
         biases = [session.fed(name) for name in dict.fromkeys(shape.bias for shape in shapes)]
         self._biases = [bias.reshape(-1) for bias in biases]
         self._width = min((bias.shape[-1] for bias in biases), default=0)
@@ -100,6 +99,5 @@ class RepeatedSteps:
             column = self._next[row] // sizes.block_size
             for shape in self._shapes:
                 keys = block * shape.kv_heads + np.arange(shape.kv_heads)[:, None]
-                for part, kind in enumerate(("key", "value")[: shape.parts]):
-                    blocks = keys + part * (sizes.num_blocks + 1) * shape.kv_heads
-                    self._session.fed(shape.blocks(kind))[row, :, column:] = blocks
+                for name, blocks in shape.block_feeds(keys, sizes.num_blocks).items():
+                    self._session.fed(name)[row, :, column:] = blocks

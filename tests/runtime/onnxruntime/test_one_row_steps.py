@@ -59,7 +59,7 @@ def outcome(engine: OnnxRuntimePagedEngine) -> list[np.ndarray]:
     return [*found, *(engine.read_pool(spec.name).copy() for spec in engine.pool_specs)]
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "llama"])
+@pytest.mark.parametrize("family", ["nemotron_h", "llama", pytest.param("kimi_linear", marks=pytest.mark.slow)])
 def test_prepared_steps_give_what_steps_of_their_own_give(
     artifacts: ArtifactCache, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def begun(engine: OnnxRuntimePagedEngine, vocab: int) -> None:
         engine.step(PackedInputs(tokens, positions, ends, lengths, TABLE[row : row + 1], slots, state, last))
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "llama"])
+@pytest.mark.parametrize("family", ["nemotron_h", "llama", pytest.param("kimi_linear", marks=pytest.mark.slow)])
 def test_repeated_steps_give_what_steps_of_their_own_give(
     artifacts: ArtifactCache, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
