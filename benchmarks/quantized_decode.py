@@ -54,6 +54,8 @@ MOST_MEMORY_OF_SMALL = 1.3
 ROUNDING_SHARES = {INT4: 0.25, INT8: 1.5}
 # The most mean KL divergence of llama.cpp's BF16 file, in nats: it is the same model, with inputs in bfloat16.
 SAME_MODEL = 2e-3
+# Windows of random tokens: what models with random weights predict is alike everywhere.
+RANDOM_WINDOWS = 2
 # Smaller models stay in the processor's caches, and are not timed.
 FEWEST_TIMED_BYTES = 10**8
 
@@ -64,7 +66,8 @@ class QuantizedSettings:
 
     llama_cpp: a built checkout of llama.cpp; without one, the peer is left out. models and formats: names separated by
     commas. trained: folders of trained checkpoints, separated by commas; None: the demo checkpoint. KL divergences are
-    measured over at most ``windows`` windows of ``window`` tokens. work: a folder that keeps the models.
+    measured over at most ``windows`` windows of ``window`` tokens of a text, or over RANDOM_WINDOWS. work: a folder
+    that keeps the models.
     """
 
     llama_cpp: str | None = None
@@ -163,7 +166,7 @@ def _quality(
     The second half of each window is scored, as llama-perplexity does. Inputs are rounded as in what is timed.
     """
     if trained is None:
-        windows = random_windows(read_config(models[BF16].steps).vocab_size, settings.window, settings.windows)
+        windows = random_windows(read_config(models[BF16].steps).vocab_size, settings.window, RANDOM_WINDOWS)
     else:
         windows = text_windows(trained, settings.window, settings.windows)
     reference = list(artifact_logits(models[BF16].all_logits, windows, exact=True))

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.artifacts import exported, weight_bytes
-from hybridge.quantization.options import QuantizeOptions
+from hybridge.quantization.options import GPTQ, MSE, QuantizeOptions
 from hybridge.quantization.quantizer import REPORT_FILE, quantize_checkpoint
 
 BF16, INT4, INT8 = "bf16", "int4", "int8"
-# Columns that share a scale: the first number with which an artifact is not too large.
-_GROUPS = (32, 64, 128)
+# Columns that share a scale, and the format of the embedding, which a tied head shares: the first that fits is used.
+_INT8_RECIPES = tuple((group, INT8) for group in (32, 64, 128))
+_RECIPES = {
+    (INT8, True): _INT8_RECIPES,
+    (INT8, False): _INT8_RECIPES,
+    (INT4, True): (*_INT8_RECIPES, (128, INT4)),
+    (INT4, False): ((32, INT8), (32, INT4), (64, INT4), (128, INT4)),
+}
 _MOST_BITS = 12.0
 
 
@@ -33,44 +39,48 @@ def quantized_models(
 ) -> dict[str, QuantizedModel]:
     """Models of bf16 and of ``formats`` from ``checkpoint``; what the folder ``work`` has already is used again.
 
-    most_bytes: of a format's weights; without it the smallest groups are used. trained: where 4 bits have a limit, the
-    sensitivity of matrices is measured, and they get the bits that fit. Embeddings get 8 bits.
+    most_bytes: of a format's weights; without it the smallest groups are used. trained: matrices are rounded by gptq;
+    where 4 bits have a limit, their sensitivity is measured, and they get the bits that fit.
     """
     models = {BF16: _exported(work, checkpoint, BF16, "as stored")}
     for name in formats:
         if name == BF16:
             continue
-        models[name], source = _smallest_groups(work, checkpoint, name, most_bytes.get(name, math.inf))
+        method = GPTQ if trained and name == INT8 else MSE
+        models[name], source, embedding = _equal_groups(work, checkpoint, name, most_bytes.get(name, math.inf), method)
         if trained and name == INT4 and name in most_bytes:
-            models[name] = _mixed(work, checkpoint, most_bytes[name] - models[name].weight_bytes, source)
+            models[name] = _mixed(work, checkpoint, most_bytes[name] - models[name].weight_bytes, source, embedding)
     return models
 
 
-def _smallest_groups(work: Path, checkpoint: Path, name: str, most_bytes: float) -> tuple[QuantizedModel, Path]:
-    """The most precise model of equal groups that fits, or the smallest one; and its checkpoint."""
-    for group in _GROUPS:
+def _equal_groups(
+    work: Path, checkpoint: Path, name: str, most_bytes: float, method: str
+) -> tuple[QuantizedModel, Path, str]:
+    """The most precise model of equal groups that fits, or the smallest one; its checkpoint; its embedding's format."""
+    tied = bool(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"])
+    for group, embedding in _RECIPES[name, tied]:
         source = work / f"{name}-{group}-checkpoint"
         if not source.exists():
-            quantize_checkpoint(checkpoint, source, QuantizeOptions(format=name, group_size=group))
-        model = _exported(work, source, f"{name}-{group}", f"groups of {group}")
+            quantize_checkpoint(checkpoint, source, QuantizeOptions(format=name, group_size=group, method=method))
+        recipe = f"groups of {group}, embedding {embedding}"
+        model = _exported(work, source, f"{name}-{group}-{embedding}", recipe, embedding)
         if model.weight_bytes <= most_bytes:
             break
-    return model, source
+    return model, source, embedding
 
 
-def _mixed(work: Path, checkpoint: Path, more_bytes: int, equal: Path) -> QuantizedModel:
+def _mixed(work: Path, checkpoint: Path, more_bytes: int, equal: Path, embedding: str) -> QuantizedModel:
     """The model whose matrices take at most ``more_bytes`` more than those of the checkpoint ``equal``."""
     matrices = json.loads((equal / REPORT_FILE).read_text(encoding="utf-8"))["matrices"]
     weights, nbytes = (sum(each[key] for each in matrices) for key in ("weights", "nbytes"))
     bits = min(math.floor(800 * (nbytes + more_bytes) / weights) / 100, _MOST_BITS)
     source = work / f"{INT4}-{bits}-bits-checkpoint"
     if not source.exists():
-        quantize_checkpoint(checkpoint, source, QuantizeOptions(format=INT4, bits=bits))
-    return _exported(work, source, f"{INT4}-{bits}-bits", f"{bits} bits per weight")
+        quantize_checkpoint(checkpoint, source, QuantizeOptions(format=INT4, bits=bits, method=GPTQ))
+    return _exported(work, source, f"{INT4}-{bits}-bits", f"{bits} bits per weight, embedding {embedding}", embedding)
 
 
-def _exported(work: Path, checkpoint: Path, name: str, recipe: str) -> QuantizedModel:
-    embedding = None if name == BF16 else INT8
+def _exported(work: Path, checkpoint: Path, name: str, recipe: str, embedding: str | None = None) -> QuantizedModel:
     folders = work / name, work / f"{name}-all-logits"
     for folder, all_logits in zip(folders, (False, True), strict=True):
         if not folder.exists():
