@@ -19,6 +19,8 @@ NO_RUN = "No run is stored in `benchmarks/results/{}.json` yet."
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Missed targets of one kind that are listed one by one.
 _MOST_MISSED = 4
+# Targets of quantised models whose values are in a list.
+_IN_QUALITY_LIST = ("bytes", "mean KL", "99.9 % KL")
 Document = Mapping[str, Any]
 
 
@@ -180,23 +182,48 @@ def _export_sizes(document: Document) -> str:
 
 def _quantized_decode(document: Document) -> str:
     """Median ratios to llama.cpp, or the speeds where it was left out; ranges are in the stored document."""
-    kinds = [(kind, name) for kind in ("decode", "prompt") for name in ("bf16", "int4", "int8")]
-    rows = []
+    lines = []
     for model, result in document["results"].items():
-        measured = [result.get(f"{kind}_times_llama_cpp", result[f"{kind}_tokens_per_s"]) for kind, _ in kinds]
-        cells = (
-            found[name]["median"] if name in found else None for found, (_, name) in zip(measured, kinds, strict=True)
-        )
-        rows.append((model, *("" if cell is None else number(cell) for cell in cells)))
+        parts = []
+        for kind in ("decode", "prompt"):
+            speeds = result.get(f"{kind}_times_llama_cpp", result.get(f"{kind}_tokens_per_s", {}))
+            medians = [number(speeds[name]["median"]) for name in ("bf16", "int4", "int8") if name in speeds]
+            parts += [f"{kind} {', '.join(medians)}"] if medians else []
+        if parts:
+            lines.append(f"- {model}: {'; '.join(parts)}")
     missed: dict[str, list[tuple[str, float]]] = {}
     for target in document["targets"]:
-        if not target["met"]:
-            where, _, what = target["name"].partition(": ")
+        where, _, what = target["name"].partition(": ")
+        if not target["met"] and not what.startswith(_IN_QUALITY_LIST):
             missed.setdefault(f"{what} (target {target['limit']:g})", []).append((where, target["value"]))
-    lines = "".join(f"\n- **missed**: {what}: {_missed(found)}" for what, found in missed.items())
-    header = ("", *(f"{kind}, {name}" for kind, name in kinds))
-    lines += _added_memory(document)
-    return f"{_kept_machine(document)}\n\n{table(header, rows)}" + (f"\n{lines}" if lines else "")
+    lines += (f"- **missed**: {what}: {_missed(found)}" for what, found in missed.items())
+    formats = ", ".join(document.get("settings", {}).get("formats", "bf16,int4,int8").split(","))
+    return f"{_kept_machine(document)} {formats}:\n\n" + "\n".join(lines) + _quality(document)
+
+
+def _quality(document: Document) -> str:
+    """Bytes times llama.cpp's, and KL divergences, ours and llama.cpp's, where they were measured."""
+    lines = []
+    for model, result in document["results"].items():
+        parts = []
+        for form, peer in (("int4", "Q4_K_M"), ("int8", "Q8_0")):
+            ours, theirs = (result.get("quality", {}).get(name) for name in (form, peer))
+            if ours is not None and theirs is not None:
+                cells = [f"{ours['weight_bytes'] / theirs['weight_bytes']:.3f}"]
+                cells += [_divergences(ours[key], theirs[key]) for key in ("mean_kl", "kl_999")]
+                parts.append(f"{form} {', '.join(cells)}")
+        if parts:
+            lines.append(f"\n- {model}: {'; '.join(parts)}")
+    if not lines:
+        return ""
+    goal = "(goal: no more; **missed** where bold)"
+    return f"\n\nBytes times llama.cpp's; mean, 99.9 % KL divergence, ours/llama.cpp's {goal}:\n" + "".join(lines)
+
+
+def _divergences(ours: float, theirs: float) -> str:
+    """Both, in bold where ours is larger."""
+    text = f"{ours:.2g}/{theirs:.2g}"
+    return f"**{text}**" if ours > theirs else text
 
 
 def _missed(found: Sequence[tuple[str, float]]) -> str:
@@ -205,23 +232,6 @@ def _missed(found: Sequence[tuple[str, float]]) -> str:
         return "; ".join(f"{where} {value:.3g}" for where, value in found)
     values = [value for _, value in found]
     return f"{len(found)} times, {min(values):.3g} to {max(values):.3g}"
-
-
-def _added_memory(document: Document) -> str:
-    """The largest peak of memory at opening without what imports take, where it was measured."""
-    found = [
-        (f"{model}, {name}", opening)
-        for model, result in document["results"].items()
-        for name, opening in result["opening"].items()
-        if "added_to_weights" in opening
-    ]
-    if not found:
-        return ""
-    imports = number(max(opening["import_bytes"]["median"] for _, opening in found) / 1e6)
-    where, most = max(
-        ((name, opening["added_to_weights"]["median"]) for name, opening in found), key=lambda pair: pair[1]
-    )
-    return f"\n- the same without imports ({imports} MB): at most {most:.3g} ({where})"
 
 
 def _hybrid_decode(document: Document) -> str:
