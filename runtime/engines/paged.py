@@ -360,7 +360,7 @@ class PagedEngine(ABC):
         raise self._packs_nothing()
 
     def arrays_from_copy(self, copy: HostCopy) -> dict[str, np.ndarray]:
-        """Arrays of a ``swap_out`` by graph input: KV [2, blocks, block_size, ...], states [slots, ...], as declared.
+        """Arrays of ``swap_out`` by graph input: KV [parts, blocks, block_size, ...], states [slots, ...], as declared.
 
         EngineError when the engine cannot show its copies.
         """

@@ -36,7 +36,7 @@ _REMEDY = "save it again"
 
 @dataclass(frozen=True)
 class SavedSession:
-    """``tokens`` and the ``arrays`` by pool: KV [2, tokens, ...] and states [...]; ``weights`` says of which model."""
+    """``tokens`` and the ``arrays`` by pool: KV [parts, tokens, ...], states [...]; ``weights`` says of which model."""
 
     weights: str
     namespace: str

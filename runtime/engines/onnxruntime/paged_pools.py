@@ -19,7 +19,7 @@ _NO_SNAPSHOTS: Mapping[str, int] = MappingProxyType({})
 
 
 class ArrayCopy(HostCopy):
-    """Blocks [2, count, ...] and slots [count, ...] by pool name, in the pools' own layout."""
+    """Blocks [parts, count, ...] and slots [count, ...] by pool name, in the pools' own layout."""
 
     def __init__(self, blocks: int, slots: int, arrays: Mapping[str, np.ndarray]) -> None:
         self.blocks, self.slots, self.arrays = blocks, slots, arrays

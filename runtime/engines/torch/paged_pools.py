@@ -25,7 +25,7 @@ _FEW = 4
 
 
 class TorchCopy(HostCopy):
-    """Blocks [2, count, ...] and slots [count, ...] by pool name, in host memory."""
+    """Blocks [parts, count, ...] and slots [count, ...] by pool name, in host memory."""
 
     def __init__(self, blocks: int, slots: int, tensors: Mapping[str, torch.Tensor]) -> None:
         self.blocks, self.slots, self.tensors = blocks, slots, tensors

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
+from hybridge.artifact.names import QUERY_START_LOC, STATE_INDICES
+from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.one_row_steps import OneRowSteps
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
+from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, paged_runs, run_feeds
+from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 from tests.support.artifacts import ArtifactCache
@@ -73,6 +77,43 @@ def test_prepared_steps_give_what_steps_of_their_own_give(
     assert len(again) == 9
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class Fed:
+    """The arrays of a session whose graph reads every input."""
+
+    is_repeatable, runs = True, 1
+
+    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+        self.arrays, self.inputs = {name: array.copy() for name, array in arrays.items()}, frozenset(arrays)
+
+    def fed(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def feed(self, name: str, array: np.ndarray) -> None:
+        self.arrays[name] = array
+
+    def run_again(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("shape", [KvShape(2, 0), KvShape(1, 0, parts=1)])
+def test_the_arrays_are_those_of_a_step_of_its_own(shape: KvShape, tokens: int) -> None:
+    def given(start: int) -> tuple[PackedInputs, PagedRun, dict[str, np.ndarray]]:
+        inputs = step_of(np.arange(tokens) + start, 0, start, False)
+        (run,) = paged_runs(inputs, alone=[0])
+        return inputs, run, run_feeds(inputs, run, [shape], SIZES, {shape.bias})
+
+    inputs, run, first = given(2)
+    session, pools = Fed(first), ArrayPools((), {}, SIZES)
+    assert OneRowSteps.can_follow(inputs, run, session, [shape])  # type: ignore[arg-type]
+    steps = OneRowSteps(inputs, session, np.zeros((tokens, 1)), [shape], pools, None)  # type: ignore[arg-type]
+    for start in (2 + tokens, 2 + 2 * tokens, 9):
+        inputs, _, expected = given(start)
+        assert steps.step(inputs) is not None
+        for name in expected.keys() - {QUERY_START_LOC, STATE_INDICES}:
+            np.testing.assert_array_equal(session.arrays[name], expected[name], err_msg=name)
 
 
 def test_a_step_with_wrong_slots_is_no_prepared_one(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 
 
 class DeviceCopy(HostCopy):
-    """Blocks [2, count, ...] and slots [count, ...] by pool name, in host memory."""
+    """Blocks [parts, count, ...] and slots [count, ...] by pool name, in host memory."""
 
     def __init__(self, blocks: int, slots: int, arrays: Mapping[str, np.ndarray]) -> None:
         self.blocks, self.slots, self.arrays = blocks, slots, arrays
