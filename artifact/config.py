@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridge.artifact.bindings import BATCH, NUM_SLOTS, Binding, GraphBindings
+from hybridge.artifact.dense import check_caches
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import ArtifactError, located
 from hybridge.artifact.json_fields import Fields, is_count, load_json_object
@@ -193,6 +194,8 @@ class RuntimeConfig:
                 (self.kv_cache_dtype, self.conv_state_dtype, self.recurrent_state_dtype),
             )
             check_paged(self.bindings, expected, self.vocab_size)
+        else:
+            check_caches(self.bindings, self.kv_layers, self.kv_cache_dtype)
         return self
 
     def _check_state_scales(self) -> None:

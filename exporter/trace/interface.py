@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hybridge.artifact import names
-from hybridge.artifact.bindings import BATCH, MAX_SEQ, NUM_SLOTS, SEQ, Binding, GraphBindings
+from hybridge.artifact.bindings import BATCH, NUM_SLOTS, SEQ, Binding, GraphBindings
 from hybridge.artifact.config import RuntimeConfig
+from hybridge.artifact.dense import cache_bindings
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.layer_config import RecurrentLayerConfig
 from hybridge.artifact.paged import NUM_LOGITS, PAGED, STEP_INPUTS, TOKENS, kv_pool_bindings, state_bindings
@@ -58,9 +59,7 @@ def mtp_bindings(config: RuntimeConfig) -> GraphBindings:
 def _states(config: DecoderConfig, options: ExportOptions, dtype: DType) -> list[Binding]:
     states: list[Binding] = []
     for k, attention in enumerate(config.attention_bodies):
-        cache: tuple[int | str, ...] = (BATCH, attention.num_kv_heads, MAX_SEQ, attention.head_dim)
-        for name in attention.kv.state_names(k):
-            states.append(Binding(name, dtype, cache, names.present(name)))
+        states += cache_bindings(k, attention.kv, dtype)
     for r, body in enumerate(config.recurrent_bodies):
         states += state_bindings(r, _states_of(body, options), (dtype, options.state_dtype), BATCH, body.layer_type)
     return states

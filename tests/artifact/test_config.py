@@ -43,6 +43,18 @@ def test_round_trip_through_a_file(tmp_path: Path) -> None:
     assert read_config(tmp_path) == sample_config()
 
 
+def test_latents_have_one_cache() -> None:
+    data = as_json()
+    data["kv_layer_configs"][0]["latent_dim"] = 7
+    for kind in ("inputs", "outputs"):
+        data["bindings"][kind] = [each for each in data["bindings"][kind] if not each["name"].endswith("_value_0")]
+    config = config_from_json(data)
+    assert config.kv_layers[0].state_names(0) == ("past_key_0",) and as_json(config) == data
+    del data["kv_layer_configs"][0]["latent_dim"]
+    with pytest.raises(ArtifactError, match=r"expected the state past_value_0 .* found no state past_value_0"):
+        config_from_json(data)
+
+
 def test_layers_of_different_shapes_become_lists() -> None:
     config = sample_config()
     layers = (RecurrentLayerConfig(3, 5, 7, 30, 4), RecurrentLayerConfig(3, 9, 7, 41, 4))
@@ -108,6 +120,11 @@ CONTRADICTIONS: list[tuple[str, Any, str]] = [
     ("kv_layer_configs.0.sliding_window", 0, "sliding_window"),
     ("kv_layer_configs.0.latent_dim", 10, "latent_dim: expected at most head_dim, 9"),
     ("kv_layer_configs.0.latent_dim", 0, "latent_dim: expected an integer of at least 1"),
+    ("kv_layer_configs.0.latent_dim", -1, "latent_dim: expected an integer of at least 1"),
+    ("kv_layer_configs.0.latent_dim", "7", "latent_dim: expected an integer"),
+    ("kv_layer_configs.0.latent_dim", 7, "expected no state past_value_0 as kv_layer_configs .* found the state past"),
+    ("kv_layer_configs.0.head_dim", 8, r"expected the state past_key_0 \['batch', 2, 'max_seq', 8\] float32"),
+    ("kv_cache_dtype", "float16", "float16 replaced by present_key_0 as .* found the state past_key_0 .* float32"),
     ("kv_layer_configs.0.extra", 0, "unknown field.*extra"),
     ("kv_cache_dtype", None, "kv_cache_dtype"),
     ("conv_dim", [30, 30], "conv_dim"),
