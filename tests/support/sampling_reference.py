@@ -51,8 +51,11 @@ def _feed(rows: int, read: Read, inputs: Sequence[int], outputs: Sequence[int]) 
     stops = read(inputs[1], rows * MOST_STOPS * 4).view(np.int32).reshape(rows, MOST_STOPS)
     ids = read(outputs[0], rows * 8).view(np.int64)
     lengths, slots, states = (read(output, rows * 4).view(np.int32) for output in outputs[1:])
+    sources = read(inputs[2], rows * 4).view(np.int32).tolist()
     for row in np.flatnonzero(lengths):
-        token = int(read(address + int(row) * stride, 4).view(np.int32)[0])
+        if sources[row] < 0:
+            continue
+        token = int(read(address + sources[row] * stride, 4).view(np.int32)[0])
         ids[row] = token
         if token in (-1, *stops[row].tolist()):
             ids[row], lengths[row], slots[row], states[row] = 0, 0, -1, -1
