@@ -66,8 +66,8 @@ class StepLauncher:
     ) -> DeviceResult | None:
         """As ``PagedEngine.launch_next``."""
         tokens = result.tokens
-        if tokens is None or not can_feed(feeding.stops):
-            return None
+        if tokens is None or feeding.sources is not None or not can_feed(feeding.stops):
+            return None  # only steps of the same rows are chained
         assert self._pending and result.is_of(self._pending[-1]), "another step was launched after that of the result"
         # The pinned inputs of the step before the previous one are about to be overwritten.
         self.finish(keep=1)
