@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_decay(ChunkDecay& chunk, const RawSteps<T>
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const float biased = to_float(raw.value[i]) + head.bias;
-        const float positive = p.dt_softplus ? softplus_polynomial(biased) : biased;
+        const float positive = p.dt_softplus ? softplus(biased) : biased;
         step[i] = 2 * lane + i < valid ? fminf(fmaxf(positive, p.dt_min), p.dt_max) : 0.0f;
     }
     const SUM first = static_cast<SUM>(step[0]) * head.log2_decay;
