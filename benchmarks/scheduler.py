@@ -147,8 +147,8 @@ def run(settings: SchedulerSettings) -> Report:
     gates = require(Gate("answers that differ from the engine's, or from those sampled alone", float(wrong), 0.0))
     results = spreads(times | ahead)
     title = f"host time of a decode step at batch {settings.batch}"
-    share = "share of steps launched before the tokens of the previous step are known"
-    shares = {"": share, "_sampled": f"{share} (rows sample)", "_mixed": f"{share} (prompts beside rows that decode)"}
+    share = "share of steps launched ahead"
+    shares = {"": share, "_sampled": f"{share} (sampling)", "_mixed": f"{share} (with prompts)"}
     return Report(
         gates,
         results,
