@@ -81,7 +81,7 @@ class _Part:
 
 
 class KVCacheManager(_Part):
-    """Keys and values of the attention layers. Positions past a row's length are never read."""
+    """Keys and values of the attention layers. Positions past a row's length have no weight."""
 
     def __init__(self, owner: HybridCacheManager, layers: int) -> None:
         super().__init__(owner, layers, [name for k in range(layers) for name in (past_key(k), past_value(k))])

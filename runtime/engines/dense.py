@@ -64,8 +64,11 @@ class StateBuffer(ABC):
             self.write_row(target, value)
 
     @abstractmethod
-    def zero_rows(self, rows: list[int] | None = None) -> None:
-        """Zero the given rows (all of them by default)."""
+    def zero_rows(self, rows: list[int] | None = None, length: int | None = None) -> None:
+        """Zero the given rows (all of them by default).
+
+        length: of a state with a max_seq axis only so many positions need to become zero.
+        """
 
 
 class StateSet(ABC):

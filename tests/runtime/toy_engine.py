@@ -136,8 +136,10 @@ class ToyBuffer(StateBuffer):
     def copy_row(self, source: int, target: int) -> None:
         self._array[target] = self._array[source]
 
-    def zero_rows(self, rows: list[int] | None = None) -> None:
-        self._array[slice(None) if rows is None else rows] = 0
+    def zero_rows(self, rows: list[int] | None = None, length: int | None = None) -> None:
+        kept = slice(None) if length is None or "max_seq" not in self.spec.shape else slice(length)
+        for row in range(len(self._array)) if rows is None else rows:
+            self._array[row][:, kept] = 0
 
 
 class ToyStates(StateSet):
@@ -221,6 +223,10 @@ class ToyEngine(DenseEngine):
         logits = np.full((batch, seq, self.config.vocab_size), np.nan, np.float32)
         for row in range(batch):
             count, past = int(inputs.context_lengths[row]), int(inputs.past_lengths[row])
+            if count and not past:
+                # Engines may multiply what they do not attend to by 0. NaN: grown and not written.
+                caches = [array for name, array in states.arrays.items() if name.startswith("past_")]
+                assert not any(np.nan_to_num(array[row]).any() for array in caches), "tokens of another sequence"
             for t in range(count):
                 self._consume(states.arrays, row, int(inputs.input_ids[row, t]), past + t)
                 if self.config.all_logits or t == count - 1:

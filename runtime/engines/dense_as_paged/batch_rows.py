@@ -51,6 +51,8 @@ class BatchRows:
         self._states: StateSet | None = None
         self._clock = 0
         self._used: list[int] = []
+        # How many positions of each row's KV may have been written since they were zero.
+        self._written: list[int] = []
 
     @property
     def states(self) -> StateSet:
@@ -80,9 +82,17 @@ class BatchRows:
                     if (content is not None and content.row == rows[place]) == stays:
                         self._load(part, id_, rows[place], requested[place].past)
         self._clock += 1
-        for row in rows:
+        for row, each in zip(rows, requested, strict=True):
             self._used[row] = self._clock
+            if not each.past:
+                self._clean(row)
+        self.note_written(rows, longest)
         return rows
+
+    def note_written(self, rows: Sequence[int], tokens: int) -> None:
+        """Steps write up to the first ``tokens`` positions of ``rows``."""
+        for row in rows:
+            self._written[row] = max(self._written[row], tokens)
 
     def reserve(self, tokens: int) -> None:
         """Make room for ``tokens`` tokens in every row."""
@@ -118,7 +128,7 @@ class BatchRows:
 
     def free(self) -> None:
         """Give up all rows."""
-        self._states, self._used = None, []
+        self._states, self._used, self._written = None, [], []
 
     def _ids(self, requested: RowRequest) -> list[tuple[_Part, int]]:
         pairs = zip(self._parts, (requested.block, requested.slot), strict=True)
@@ -162,7 +172,11 @@ class BatchRows:
         elif content.row >= 0:
             for name in part.names:
                 buffers[name].copy_row(content.row, row)
+            if part.is_kv:
+                self._written[row] = self._written[content.row]
         else:
+            if part.is_kv:
+                self._clean(row)
             for name, array in content.arrays.items():
                 value = array if not part.is_kv else array.take(range(past), axis=self._token_axes[name])
                 if value.size:
@@ -173,6 +187,14 @@ class BatchRows:
         own.length = past
         part.contents.occupy(own, row)
         part.occupants[row] = own
+
+    def _clean(self, row: int) -> None:
+        """Zero the KV of ``row``: engines may multiply hidden positions by 0, and a NaN there would stay one."""
+        if self._written[row]:
+            buffers = self.states.buffers
+            for name in self._parts[0].names:
+                buffers[name].zero_rows([row], min(self._written[row], self.states.max_seq))
+            self._written[row] = 0
 
     def _detach_others(self, part: _Part, id_: int, content: Content, row: int) -> None:
         """``content`` stays in ``row`` for ``id_`` alone; others who hold it, and are in use, get it parked."""
@@ -219,13 +241,15 @@ class BatchRows:
                 buffers[name].copy_row(source, target)
             part.occupants[source], part.occupants[target] = None, content
             content.row = target
+            if part.is_kv:
+                self._written[target] = self._written[source]
         self._used[target], self._used[source] = self._used[source], 0
 
     def _grow(self, rows: int, longest: int) -> None:
         if self._states is None:
             capacity = capacity_for(longest, self._engine.max_seq_len)
             self._states = self._engine.allocate_states(rows, capacity)
-            self._used = [0] * rows
+            self._used, self._written = [0] * rows, [0] * rows
             for part in self._parts:
                 part.occupants = [None] * rows
         elif rows > self.count:
@@ -253,4 +277,5 @@ class BatchRows:
                 content.row = row
             part.occupants = occupants
         self._used = [self._used[row] for row in remaining] + [0] * (count - len(remaining))
+        self._written = [0 if content is None else content.length for content in self._parts[0].occupants]
         self._states = new

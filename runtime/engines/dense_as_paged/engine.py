@@ -34,8 +34,8 @@ class _Decoding:
     """Rows that decode together: their blocks and slots in the order of the step, and what decodes them.
 
     contents: a step changes their lengths. capacity: tokens that each row has room for. order: position in the step of
-    each row of the decoder, None where both orders are the same. inputs: of the last step, None where it had other rows
-    too; ids and lengths are views of it.
+    each row of the decoder, None where both orders are the same. noted: positions that the rows were told to have
+    written. inputs: of the last step, None where it had other rows too; ids and lengths are views of it.
     """
 
     blocks: list[int]
@@ -46,6 +46,7 @@ class _Decoding:
     capacity: int
     order: list[int] | None
     steps: int = 0
+    noted: int = 0
     inputs: PackedInputs | None = None
     ids: memoryview = field(default_factory=lambda: memoryview(b""))
     lengths: memoryview = field(default_factory=lambda: memoryview(b""))
@@ -140,6 +141,7 @@ class DenseAsPaged(PagedEngine):
             and decoding.blocks == blocks
             and decoding.slots == slots
             and len(inputs.input_ids) == len(lengths) == len(inputs.logits_indices)
+            and min(lengths) > 1
         ):
             decoding.follow(inputs)
             return self._decode(decoding, inputs.input_ids.tolist(), lengths, samplings)
@@ -282,6 +284,9 @@ class DenseAsPaged(PagedEngine):
         if longest > decoding.capacity:
             self._rows.reserve(longest)
             decoding.capacity = self._rows.states.max_seq
+        if longest > decoding.noted:
+            decoding.noted = longest + _STEADY_STEPS
+            self._rows.note_written(decoding.rows, decoding.noted)
         for content, length in zip(decoding.contents, lengths, strict=True):
             content.length = length
         return _decoded(decoding, tokens, lengths, samplings)

@@ -76,11 +76,12 @@ class ArrayState(StateBuffer):
     def copy_row(self, source: int, target: int) -> None:
         self.past[target] = self.past[source]
 
-    def zero_rows(self, rows: list[int] | None = None) -> None:
-        if rows is None:
-            self.past.fill(0)
+    def zero_rows(self, rows: list[int] | None = None, length: int | None = None) -> None:
+        chosen = slice(None) if rows is None else rows
+        if length is None or self._sequence_axis is None:
+            self.past[chosen] = 0
         else:
-            self.past[rows] = 0
+            self._view.swapaxes(1, self._sequence_axis)[chosen, :length] = 0
 
     def keep_rows(self, start: int, stop: int) -> None:
         """Copy the rows that a session wrote to the current array."""

@@ -63,7 +63,8 @@ class DeviceState(StateBuffer):
         memory, shape = self._owner.device_memory(), self.shape[1:]
         self._copy(memory, addresses[0], shape, addresses[1], shape, tuple(window))
 
-    def zero_rows(self, rows: list[int] | None = None) -> None:
+    def zero_rows(self, rows: list[int] | None = None, length: int | None = None) -> None:
+        # The positions of a row are not contiguous: zeroing all of them is one call.
         memory = self._owner.device_memory()
         if rows is None:
             memory.zero(self._address(0), self.shape[0] * self._row_bytes)

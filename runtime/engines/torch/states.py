@@ -61,12 +61,10 @@ class TorchState(StateBuffer):
         with self._owner.device.active():
             self._window(target, length).copy_(other._window(source, length))
 
-    def zero_rows(self, rows: list[int] | None = None) -> None:
+    def zero_rows(self, rows: list[int] | None = None, length: int | None = None) -> None:
         with self._owner.device.active():
-            if rows is None:
-                self.tensor.zero_()
-            for row in rows or ():
-                self._window(row, None).zero_()
+            for row in range(self.shape[0]) if rows is None else rows:
+                self._window(row, length).zero_()
 
     def _window(self, row: int, length: int | None) -> torch.Tensor:
         """One row; of a state with a max_seq axis the first ``length`` positions."""

@@ -169,6 +169,11 @@ def test_a_restored_row_continues_like_the_original(tmp_path: Path) -> None:
         second.buffers[name].write_row(1, buffer.read_row(0, 6))
     logits = engine.step(step_inputs([tokens[:0], tokens[6:]], [0, 6]), second)
     assert relative_error(logits[1], made.logits(tokens)[-1]) < TOLERANCE
+    for buffer in second.buffers.values():
+        before = buffer.read_row(1)
+        buffer.zero_rows([1], 4)
+        assert not buffer.read_row(1)[:, :4].any()
+        np.testing.assert_array_equal(buffer.read_row(1)[:, 4:], before[:, 4:] if buffer.spec.grows else 0)
 
 
 def test_limits_are_refused_with_what_was_found(tmp_path: Path) -> None:

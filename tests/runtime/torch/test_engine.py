@@ -136,6 +136,10 @@ def test_a_row_that_moved_continues_like_the_original(dtype: DType, tmp_path: Pa
         second.buffers[name].write_row(0, buffer.read_row(0, 6))
         second.buffers[name].take_row(2, buffer, 0, 6)
         second.buffers[name].copy_row(2, 1)
+        second.buffers[name].zero_rows([0], 4)
+        kept = first.buffers[name].read_row(0)[:, 4:6] if buffer.spec.grows else 0
+        assert not second.buffers[name].read_row(0)[:, :4].any()
+        np.testing.assert_array_equal(second.buffers[name].read_row(0)[:, 4:6], kept)
         second.buffers[name].zero_rows([0])
         assert not second.buffers[name].read_row(0).any()
     logits = engine.step(step_inputs([tokens[:0], tokens[6:], tokens[6:]], [0, 6, 6]), second)
