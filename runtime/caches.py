@@ -86,6 +86,13 @@ class KVCacheManager(_Part):
     def __init__(self, owner: HybridCacheManager, layers: int) -> None:
         super().__init__(owner, layers, [name for k in range(layers) for name in (past_key(k), past_value(k))])
 
+    def clear_tokens(self, rows: Sequence[int]) -> None:
+        """Zero the tokens of ``rows``: engines may multiply positions without weight by 0, and a NaN would stay one."""
+        buffers = self._owner.states.buffers
+        for row in rows:
+            for name in self._names:
+                buffers[name].zero_rows([row], self._owner.lengths[row])
+
     def keys(self, layer: int) -> StateBuffer | None:
         """Key cache [rows, kv_heads, capacity, head_dim] of the local ``layer``; valid until the next step."""
         return self._buffer(past_key(layer))
@@ -159,8 +166,10 @@ class HybridCacheManager:
 
     def clear_states(self, rows: Sequence[int] | None = None) -> None:
         """Forget all tokens of ``rows`` (of every row by default)."""
-        self.mamba.clear_states(rows)
-        for row in range(self.rows) if rows is None else rows:
+        chosen = list(range(self.rows) if rows is None else rows)
+        self.mamba.clear_states(chosen)
+        self.kv.clear_tokens(chosen)
+        for row in chosen:
             self.lengths[row] = 0
 
     def copy_row(self, source: int, target: int) -> None:
