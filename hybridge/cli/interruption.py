@@ -8,10 +8,10 @@ from types import FrameType
 
 # Repeated signals are ignored for this many seconds, so that a second Ctrl-C does not interrupt the cleanup.
 PATIENCE_SECONDS = 3.0
-# During an import a signal is deferred by this many seconds: compiled modules (torch) crash when an exception ends
-# them half way.
-_IMPORT_SECONDS = 0.05
-_IMPORT_FILE = "<frozen importlib._bootstrap>"
+# During an import, or while torch computes with fake tensors, a signal is deferred by this many seconds: compiled code
+# crashes when an exception ends it half way.
+_DEFERRED_SECONDS = 0.05
+_DEFERRING_FILES = ("<frozen importlib._bootstrap>", "torch/_subclasses/fake_tensor.py")
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -48,17 +48,17 @@ class InterruptionHandler:
             self._interrupt(number, frame)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt, at once or after the import that is running."""
-        if hasattr(signal, "setitimer") and _imports(frame):
-            signal.setitimer(signal.ITIMER_REAL, _IMPORT_SECONDS)
+        """Raise KeyboardInterrupt, at once or after the import or fake tensor that is running."""
+        if hasattr(signal, "setitimer") and _defers(frame):
+            signal.setitimer(signal.ITIMER_REAL, _DEFERRED_SECONDS)
             return
         raise KeyboardInterrupt
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Whether ``frame`` runs for an import."""
+def _defers(frame: FrameType | None) -> bool:
+    """Whether ``frame`` runs for an import or inside of a fake tensor."""
     while frame is not None:
-        if frame.f_code.co_filename == _IMPORT_FILE:
+        if frame.f_code.co_filename.endswith(_DEFERRING_FILES):
             return True
         frame = frame.f_back
     return False
