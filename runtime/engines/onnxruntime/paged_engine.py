@@ -14,13 +14,12 @@ from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, availa
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
 from hybridge.runtime.engines.onnxruntime.linear_form import library_notes
-from hybridge.runtime.engines.onnxruntime.one_row_steps import OneRowSteps
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_session import NO_CHECKPOINTS, PagedSession, RowCheckpoints
-from hybridge.runtime.engines.onnxruntime.repeated_steps import RepeatedSteps
+from hybridge.runtime.engines.onnxruntime.prepared_steps import PreparedSteps
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
@@ -92,10 +91,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._deferred: DeferredStates | None = None
         self._snapshots: frozenset[str] = frozenset()
         self._packs_weights = False
-        # The last step, if the next one may be a repetition of it.
-        self._repeated: RepeatedSteps | None = None
-        # Steps of one row that later ones may be like, by ``OneRowSteps.key``.
-        self._one_row: dict[tuple[int, bool], OneRowSteps] = {}
+        self._prepared = PreparedSteps(self._kv_shapes)
         # Sessions of ``step_values``, and the names and sizes of the values that they give.
         self._value_sessions: dict[SessionKey, PagedSession] = {}
         self._value_sizes: dict[str, int] = {}
@@ -114,7 +110,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._session(SessionKey(PagedForm.TOKEN_PER_ROW, neighbours=True))
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
-        self._forget_steps()
+        self._prepared.forget()
         super().allocate_pools(sizes)
         for session in (*self._sessions.values(), *self._value_sessions.values()):
             session.bind(self.pools)
@@ -122,14 +118,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             self._deferred.bind(self.pools)
 
     def step(self, inputs: PackedInputs) -> np.ndarray:
-        repeated, self._repeated = self._repeated, None
-        again = None if repeated is None or self._shown else repeated.step(inputs)
-        if again is not None:
-            self._repeated = repeated
+        if self._shown:
+            self._prepared.forget_last()
+        elif (again := self._prepared.repeat(inputs)) is not None:
             return again
         pools, deferred = self.pools, inputs.deferred
         if len(inputs.seq_lens) == 1 and not self._shown:
-            like = self._one_row.get(OneRowSteps.key(inputs))
+            like = self._prepared.like(inputs)
             if self._deferred is not None:
                 self._deferred.rollback.forget()
             found = None if like is None else like.step(inputs)
@@ -152,32 +147,10 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             if part is not logits:
                 logits[requested] = part
             place[run.tokens] = -1
-            self._remember(inputs, run, session, logits, batch)
+            if not self._more_feeds(inputs, run):
+                states = None if batch is None or self._deferred is None else (self._deferred, batch)
+                self._prepared.remember(inputs, run, session, logits, super().pools, states)
         return logits
-
-    def _remember(
-        self,
-        inputs: PackedInputs,
-        run: PagedRun,
-        session: PagedSession,
-        logits: np.ndarray,
-        batch: DeferredBatch | None,
-    ) -> None:
-        """Prepare for steps like that of ``inputs``, of which ``run`` has run, if it is the only run."""
-        if self._more_feeds(inputs, run):
-            return
-        shapes, pools = self._kv_shapes, super().pools
-        if OneRowSteps.can_follow(inputs, run, session, shapes):
-            deferred = None if batch is None or self._deferred is None else (self._deferred, batch)
-            like = OneRowSteps(inputs, session, logits, shapes, pools, deferred)
-            self._one_row[OneRowSteps.key(inputs)] = like
-        elif RepeatedSteps.can_repeat(inputs, run, session, shapes):
-            self._repeated = RepeatedSteps(inputs, run, session, logits, shapes, pools)
-
-    def _forget_steps(self) -> None:
-        """Prepare for no step."""
-        self._repeated = None
-        self._one_row.clear()
 
     @property
     def takes_checkpoints(self) -> bool:
@@ -226,7 +199,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         chosen = chosen_modes({state.op: state.cost for state in self._session(_DEFERRING).deferred}, mode)
         self._use_snapshots(frozenset(name for name, mode in chosen.items() if mode == SNAPSHOT))
         self._deferred_tokens, self._pools = tokens, None
-        self._forget_steps()
+        self._prepared.forget()
 
     def advance(self, accepted: np.ndarray) -> None:
         if self._deferred is not None:
@@ -238,13 +211,13 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return found | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
-        self._forget_steps()
+        self._prepared.forget()
         self._sessions.clear()
         self._value_sessions.clear()
 
     def _show(self, hidden: np.ndarray) -> None:
         super()._show(hidden)
-        self._forget_steps()
+        self._prepared.forget()
         self._sessions.clear()
 
     def _run(
