@@ -112,13 +112,6 @@ class TimedEngine(ModelFreeEngine):
         self._end = 0.0
 
     @property
-    def slot_bytes(self) -> int:
-        return 1
-
-    def block_bytes(self, block_size: int) -> int:
-        return block_size
-
-    @property
     def chains_steps(self) -> bool:
         return self._chains
 

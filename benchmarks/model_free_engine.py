@@ -14,7 +14,7 @@ from hybridge.runtime.engines.paged import PagedEngine, PoolSizes, StepLimits
 
 
 class ModelFreeEngine(PagedEngine):
-    """Memory of a hybrid model that is never allocated; subclasses say what a step returns."""
+    """Memory of a hybrid model that is never allocated, a byte a token or slot; subclasses say what a step returns."""
 
     def __init__(self, config: RuntimeConfig, max_tokens: int) -> None:
         self.config = config
@@ -23,6 +23,13 @@ class ModelFreeEngine(PagedEngine):
     @property
     def limits(self) -> StepLimits:
         return self._limits
+
+    @property
+    def slot_bytes(self) -> int:
+        return 1
+
+    def block_bytes(self, block_size: int) -> int:
+        return block_size
 
     def allocate_pools(self, sizes: PoolSizes) -> None:
         """There are none."""

@@ -90,13 +90,6 @@ class CountingEngine(ModelFreeEngine):
         self.logits = (3 * normal).astype(np.float32)
 
     @property
-    def slot_bytes(self) -> int:
-        return 1
-
-    def block_bytes(self, block_size: int) -> int:
-        return block_size
-
-    @property
     def runs_ahead(self) -> bool:
         return True
 
