@@ -1,4 +1,4 @@
-"""Artifacts without head, exported once for each checkpoint, type and limits, and found again by their name."""
+"""Artifacts without head, exported once and found again by the hash of checkpoint, type, limits and exporter."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 
-from hybridge.artifact.config import FORMAT_VERSION
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import OutputError
-from hybridge.artifact.version import __version__
+from hybridge.artifact.source_digest import source_digest
 from hybridge.exporter.export import export_checkpoint
 from hybridge.exporter.options import OPTIONAL, ExportOptions
+from hybridge.exporter.versions import tool_versions
 from hybridge.transformers_host.checkpoint_source import checkpoint_of, fingerprint
 
+# What an export runs: these packages import no other one of Hybridge.
+EXPORTER = ("exporter", "trt_plugins", "artifact")
 _DTYPES = {torch.float32: DType.FLOAT32, torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
 
 
@@ -40,7 +42,8 @@ def cached_artifact(model: Any, cache_folder: Path, max_batch_size: int, max_cac
     options = ExportOptions(
         dtype=dtype, kernels=OPTIONAL, head=False, max_batch_size=max_batch_size, max_seq_len=max_cache_len
     )
-    key = repr((__version__, FORMAT_VERSION, fingerprint(checkpoint), dtype.value, max_batch_size, max_cache_len))
+    exporter = (source_digest(*EXPORTER), *tool_versions().items())
+    key = repr((exporter, fingerprint(checkpoint), dtype.value, max_batch_size, max_cache_len))
     out = cache_folder / "artifacts" / f"{model.config.model_type}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)

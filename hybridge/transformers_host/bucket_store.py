@@ -14,18 +14,18 @@ import torch
 import transformers
 from torch.export import ExportedProgram
 
+from hybridge.artifact.source_digest import source_digest
 from hybridge.artifact.user_cache import is_private, make_private
-from hybridge.artifact.version import __version__
 
 
 class BucketStore:
-    """The folder of one model's buckets: its name is a hash of config, limits, types and versions."""
+    """The folder of one model's buckets: its name is a hash of config, limits, types, versions and the tracing code."""
 
     def __init__(self, cache_folder: Path, text_model: Any, max_cache_len: int) -> None:
         config = text_model.config.to_dict()
         for key in ("_name_or_path", "_commit_hash", "transformers_version"):
             config.pop(key, None)
-        versions = (__version__, torch.__version__, transformers.__version__)
+        versions = (source_digest("transformers_host"), torch.__version__, transformers.__version__)
         details = (str(text_model.dtype), str(text_model.device), text_model.config._attn_implementation, max_cache_len)
         key = json.dumps([config, versions, details], sort_keys=True, default=str)
         name = f"{text_model.config.model_type}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"

@@ -128,10 +128,10 @@ def _onnx_ir_hash() -> str:
 
 @lru_cache(maxsize=1)
 def _code_hash() -> str:
-    """The hash of the code that rewrites graphs: the engines', the operators' declarations, the artifact's format."""
+    """The hash of the code that rewrites graphs: engines, operators and their rewrites, the artifact's format."""
     own, artifact = Path(__file__).parent, Path(str(limits.__file__)).parent
     operators = artifact.parent / "trt_plugins"
-    folders = (own, own.parent, operators, operators / "specs", artifact)
+    folders = (own, own.parent, operators, operators / "rewrites", operators / "specs", artifact)
     files = [path for folder in folders for path in folder.glob("*.py")]
     if not files:
         raise FileNotFoundError("the engine's sources are not there as files")
