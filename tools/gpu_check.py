@@ -166,26 +166,15 @@ def kernels(run: Run, limit: float) -> dict[str, Any]:
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
-def torch_engine(run: Run, limit: float) -> dict[str, Any]:
-    """The torch engine on a whole model."""
-    where = () if run.work is None else ("--work", str(run.work))
-    return _one_benchmark(run, limit, "torch_engine", *where)
+def benchmark(name: str, model: str = "") -> Callable[[Run, float], dict[str, Any]]:
+    """One benchmark of the torch engine on a whole model. model: the folder in ``Run.work`` of another model."""
 
+    def work(run: Run, limit: float) -> dict[str, Any]:
+        where = () if run.work is None else ("--work", str(run.work / model))
+        outcomes = run_all([_benchmark(run, name, "time", *where)], limit)
+        return {"status": _status(outcomes), "processes": _described(outcomes)}
 
-def serving(run: Run, limit: float) -> dict[str, Any]:
-    """Many requests on the same model."""
-    where = () if run.work is None else ("--work", str(run.work))
-    return _one_benchmark(run, limit, "serving_torch", *where)
-
-
-def torch_engine_int4(run: Run, limit: float) -> dict[str, Any]:
-    """The torch engine on a model in int4 and in bfloat16."""
-    return _one_benchmark(run, limit, "torch_engine_int4")
-
-
-def _one_benchmark(run: Run, limit: float, name: str, *options: str) -> dict[str, Any]:
-    outcomes = run_all([_benchmark(run, name, "time", *options)], limit)
-    return {"status": _status(outcomes), "processes": _described(outcomes)}
+    return work
 
 
 def _benchmark(run: Run, name: str, kind: str, *options: str) -> Command:
@@ -211,9 +200,13 @@ STAGES: dict[str, Stage] = {
     "tests": Stage(480.0, tests),
     "kernel-results": Stage(150.0, kernel_results),
     "kernels": Stage(420.0, kernels),
-    "torch-engine": Stage(360.0, torch_engine),
-    "torch-engine-int4": Stage(180.0, torch_engine_int4),
-    "serving": Stage(240.0, serving),
+    "torch-engine": Stage(360.0, benchmark("torch_engine")),
+    "torch-engine-int4": Stage(180.0, benchmark("torch_engine_int4")),
+    "serving": Stage(240.0, benchmark("serving_torch")),
+    "sampled-steps": Stage(180.0, benchmark("sampled_steps", "wide-vocabulary")),
+    "state-rings": Stage(180.0, benchmark("state_rings")),
+    "speculation": Stage(240.0, benchmark("speculation_torch")),
+    "long-context": Stage(240.0, benchmark("long_context", "long")),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
 }
