@@ -38,7 +38,9 @@ _OVER_8_BITS = {
 
 # Kernels of whole-model decode, which have sources() but are not operators.
 _FUSED = (
+    "hybridge.trt_plugins.kernels.fused.gather_rows",
     "hybridge.trt_plugins.kernels.fused.linear_decode",
+    "hybridge.trt_plugins.kernels.fused.most_likely",
     "hybridge.trt_plugins.kernels.fused.rms_norm",
     "hybridge.trt_plugins.kernels.fused.routed_experts",
     "hybridge.trt_plugins.kernels.fused.sampling",

@@ -9,11 +9,11 @@ import torch
 
 from hybridge.artifact.names import INPUT_IDS, LOGITS_INDICES, QUERY_START_LOC, SEQ_LENS
 from hybridge.runtime.engines.mtp_head import HeadInputs
+from hybridge.runtime.engines.torch.best_tokens import BEST
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.hidden_states import OWN_SLOTS, HeadProgram
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
-from hybridge.runtime.engines.torch.paged_result import BEST
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.step_rows import StepRows
 

@@ -27,11 +27,6 @@ class ChainedStep:
         self._chooser, self._feeding = chooser, RowFeeding(device, size[0])
         self.decode = PagedDecodeStep(device, program, pools, *size, chooser, self._feeding)
 
-    @property
-    def samples(self) -> bool:
-        """Whether it can sample tokens."""
-        return self._chooser is not None
-
     def launch(self, inputs: PackedInputs, before: TorchStepResult, feeding: Feeding) -> TorchStepResult:
         """Enqueue the step ``inputs``, whose rows get tokens of ``before`` unless these end them."""
         before.feed(self._feeding, feeding)

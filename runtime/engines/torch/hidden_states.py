@@ -17,8 +17,8 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import HIDDEN_STATES, IS_OWN, LOGITS, LOGITS_INDICES
 from hybridge.artifact.paged import NUM_LOGITS, TOKENS
 from hybridge.runtime.engines.hidden_rows import HiddenRows
+from hybridge.runtime.engines.torch.best_tokens import BEST, best_of
 from hybridge.runtime.engines.torch.device import TorchDevice
-from hybridge.runtime.engines.torch.paged_result import BEST, best_of
 from hybridge.runtime.engines.torch.program import Program, StepProgram
 from hybridge.runtime.engines.torch.step_shapes import padded_tokens
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
@@ -87,7 +87,9 @@ class HeadProgram:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         rows, slots = self._rows.tensor, feeds[OWN_SLOTS]
         found = self._program.run({**feeds, HIDDEN_STATES: rows.index_select(0, feeds[HIDDEN_SLOTS])})
-        last = found[self._value].index_select(0, feeds[LOGITS_INDICES])
+        last, indices = found[self._value], feeds[LOGITS_INDICES]
+        if indices is not None:  # else all
+            last = last.index_select(0, indices)
         # Padding goes nowhere, several times: no index_copy_, which would want each place once.
         rows[slots] = last.to(rows.dtype)
         found[BEST] = self._tokens[slots] = best_of(found[LOGITS])

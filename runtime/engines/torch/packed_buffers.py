@@ -30,10 +30,13 @@ from hybridge.artifact.paged import (
 from hybridge.runtime.engines.paged import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, STORED_TOKENS
+from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 
 # Every array begins at a multiple of this many bytes.
 _ALIGNMENT = 16
+# Up to so many bytes the kernel that feeds tokens also copies the inputs: it reads them over the bus in one go.
+_MOST_READ = 16384
 # What fills an array beyond the step's own entries, 0 where it is not here.
 _OF_ROWS = frozenset({SEQ_LENS, BLOCK_TABLE, STATE_INDICES, NUM_ACCEPTED_TOKENS, SNAPSHOT_SLOTS})
 _FILL = {BLOCK_TABLE: -1, SLOT_MAPPING: -1, STATE_INDICES: -1, NUM_ACCEPTED_TOKENS: 1, SNAPSHOT_SLOTS: -1}
@@ -105,10 +108,16 @@ class PackedBuffers:
                 array[: len(given)] = given
                 array[len(given) :] = _FILL.get(name, 0)
 
-    def upload(self) -> None:
-        """Enqueue the copy to the device."""
-        if self._there is not self._host:
+    def upload(self, feeding: RowFeeding | None = None) -> None:
+        """Enqueue the copy to the device, and after it ``feeding``."""
+        is_copied = self._there is not self._host
+        if feeding is not None and is_copied and self._host.nbytes <= _MOST_READ:
+            feeding.enqueue(self.tensors, (self._host, self._there))
+            return
+        if is_copied:
             self._there.copy_(self._host, non_blocking=True)
+        if feeding is not None:
+            feeding.enqueue(self.tensors)
 
 
 def _step_inputs(size: StepSize, drafts: int) -> list[Binding]:

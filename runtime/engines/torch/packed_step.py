@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
-from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.torch.best_tokens import BestTokens
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
-from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding
@@ -72,8 +72,8 @@ class PackedStep:
         self._device, self._program, self._shape = device, program, shape
         self._buffers = PackedBuffers(device, shape.size, shape.drafts, program.extra)
         self._feeds = {**self._buffers.tensors, **pools.tensors}
-        self._pinned = device.pinned(shape.size.logits, dtype=torch.int64)
-        self._best = self._pinned.numpy() if chooser is None else chooser.best
+        self._greedy = BestTokens(device, shape.size.logits)
+        self._best = self._greedy.array if chooser is None else chooser.best
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
 
@@ -107,13 +107,11 @@ class PackedStep:
         if self._done is not None:
             self._done.record(self._device.stream)
         requested, chooser = slice(0, len(inputs.logits_indices)), after or self._chooser
-        tokens = ChosenTokens(self._pinned.data_ptr(), 8) if chooser is None else chooser.tokens
+        tokens = self._greedy.tokens if chooser is None else chooser.tokens
         return TorchStepResult(self._device, self._best, self._logits, requested, chooser, self._done, tokens)
 
     def _work(self) -> None:
-        self._buffers.upload()
-        if self._feeding is not None:
-            self._feeding.enqueue(self._buffers.tensors)
+        self._buffers.upload(self._feeding)
         stored = None if self._deferred is None else self._deferred.calls(self._shape.size, self._buffers.tensors)
         found = self._program.run({**self._feeds, QUERY_START_LOC: self._rows(stored)})
         self._logits = found[LOGITS]
@@ -121,7 +119,7 @@ class PackedStep:
             stored.finish()
             self._calls = stored
         if self._chooser is None:
-            self._pinned.copy_(best_in(found), non_blocking=True)
+            self._greedy.enqueue(found)
         else:
             self._chooser.enqueue(self._logits)
 

@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
-from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.torch.best_tokens import BestTokens
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
-from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding
@@ -60,10 +60,10 @@ class PagedDecodeStep:
         arrays = self._buffers.arrays
         arrays[QUERY_START_LOC][...], arrays[LOGITS_INDICES][...] = np.arange(rows + 1), np.arange(rows)
         all_rows = StepRows(self._buffers.tensors[QUERY_START_LOC], (1,) * rows, None, rows, 1)
-        self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows}
-        self._pinned = device.pinned(rows, dtype=torch.int64)
-        self._best = self._pinned.numpy() if chooser is None else chooser.best
-        self._tokens = ChosenTokens(self._pinned.data_ptr(), 8) if chooser is None else chooser.tokens
+        self._feeds = {**self._buffers.tensors, **pools.tensors, QUERY_START_LOC: all_rows, LOGITS_INDICES: None}
+        self._greedy = BestTokens(device, rows)
+        self._best = self._greedy.array if chooser is None else chooser.best
+        self._tokens = self._greedy.tokens if chooser is None else chooser.tokens
         self._done = torch.cuda.Event() if device.is_gpu else None
         self._logits: torch.Tensor | None = None
         self.repeated = RepeatedWork(device, self._work)
@@ -83,13 +83,11 @@ class PagedDecodeStep:
         )
 
     def _work(self) -> None:
-        self._buffers.upload()
-        if self._feeding is not None:
-            self._feeding.enqueue(self._buffers.tensors)
+        self._buffers.upload(self._feeding)
         found = self._program.run(self._feeds)
         self._logits = found[LOGITS]
         if self._chooser is None:
-            self._pinned.copy_(best_in(found), non_blocking=True)
+            self._greedy.enqueue(found)
         else:
             self._chooser.enqueue(self._logits)
 

@@ -119,8 +119,8 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         return self._steps.sampling
 
     @property
-    def chained_steps(self) -> Mapping[tuple[int, int, bool], ChainedStep]:
-        """Decode steps that are fed on the GPU, by rows, blocks and turn."""
+    def chained_steps(self) -> Mapping[tuple[int, int, bool, bool], ChainedStep]:
+        """Decode steps that are fed on the GPU, by rows, blocks, turn and whether they sample tokens."""
         return self._steps.chained
 
     @property

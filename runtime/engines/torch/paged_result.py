@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from hybridge.artifact.errors import EngineError
-from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.feeding_tables import token_rows
 from hybridge.runtime.engines.paged import Feeding
@@ -17,20 +16,6 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling
-
-# Among what a program gives: the most likely tokens, of one that has needed them itself.
-BEST = "best"
-
-
-def best_in(found: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The most likely token of each row of logits among what a program has given; -1 as in ``best_of``."""
-    return found[BEST] if BEST in found else best_of(found[LOGITS])
-
-
-def best_of(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row of ``logits`` [m, vocab], the first of equals; -1 where it is not finite."""
-    best = logits.argmax(1, keepdim=True)
-    return torch.where(logits.gather(1, best).isfinite(), best, -1)[:, 0]
 
 
 class TorchStepResult(StepResult):

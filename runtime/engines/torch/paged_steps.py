@@ -13,6 +13,7 @@ from hybridge.artifact.names import LOGITS, QUERY_START_LOC
 from hybridge.runtime.engines.feeding_tables import can_feed
 from hybridge.runtime.engines.paged import Feeding, PackedInputs, StepLimits
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
+from hybridge.runtime.engines.torch.best_tokens import best_in
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice
@@ -21,7 +22,7 @@ from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers
 from hybridge.runtime.engines.torch.packed_step import PackedStep, StepShape, rows_in
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_blocks, padded_rows
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
-from hybridge.runtime.engines.torch.paged_result import TorchStepResult, best_in
+from hybridge.runtime.engines.torch.paged_result import TorchStepResult
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling, torch_sampling
 from hybridge.runtime.engines.torch.step_memory import StepMemory
@@ -38,7 +39,7 @@ class PagedSteps:
 
     decode      one token a row, by rows and blocks
     sampling    the same with tokens sampled in the step, by rows, blocks and whether likely tokens are listed
-    chained     steps that are fed by the one before, by rows, blocks and one of two turns
+    chained     steps that are fed by the one before, by rows, blocks, one of two turns and whether tokens are sampled
     drafts      rows with draft tokens, by shape
     sampling_drafts     the same with tokens sampled in the step, by shape and whether likely tokens are listed
     mixed       rows of any length, by shape, the latest last
@@ -50,7 +51,7 @@ class PagedSteps:
         """``chains``: whether steps may be launched while the step before them runs."""
         self.decode: dict[tuple[int, int], PagedDecodeStep] = {}
         self.sampling: dict[tuple[int, int, bool], PagedDecodeStep] = {}
-        self.chained: dict[tuple[int, int, bool], ChainedStep] = {}
+        self.chained: dict[tuple[int, int, bool, bool], ChainedStep] = {}
         self.drafts: dict[StepShape, PackedStep] = {}
         self.sampling_drafts: dict[tuple[StepShape, bool], PackedStep] = {}
         self.mixed: OrderedDict[StepShape, PackedStep] = OrderedDict()
@@ -127,13 +128,15 @@ class PagedSteps:
             result.lose_logits()
             return self._mixed_step(inputs, pools, programs, None, feeding.samplings, (result, feeding))
         size = padded_rows(rows, self._limits.max_rows), padded_blocks(width, pools.sizes.block_size)
-        key = *size, not self._turn
+        key = *size, not self._turn, samples
         step = self.chained.get(key)
         if step is None:
-            step = ChainedStep(self._device, programs(self._decoding(size[0])), pools, size, self._greedy(size[0]))
+            try:
+                chooser = torch_sampling(self._device, size[0], self._vocab, lists=False) if samples else None
+            except UnsupportedError:
+                return None
+            step = ChainedStep(self._device, programs(self._decoding(size[0])), pools, size, chooser)
             self.chained[key] = step
-        if samples and not step.samples:
-            return None
         self._turn, self._last = not self._turn, None
         result.lose_logits()
         return step.launch(inputs, result, feeding)
@@ -237,18 +240,6 @@ class PagedSteps:
             step = self.sampling_drafts[key] = self._made(inputs, shape, pools, programs, deferred, chooser)
         chooser.fill(samplings)
         return step.launch(inputs)
-
-    def _greedy(self, rows: int) -> TorchSampling | None:
-        """A sampler for one step of ``rows`` rows; None where torch finds the most likely tokens.
-
-        It also finds these faster than torch, which takes several kernels for it.
-        """
-        if not self._device.is_gpu:
-            return None
-        try:
-            return torch_sampling(self._device, rows, self._vocab, lists=False)
-        except UnsupportedError:
-            return None
 
     def _chooser(
         self, rows: int, samplings: Mapping[int, TokenSampling], drafts: int = 0, turn: bool | None = None

@@ -14,22 +14,26 @@ from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS, Feeding
 
 
 class RowFeeding:
-    """Fill ``tables`` before a step; ``enqueue`` in it, after its inputs have been copied to the GPU."""
+    """Fill ``tables`` before a step; ``enqueue`` in it."""
 
     def __init__(self, device: TorchDevice, rows: int) -> None:
-        self._device, self._problem = device, FeedingProblem(rows)
+        self._device, self._rows = device, rows
         # A few bytes that the kernel reads where they are.
         source, self._source = device.mapped(2, dtype=torch.int64)
         stops, self._stops = device.mapped(rows, MOST_STOPS, dtype=torch.int32)
         sources, self._sources = device.mapped(rows, dtype=torch.int32)
         self.tables = FeedingTables(source.numpy(), stops.numpy(), sources.numpy())
 
-    def enqueue(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Enqueue the kernel that changes the step's ``inputs`` on torch's current stream."""
+    def enqueue(self, inputs: Mapping[str, torch.Tensor], copies: tuple[torch.Tensor, ...] = ()) -> None:
+        """Enqueue the kernel that changes the step's ``inputs`` on torch's current stream.
+
+        copies: pinned host memory and the memory of all ``inputs``, which the kernel first copies from there.
+        """
         assert self._device.kernels is not None
+        problem = FeedingProblem(self._rows, copies[0].nbytes if copies else 0)
         self._device.kernels.launch(
-            self._problem,
-            lambda traits: token_feeding.plan(self._problem, traits),
-            (self._source, self._stops, self._sources),
-            [inputs[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)],
+            problem,
+            lambda traits: token_feeding.plan(problem, traits),
+            (self._source, self._stops, self._sources, *copies[:1]),
+            [*(inputs[name] for name in (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)), *copies[1:]],
         )

@@ -15,6 +15,7 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 from hybridge.trt_plugins.kernels.fused import tiled_experts
+from hybridge.trt_plugins.kernels.fused.gather_rows import GatherRows
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 from hybridge.trt_plugins.kernels.fused.routed_experts import ExpertsDecode
@@ -74,6 +75,11 @@ class PlannedKernels(KernelRunner):
         elif isinstance(key, TiledExperts):
             self.calls["tiled_experts"] += 1
             _tiled_experts(key, inputs, outputs)
+        elif isinstance(key, GatherRows):
+            self.calls["gather_rows"] += 1
+            table, indices = inputs
+            assert table.shape[1:].numel() * table.itemsize == key.row_bytes and indices.numel() == key.count  # type: ignore
+            outputs[0].copy_(table[indices.long()])  # type: ignore
         elif isinstance(key, TopKSoftmax):
             self.calls["top_k_softmax"] += 1
             _top_k_softmax(key, inputs, outputs)

@@ -33,8 +33,9 @@ pytestmark = pytest.mark.gpu
 ROWS, PROMPT, STEPS = 5, 6, 12
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("stride", [4, 8, 32])
-def test_the_kernel_feeds_rows_that_go_on(stride: int) -> None:
+def test_the_kernel_feeds_rows_that_go_on(stride: int, copies: bool) -> None:
     device, rows = TorchDevice("cuda"), 70
     rng = np.random.default_rng(stride)
     tokens = rng.integers(-1, 6, rows).astype(np.int32)
@@ -45,13 +46,23 @@ def test_the_kernel_feeds_rows_that_go_on(stride: int) -> None:
     ids, table, some = np.zeros(rows - 3, np.int64), np.zeros((rows - 3, 1), np.int32), count[:-3]
     inputs = padded(PackedInputs(ids, ids, count[:-2], some + 7, table, some + 3, some + 3, some), 3)
     names = (INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES)
-    there = {name: torch.from_numpy(getattr(inputs, name)).cuda() for name in names}
+    sizes = [len(getattr(inputs, name).tobytes()) for name in names]
+    ends = np.cumsum([-(-size // 16) * 16 for size in sizes]).tolist()
+    here = device.pinned(ends[-1], dtype=torch.uint8)
+    memory = torch.full((ends[-1],), 0xFF, dtype=torch.uint8, device="cuda")
+    there = {}
+    for name, size, end in zip(names, sizes, [0, *ends], strict=False):
+        array = getattr(inputs, name)
+        here[end : end + size] = torch.from_numpy(array).view(torch.uint8)
+        there[name] = memory[end : end + size].view(torch.from_numpy(array).dtype)
+    if not copies:
+        memory.copy_(here)
     feeding, sources = RowFeeding(device, rows), rng.integers(-1, rows, rows - 3).tolist()
     feeding.tables.fill(ChosenTokens(host.data_ptr(), stride), [[99] * 16] * rows, range(rows))
     feeding.tables.fill(ChosenTokens(host.data_ptr(), stride), stops, sources)
     torch.cuda.synchronize()
     with device.active():
-        feeding.enqueue(there)
+        feeding.enqueue(there, (here, memory) if copies else ())
     device.synchronize()
     expected = fed(inputs, tokens.tolist(), Feeding(stops, {}, sources))
     for name in names:

@@ -15,7 +15,7 @@ import torch
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
-from hybridge.runtime.engines.torch import paged_result
+from hybridge.runtime.engines.torch import best_tokens
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize
@@ -134,7 +134,7 @@ def test_only_requested_logits_are_copied_from_a_decode_step(hybrid: Exported) -
 
 def test_tokens_without_finite_logits_are_none() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [float("nan"), 1.0, 2.0], [-float("inf")] * 3, [0.0, float("inf"), 1.0]])
-    assert paged_result.best_of(logits).tolist() == [1, -1, -1, -1]
+    assert best_tokens.best_of(logits).tolist() == [1, -1, -1, -1]
 
 
 @pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 24), (60, 64), (62, 63)])
