@@ -42,6 +42,7 @@ ENTRIES = {
     ),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
     "torch_engine_int4": Entry("torch_engine:run_int4", "the same with matrices in int4", "bfloat16, same run"),
+    "torch_engine_experts": Entry("torch_experts:run", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
     "long_context": Entry("long_context:run", "prompts and decode steps at 128k tokens on a GPU", PEER_GPU),
     "state_rings": Entry(
         "state_rings:run", "steps of 64 rows whose states have rings, on a GPU", "plain states, same run"

@@ -84,10 +84,10 @@ def run_int4(settings: Int4Settings) -> Report:
         plain = prepared(work, settings)
         packed = work / "int4_artifact"
         if not packed.exists():
-            exported(quantized, packed, **_limits(settings))
+            exported(quantized, packed, **step_limits(settings))
         with closing(TorchEngine(packed, device=settings.device)) as engine:
             runs = EngineRuns(engine)
-            gates = require(*_gates(runs, checkpoint, settings))
+            gates = require(*compared_logits(runs, checkpoint, settings))
             with closing(TorchEngine(plain, device=settings.device)) as other:
                 results = _measured_pair(runs, EngineRuns(other), settings)
             results |= {"device": device_name(engine.device)}
@@ -137,13 +137,13 @@ def _compared(work: Path, settings: TorchEngineSettings) -> tuple[tuple[Gate, ..
     artifact, checkpoint = prepared(work, settings), work / "checkpoint"
     with closing(TorchEngine(artifact, device=settings.device)) as engine:
         runs = EngineRuns(engine)
-        gates = require(*_gates(runs, checkpoint, settings))
+        gates = require(*compared_logits(runs, checkpoint, settings))
         return gates, {**_measured(runs, checkpoint, settings), "device": device_name(engine.device)}
 
 
 def _served(work: Path, settings: TorchEngineSettings) -> tuple[Gate, dict[int, dict[str, Spread]]]:
     """Tokens per second of greedy requests in steps where all rows decode, with a chain of steps and without."""
-    folder = linked_artifact(work, "artifact-paged", settings.model, layout="paged", **_limits(settings))
+    folder = linked_artifact(work, "artifact-paged", settings.model, layout="paged", **step_limits(settings))
     count, wrong = settings.new_tokens, 0
     found: dict[int, dict[str, Spread]] = {batch: {} for batch in settings.batches}
     answers: dict[int, list[tuple[int, ...]]] = {}
@@ -163,10 +163,11 @@ def _served(work: Path, settings: TorchEngineSettings) -> tuple[Gate, dict[int, 
 
 def prepared(work: Path, settings: TorchEngineSettings) -> Path:
     """The artifact in the folder ``work``."""
-    return linked_artifact(work, "artifact", settings.model, **_limits(settings))
+    return linked_artifact(work, "artifact", settings.model, **step_limits(settings))
 
 
-def _limits(settings: TorchEngineSettings) -> dict[str, int]:
+def step_limits(settings: TorchEngineSettings) -> dict[str, int]:
+    """Options of the export: rows, and positions of the longest run."""
     longest = max(*settings.prompts, settings.prompt_tokens + settings.new_tokens)
     return {"max_batch_size": max(settings.batches), "max_seq_len": longest}
 
@@ -184,7 +185,7 @@ def _targets(
     return [Target(title.format(size), value, direction, goals[size], unit) for size, value in found.items()]
 
 
-def _gates(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> list[Gate]:
+def compared_logits(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings) -> list[Gate]:
     """Logits after a prompt, its second part in a later chunk, and after single tokens, of every batch size."""
     tokens, steps = settings.gate_tokens, settings.gate_steps
     sequence = random_prompt(runs.vocab_size, tokens + steps, seed=1)
@@ -202,12 +203,13 @@ def _measured(runs: EngineRuns, checkpoint: Path, settings: TorchEngineSettings)
     """Ours and the peer's in turns."""
     peer = Peer(checkpoint, dtype="bfloat16", device=settings.device)
     return {
-        "decode_tokens_per_s": {batch: _decode(runs, peer, batch, settings) for batch in settings.batches},
+        "decode_tokens_per_s": {batch: decode_rates(runs, peer, batch, settings) for batch in settings.batches},
         "prompt_ms": {length: _prompt(runs, peer, length, settings) for length in settings.prompts},
     }
 
 
-def _decode(runs: EngineRuns, peer: Peer, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
+def decode_rates(runs: EngineRuns, peer: Peer, batch: int, settings: TorchEngineSettings) -> dict[str, Any]:
+    """Tokens per second of decoding ``batch`` rows, ours and the peer's in turns."""
     length, count = settings.prompt_tokens, settings.new_tokens
     prompt = random_prompt(runs.vocab_size, batch * length, seed=2).reshape(batch, length)
     contestants: dict[str, Callable[[], float]] = {
