@@ -46,4 +46,6 @@ def _line(group: str, row: dict[str, Any]) -> str:
     peer = f"  {row['speed_up']:5.2f}x {row['best_peer']}" if "speed_up" in row else ""
     missed = ", ".join(name for name, target in row["targets"].items() if not target["met"])
     numbers = f"{row['us'].median:9.2f} us  floor {row['floor_us']:8.2f}  {100 * row['copy_bandwidth_share']:5.1f}%"
+    if "same_size_copy_share" in row:
+        numbers += f" ({100 * row['same_size_copy_share']:.1f}% of a copy of the size)"
     return f"{name} {numbers}{peer}{f'  MISS {missed}' if missed else ''}"

@@ -6,7 +6,7 @@
 // adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose results
 // wide_merge.cu joins. Latents come to shared memory once, in a ring of SLOTS tiles, while those before them are used.
 //
-// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are bounded). Grid: x
+// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); QUERIES (32); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are bounded). Grid: x
 // covers the tiles of queries of each KV head, y the splits, z the rows or the tokens.
 #include "common/launch.cuh"
 #include "paged_attention/wide_ring.cuh"
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (!work.has(p, query)) continue;
         const float total = shared.weights.corrections[query], reference = shared.weights.references[query];
         if (wide.outputs) {
-            const int64_t place = ((int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * wide.splits + blockIdx.y) * QUERIES + query;
+            const int64_t place = work.part(wide) * QUERIES + query;
             if (warp == 0 && t == 0) *reinterpret_cast<float2*>(wide.sums + place * 2) = make_float2(reference, total);
             float* to = wide.outputs + place * HEAD_DIM + warp * COLUMNS + 2 * t;
 #pragma unroll

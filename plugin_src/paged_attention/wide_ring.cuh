@@ -1,13 +1,13 @@
-// The positions that a block reads, and the ring of tiles in shared memory that their latents come to.
+// The ring of tiles in shared memory that the latents of a block's positions come to.
 //
-// Macros: DATA_T, HEAD_DIM, KEYS, SLOTS, as in wide_heads.cu.
+// Macros: DATA_T, HEAD_DIM, QUERIES, KEYS, SLOTS, as in wide_heads.cu.
 #pragma once
 
 #include "common/bulk_copy.cuh"
 #include "common/mma.cuh"
-#include "paged_attention/wide_params.cuh"
+#include "paged_attention/wide_work.cuh"
 
-constexpr int QUERIES = 32, WARPS = 8, THREADS = 32 * WARPS;
+constexpr int WARPS = 8, THREADS = 32 * WARPS;
 constexpr int UNITS = HEAD_DIM / 8;                 // of 16 bytes in a row
 constexpr int TILE_KEYS = KEYS < 32 ? KEYS : 32;    // positions of a tile
 constexpr int TILES = KEYS / TILE_KEYS;             // of a step
@@ -25,36 +25,6 @@ struct Layout {
 struct Slots {
     alignas(128) DATA_T tiles[SLOTS][Layout::elements(TILE_KEYS)];
     alignas(8) uint64_t arrived[SLOTS];
-};
-
-// A row's tokens, a tile of their queries, and the positions that this block reads.
-struct Work {
-    int row, head, tile, first_token, tokens, cached, begin = 0, end = 0;
-
-    __device__ __forceinline__ explicit Work(const WideAttention& wide) {
-        const PagedAttention& p = wide.call;
-        const WideRow own(wide, blockIdx.z);
-        row = own.row, first_token = own.first_token, tokens = own.tokens, cached = own.length - own.tokens;
-        tile = blockIdx.x % wide.tiles;
-        head = blockIdx.x / wide.tiles;
-        if (own.length <= 0) tokens = 0;
-        if (!has_queries(p)) return;
-        const int last = min(tile * QUERIES + QUERIES, tokens * p.group) - 1;
-        end = cached + last / p.group + 1;
-        if (p.sliding_window > 0) begin = max(0, cached + tile * QUERIES / p.group + 1 - p.sliding_window);
-        const int share = (end - begin + wide.splits - 1) / wide.splits, step = (share + KEYS - 1) / KEYS * KEYS;
-        begin += blockIdx.y * step;
-        end = min(end, begin + step);
-    }
-    __device__ __forceinline__ bool has_queries(const PagedAttention& p) const { return tile * QUERIES < tokens * p.group; }
-    // Whether query `index` of the tile exists.
-    __device__ __forceinline__ bool has(const PagedAttention& p, int index) const {
-        return tile * QUERIES + index < tokens * p.group;
-    }
-    __device__ __forceinline__ int64_t offset(const PagedAttention& p, int index, int64_t token_stride, int64_t head_stride) const {
-        const int query = tile * QUERIES + index;
-        return (first_token + query / p.group) * token_stride + (head * p.group + query % p.group) * head_stride;
-    }
 };
 
 // Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. Tile t is

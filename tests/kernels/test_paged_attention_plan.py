@@ -35,11 +35,20 @@ def wide(device: DeviceTraits = H200, **call: object) -> CallPlan:
 
 def test_wide_heads_split_positions_where_rows_are_few() -> None:
     few, many = wide(packed=PackedRows(8, 1)), wide(rows=200, packed=PackedRows(200, 1))
-    assert [launch.source.entry for launch in few.launches] == ["paged_attention_wide", "paged_attention_wide_merge"]
+    entries = [launch.source.entry for launch in few.launches]
+    assert entries == ["paged_attention_wide_wgmma", "paged_attention_wide_merge"]
     assert few.launches[0].grid[0::2] == (1, 8) and few.launches[0].params.splits == few.launches[0].grid[1] > 1
     assert few.workspace_bytes >= 8 * few.launches[0].params.splits * 32 * (576 + 2) * 4
     (only,) = many.launches
     assert only.grid == (1, 1, 200) and many.workspace_bytes == 0
+
+
+@pytest.mark.parametrize(("rows", "shares"), [(1, "16"), (8, "4"), (33, "1"), (66, "1")])
+def test_more_threads_join_the_splits_of_fewer_rows(rows: int, shares: str) -> None:
+    """Blocks of 576 threads, each with four columns of a query and a share of its splits, cover a tile."""
+    merge = wide(rows=rows, packed=PackedRows(rows, 1)).launches[1]
+    assert dict(merge.source.defines)["SHARES"] == shares
+    assert merge.grid == (1, 32 * 576 * int(shares) // (4 * 576), rows)
 
 
 def test_wide_heads_take_prompts_as_tiles_of_queries() -> None:
@@ -56,7 +65,8 @@ def test_no_more_tokens_than_rows_are_planned_as_rows_of_one() -> None:
 
 @pytest.mark.parametrize(("shared_bytes", "keys"), [(232448, "64"), (166912, "32"), (101376, "16")])
 def test_wide_heads_take_fewer_positions_where_shared_memory_is_small(shared_bytes: int, keys: str) -> None:
-    launch = wide(replace(H200, shared_bytes=shared_bytes), rows=200).launches[0]
+    launch = wide(replace(H200, capability=(10, 0), shared_bytes=shared_bytes), rows=200).launches[0]
+    assert launch.source.entry == "paged_attention_wide"
     assert launch.shared_bytes <= shared_bytes and dict(launch.source.defines)["KEYS"] == keys
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
 from hybridge.trt_plugins.kernels.ops.paged_attention import plan
 from tests.kernels.test_paged_attention_decode_gpu import BF16, F16, NAN, TOLERANCE, Case, inputs_of, reference
@@ -20,17 +21,17 @@ pytestmark = pytest.mark.gpu
 LATENT = Case(kv_heads=1, group=32, head_dim=576, parts=1)
 
 
-def check(case: Case, shared_bytes: int | None = None) -> None:
-    """shared_bytes: of shared memory that the launch is planned for, None for those that there are."""
+def check(case: Case, **planned_for: object) -> None:
+    """planned_for: traits of another GPU that the launch is planned for."""
     inputs, spec = inputs_of(case), case.op
     assert inputs[0] is not None
     y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     packed = PackedRows(len(case.lengths), 1, False) if case.one_token_rows else None
     call = OpCall(spec, layouts, (layout_of(y),), spec.complete_attributes(case.attributes), packed)
-    traits = case.traits
-    planned = plan(call, replace(traits, shared_bytes=shared_bytes or traits.shared_bytes))
-    assert planned.launches[0].source.entry == "paged_attention_wide"
+    planned = plan(call, replace(case.traits, **planned_for))  # type: ignore[arg-type]
+    entry = "paged_attention_wide" if planned_for or case.traits.capability != HOPPER else "paged_attention_wide_wgmma"
+    assert planned.launches[0].source.entry == entry
     run_plan(planned, inputs, [y])
     attends = [length > 0 for length, new in zip(case.lengths, case.tokens, strict=True) for _ in range(new)]
     found, expected = y[attends].double(), reference(case, inputs)[attends]
@@ -38,11 +39,11 @@ def check(case: Case, shared_bytes: int | None = None) -> None:
     assert error <= TOLERANCE[case.dtype], f"relative error {error:.3g}"
 
 
-@pytest.mark.parametrize("processors", [1, 7, 0])
+@pytest.mark.parametrize("processors", [1, 15, 400])
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("group", [1, 20, 32, 128])
 def test_one_token_a_row(group, dtype, processors):
-    """Positions are split where there are more multiprocessors than rows."""
+    """Positions are not split, or between a few or many blocks."""
     check(replace(LATENT, group=group, dtype=dtype, processors=processors, one_token_rows=True))
 
 
@@ -79,8 +80,8 @@ def test_no_more_tokens_than_rows(group, new):
     check(replace(LATENT, lengths=(200, 1, 0, 65, 1030), new=new, group=group))
 
 
-# Of a block on an Orin, and on GPUs of sm_86, sm_89 and sm_120.
-@pytest.mark.parametrize("shared_bytes", [163 * 1024, 99 * 1024])
+# An A100; shared memory of a block on an Orin, and on GPUs of sm_86, sm_89 and sm_120.
+@pytest.mark.parametrize("traits", [{"capability": (8, 0)}, {"shared_bytes": 163 << 10}, {"shared_bytes": 99 << 10}])
 @pytest.mark.parametrize("changes", [{}, {"new": (70, 1, 0, 3, 40), "softcap": 5.0}], ids=str)
-def test_less_shared_memory(changes, shared_bytes):
-    check(replace(LATENT, group=20, **changes), shared_bytes)
+def test_other_gpus(changes, traits):
+    check(replace(LATENT, group=20, **changes), **traits)
