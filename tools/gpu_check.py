@@ -37,7 +37,7 @@ SANITIZED = (
     "or (ragged_rows_in_segments and [True-base) or leaves_its_counters or (short_rows_take and 4]) "
     "or (any_share_of_the_work and 31) or (paged_attention_decode and block_sizes and 64) "
     "or (many_states_of_16_bits and 128-128 and dtype1 and True) "
-    "or (tiled_experts and formats) or (tiles_gpu and formats and 640)"
+    "or (tiled_experts and formats) or (tiles_gpu and formats and 640) or (the_first_of_the_largest and 2049)"
 )
 # memcheck: what the driver answers to questions of torch is not an error of a kernel.
 SANITIZERS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
@@ -202,6 +202,7 @@ STAGES: dict[str, Stage] = {
     "kernels": Stage(420.0, kernels),
     "torch-engine": Stage(360.0, benchmark("torch_engine")),
     "torch-engine-int4": Stage(180.0, benchmark("torch_engine_int4")),
+    "torch-engine-experts": Stage(180.0, benchmark("torch_engine_experts", "experts")),
     "serving": Stage(240.0, benchmark("serving_torch")),
     "sampled-steps": Stage(180.0, benchmark("sampled_steps", "wide-vocabulary")),
     "state-rings": Stage(180.0, benchmark("state_rings")),
