@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hybridge.serve.chat import AUTO, NONE, REQUIRED, Chat
 from hybridge.serve.errors import ApiError
+from hybridge.serve.images import Images
+from hybridge.serve.schemas.images import ImageBlock
 from hybridge.serve.schemas.messages import (
     CountRequest,
     InputMessage,
@@ -20,18 +21,21 @@ from hybridge.serve.schemas.messages import (
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
-def chat_of(body: CountRequest) -> Chat:
-    """ApiError for what no chat template supports: an answer for the model to continue, or a tool without a name."""
+def chat_of(body: CountRequest, images: Images) -> Chat:
+    """ApiError for what no chat template supports: an answer for the model to continue, or a tool without a name.
+
+    Also as of ``Images``.
+    """
     if body.messages[-1].role == "assistant":
         raise ApiError(
             400,
             "messages: expected the last message to be the user's, found the assistant's: remove it",
             param="messages",
         )
-    system = body.system if isinstance(body.system, str) else _text(body.system or ())
+    system = images.text(body.system)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
-        messages += _messages(message)
+        messages += _messages(message, images)
     thinking, choice = body.thinking, body.tool_choice
     return Chat(
         messages,
@@ -43,20 +47,20 @@ def chat_of(body: CountRequest) -> Chat:
     )
 
 
-def _messages(message: InputMessage) -> list[dict[str, Any]]:
+def _messages(message: InputMessage, images: Images) -> list[dict[str, Any]]:
     """Tool results become separate messages, before the user's text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     found: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            content = block.content if isinstance(block.content, str) else _text(block.content or ())
+            content = images.text(block.content)
             if block.is_error:
                 content = f"Error: {content}"
             found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
     own: dict[str, Any] = {
         "role": message.role,
-        "content": _text([block for block in message.content if isinstance(block, TextBlock)]),
+        "content": images.text([block for block in message.content if isinstance(block, (TextBlock, ImageBlock))]),
     }
     thinking = "".join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
     calls = [
@@ -67,10 +71,6 @@ def _messages(message: InputMessage) -> list[dict[str, Any]]:
     own |= {"reasoning_content": thinking} if thinking else {}
     own |= {"tool_calls": calls} if calls else {}
     return found if found and not own["content"] else [*found, own]
-
-
-def _text(blocks: Sequence[TextBlock]) -> str:
-    return "".join(block.text for block in blocks)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

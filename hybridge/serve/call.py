@@ -18,6 +18,7 @@ from hybridge.runtime.serving.request_stream import RequestStream
 from hybridge.serve.api_keys import Client
 from hybridge.serve.errors import OVERLOADED, TIMEOUT, ApiError
 from hybridge.serve.event_stream import EventStream, EventWriter, disconnected
+from hybridge.serve.images import Images
 from hybridge.serve.merged_streams import merged
 from hybridge.serve.model_store import Lease
 from hybridge.serve.prompt_trace import PromptTrace
@@ -47,6 +48,8 @@ class Call:
     def __init__(self, service: Service, request: Request, lease: Lease, timeout: float | None) -> None:
         self.service, self.request, self._lease = service, request, lease
         self.client: Client = request.state.client
+        # RequestMiddleware shows how many were replaced.
+        self.images = request.scope["state"]["images"] = Images(service.settings.images)
         # Of a WebSocket connection, otherwise None.
         self.turns: ConnectionTurns | None = request.scope["state"].get("turns")
         self._streams: list[RequestStream] = []

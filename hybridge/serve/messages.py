@@ -6,23 +6,21 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from hybridge.serve.images import Images
 from hybridge.serve.schemas.chat import ChatMessage
 from hybridge.serve.schemas.tools import ToolCall
 
 
-def template_messages(messages: Iterable[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: Iterable[ChatMessage], images: Images) -> list[dict[str, Any]]:
     """Join the parts of a content and turn developer messages into system messages, as templates expect.
 
-    Arguments of earlier calls become objects, which templates write in their own format.
+    Arguments of earlier calls become objects, which templates write in their own format. ApiError as of ``Images``.
     """
     found = []
     for message in messages:
-        fields = message.model_dump(exclude_none=True, exclude={"refusal", "tool_calls"})
-        content = message.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
+        fields = message.model_dump(exclude_none=True, exclude={"content", "refusal", "tool_calls"})
         role = "system" if message.role == "developer" else message.role
-        fields |= {"role": role, "content": content or message.refusal or ""}
+        fields |= {"role": role, "content": images.text(message.content) or message.refusal or ""}
         if message.tool_calls:
             fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
         found.append(fields)

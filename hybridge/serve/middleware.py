@@ -119,8 +119,16 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            if replaced := self._images_replaced:
+                headers["x-images-replaced"] = str(replaced)
         await self._send(message)
+
+    @property
+    def _images_replaced(self) -> int:
+        images = self._scope["state"].get("images")
+        return 0 if images is None else images.replaced
 
     def ended(self) -> None:
         self._service.body_bytes -= self._body_bytes
@@ -139,6 +147,7 @@ class _Exchange:
                 path=route,
                 status=status,
                 seconds=round(seconds, 4),
+                **({"images_replaced": replaced} if (replaced := self._images_replaced) else {}),
                 **scope["state"].get("log", {}),
             )
 

@@ -10,6 +10,7 @@ from hybridge.serve.chat import AUTO, NONE, Chat
 from hybridge.serve.compaction import summary_messages, text_of
 from hybridge.serve.errors import ApiError
 from hybridge.serve.grammars import json_grammar
+from hybridge.serve.images import Images
 from hybridge.serve.messages import arguments_object
 from hybridge.serve.schemas.responses import (
     CompactionItem,
@@ -33,10 +34,13 @@ _ID_PREFIXES = {
 
 
 def conversation_of(
-    given: str | Sequence[InputItem], earlier: Sequence[Mapping[str, Any]] = ()
+    given: str | Sequence[InputItem], images: Images, earlier: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """The messages of an input that follows ``earlier`` ones; ApiError for the output of a call that is in neither."""
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
+    """The messages of an input that follows ``earlier`` ones.
+
+    ApiError for the output of a call that is in neither, and as of ``Images``.
+    """
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given, images)
     calls: set[str] = set()
     for message in (*earlier, *messages):
         calls.update(call["id"] for call in message.get("tool_calls", ()))
@@ -88,7 +92,7 @@ def chat_of(body: ResponsesRequest, messages: Sequence[Mapping[str, Any]]) -> Ch
     )
 
 
-def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
+def _messages(items: Sequence[InputItem], images: Images) -> list[dict[str, Any]]:
     """Reasoning and calls of functions belong to one message of the assistant."""
     found: list[dict[str, Any]] = []
 
@@ -103,16 +107,16 @@ def _messages(items: Sequence[InputItem]) -> list[dict[str, Any]]:
             call = {"id": item.call_id, "type": "function", "function": function}
             assistant().setdefault("tool_calls", []).append(call)
         elif isinstance(item, FunctionOutputItem):
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": images.text(item.output)})
         elif isinstance(item, ReasoningItem):
             found.append({"role": "assistant", "content": "", "reasoning_content": _reasoning(item)})
         elif isinstance(item, CompactionItem):
             found += summary_messages(item.encrypted_content)
         elif item.role == "assistant" and found and found[-1]["role"] == "assistant" and not found[-1]["content"]:
-            found[-1]["content"] = _text(item.content)
+            found[-1]["content"] = images.text(item.content)
         else:
             role = "system" if item.role == "developer" else item.role
-            found.append({"role": role, "content": _text(item.content)})
+            found.append({"role": role, "content": images.text(item.content)})
     return found
 
 
@@ -122,8 +126,8 @@ def _reasoning(item: ReasoningItem) -> str:
     return text_of(item.encrypted_content) if item.encrypted_content else _text(item.summary or [])
 
 
-def _text(content: str | Sequence[ContentPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _text(parts: Sequence[ContentPart]) -> str:
+    return "".join([part.text for part in parts])
 
 
 def _grammar(given: TextFormat) -> str | None:

@@ -12,6 +12,7 @@ from hybridge.artifact.settings import check_settings, setting
 from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES
 
 _LIMITS, _OPERATION = "Limits", "Operation"
+REFUSE, PLACEHOLDER = "refuse", "placeholder"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class ServeSettings:
         group=_OPERATION,
     )  # fmt: skip
     log_prompts: bool = setting(False, "Write prompts and answers to the log.", group=_OPERATION)
+    images: str = setting(
+        REFUSE, "Images in messages: refuse, or placeholder (a text instead).", metavar="WAY",
+        choices=(REFUSE, PLACEHOLDER), group=_OPERATION,
+    )  # fmt: skip
     control_tokens: bool = setting(
         False, "Treat special tokens in messages as control tokens.", group=_OPERATION
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 import hybridge
 from hybridge.runtime.llm import LLM
-from hybridge.serve.settings import ModelSettings
+from hybridge.serve.settings import PLACEHOLDER, ModelSettings
 from tests.project.test_wheel import ROOT
 from tests.serve.running import Running, running
 from tests.support.session_folders import session_folder
@@ -65,8 +65,8 @@ def llm(artifact: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def tooled(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of the demo model with a chat template that has tools and reasoning."""
+    """A server of the demo model with a chat template that has tools and reasoning; images become texts."""
     folder = shutil.copytree(artifact, tmp_path_factory.mktemp("tooled") / "demo")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with running([ModelSettings("demo", folder, preload=True, threads=1)]) as found:
+    with running([ModelSettings("demo", folder, preload=True, threads=1)], images=PLACEHOLDER) as found:
         yield found

@@ -1,7 +1,6 @@
-"""Open Responses' own compliance tests (https://github.com/openresponses/openresponses, specification of 2026-04-24).
+"""Open Responses' own compliance tests (https://github.com/openresponses/openresponses, July 2026).
 
-Requests with tools get tool_choice "required" here, because the demo model calls no tool on its own. The test with an
-image has to be refused: models read only text.
+Requests with tools get tool_choice "required" here, because the demo model calls no tool on its own.
 """
 
 from __future__ import annotations
@@ -36,6 +35,4 @@ def test_compliance(tooled: Running, tmp_path: Path) -> None:
     command += ["--model", "demo", "--base-url", f"{tooled.server.url}/v1", "--api-key", "none"]
     ended = subprocess.run(command, cwd=Path(folder), capture_output=True, text=True, timeout=120, check=False)
     found = json.loads(ended.stdout)
-    failed = {each["id"]: each["response"] for each in found["results"] if each["status"] != "passed"}
-    assert list(failed) == ["image-input"] and found["summary"]["passed"] == 16, ended.stdout
-    assert failed["image-input"]["error"]["message"].endswith("models read only text")
+    assert found["summary"] | {"total": 17} == {"passed": 17, "failed": 0, "skipped": 0, "total": 17}, ended.stdout

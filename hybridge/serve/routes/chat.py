@@ -34,7 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.begin(request, body.model, body.timeout) as call:
         namespace = call.client.namespace(body.prompt_cache_key, body.cache_salt)
-        job = await start_chat(call, _chat(body), _params(body, call), body.priority, namespace)
+        job = await start_chat(call, _chat(body, call), _params(body, call), body.priority, namespace)
         answer = _Answer(body, job)
         if body.stream:
             return await call.stream(answer)
@@ -50,13 +50,13 @@ def _params(body: ChatRequest, call: Call) -> SamplingParams:
     return sampling_params(body, call.model.llm.recommended_sampling, max_new_tokens=most, logprobs=logprobs)
 
 
-def _chat(body: ChatRequest) -> Chat:
+def _chat(body: ChatRequest, call: Call) -> Chat:
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     choice = body.tool_choice or (AUTO if body.tools else NONE)
     return Chat(
-        template_messages(body.messages),
+        template_messages(body.messages, call.images),
         [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         choice if isinstance(choice, str) else choice.function.name,
         1 if body.parallel_tool_calls is False else None,

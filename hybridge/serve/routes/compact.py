@@ -30,7 +30,7 @@ async def compact(body: CompactRequest, request: Request) -> Response:
     """Replace a conversation by the model's summary of it, as one item for later requests to begin with."""
     async with await Call.begin(request, body.model) as call:
         earlier = call.earlier_messages(body.previous_response_id)
-        messages: list[Mapping[str, Any]] = [*earlier, *conversation_of(body.input or [], earlier)]
+        messages: list[Mapping[str, Any]] = [*earlier, *conversation_of(body.input or [], call.images, earlier)]
         if not messages:
             raise ApiError(400, "input: expected a conversation, found none: give input", param="input")
         chat = Chat(with_instructions(with_request(messages), body.instructions), tool_choice=NONE)

@@ -28,7 +28,9 @@ router = APIRouter()
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation."""
     async with await Call.begin(request, body.model) as call:
-        job = await start_chat(call, chat_of(body), _params(body, call), None, call.client.namespace(None, None))
+        job = await start_chat(
+            call, chat_of(body, call.images), _params(body, call), None, call.client.namespace(None, None)
+        )
         answer = _Answer(body, job)
         if body.stream:
             return await call.stream(answer)
@@ -40,7 +42,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     """The tokens of a conversation."""
     async with await Call.begin(request, body.model) as call:
-        prompt = await prompt_of(call, chat_of(body))
+        prompt = await prompt_of(call, chat_of(body, call.images))
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
 

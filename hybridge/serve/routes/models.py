@@ -60,7 +60,7 @@ def _tokens(body: TokenizeRequest, call: Call) -> list[int]:
     llm = call.model.llm
     if body.messages is None:
         return text_tokens(llm, body.prompt or "", body.add_special_tokens)
-    messages, variables = template_messages(body.messages), body.chat_template_kwargs or {}
+    messages, variables = template_messages(body.messages, call.images), body.chat_template_kwargs or {}
     control = call.service.settings.control_tokens
     return chat_prompt(llm, messages, variables, control, body.add_generation_prompt, body.template_tools).ids
 

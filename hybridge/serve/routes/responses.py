@@ -45,7 +45,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     async with await Call.begin(request, body.model) as call:
         namespace = call.client.namespace(body.prompt_cache_key, None)
         earlier = call.earlier_messages(body.previous_response_id)
-        messages = [*earlier, *conversation_of(body.input, earlier)]
+        messages = [*earlier, *conversation_of(body.input, call.images, earlier)]
         job = await start_chat(call, chat_of(body, messages), _params(body, call), None, namespace)
         answer = _Answer(body, job, messages)
         if body.stream:

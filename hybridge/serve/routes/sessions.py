@@ -75,7 +75,7 @@ def _paths_in_the_log(call: Call, name: str) -> Iterator[None]:
 def _tokens(body: SaveRequest, call: Call) -> list[int]:
     llm = call.model.llm
     if body.messages is not None:
-        messages, control = template_messages(body.messages), call.service.settings.control_tokens
+        messages, control = template_messages(body.messages, call.images), call.service.settings.control_tokens
         tools = None if body.tools is None else [tool.model_dump(exclude_none=True) for tool in body.tools]
         return chat_prompt(llm, messages, body.chat_template_kwargs or {}, control, False, tools).ids
     if isinstance(body.prompt, str):

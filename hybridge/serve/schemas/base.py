@@ -45,6 +45,8 @@ Text = Annotated[str, AfterValidator(_json)]
 # Marks fields that clients send, and that change no answer here.
 NO_EFFECT = Field(description="No effect.")
 Label = Annotated[Text | None, NO_EFFECT]
+# Every prompt is cached.
+CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
 
 # For the schema of routes that answer with events if a request sets "stream".
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}

@@ -16,6 +16,7 @@ from hybridge.serve.schemas.base import (
     SamplingFields,
     Usage,
 )
+from hybridge.serve.schemas.images import ImagePart
 from hybridge.serve.schemas.structured import ResponseFormat, StructuredOutputs
 from hybridge.serve.schemas.tools import FunctionCall, Tool, ToolCall, ToolChoice
 
@@ -27,11 +28,14 @@ class TextPart(RequestBody):
     text: str
 
 
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class ChatMessage(RequestBody):
     """reasoning_content: of an assistant's message, for templates that show it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | ListOf[TextPart] | None = None
+    content: str | ListOf[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

@@ -7,11 +7,18 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from hybridge.artifact import limits
-from hybridge.serve.schemas.base import NO_EFFECT, Finite, JsonObject, ListOf, PositiveInt, RequestBody, ResponseBody
+from hybridge.serve.schemas.base import (
+    NO_EFFECT,
+    CacheControl,
+    Finite,
+    JsonObject,
+    ListOf,
+    PositiveInt,
+    RequestBody,
+    ResponseBody,
+)
+from hybridge.serve.schemas.images import ImageBlock
 from hybridge.serve.schemas.tools import Name, Strict
-
-# Every prompt is cached.
-CacheControl = Annotated[dict[str, Any] | None, NO_EFFECT]
 
 
 class TextBlock(RequestBody):
@@ -19,6 +26,10 @@ class TextBlock(RequestBody):
     text: str
     cache_control: CacheControl = None
     citations: None = None
+
+
+# What users and tools say.
+ContentBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ThinkingBlock(RequestBody):
@@ -38,12 +49,14 @@ class ToolUseBlock(RequestBody):
 class ToolResultBlock(RequestBody):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | ListOf[TextBlock] | None = None
+    content: str | ListOf[ContentBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl = None
 
 
-InputBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+InputBlock = Annotated[
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
 
 
 class InputMessage(RequestBody):

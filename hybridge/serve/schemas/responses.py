@@ -21,6 +21,7 @@ from hybridge.serve.schemas.base import (
     ServiceTier,
     Text,
 )
+from hybridge.serve.schemas.images import InputImagePart
 from hybridge.serve.schemas.tools import Name, Strict
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -35,10 +36,13 @@ class ContentPart(RequestBody):
     logprobs: Annotated[JsonList | None, NO_EFFECT] = None
 
 
+InputPart = Annotated[ContentPart | InputImagePart, Field(discriminator="type")]
+
+
 class MessageItem(RequestBody):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | ListOf[ContentPart]
+    content: str | ListOf[InputPart]
     id: Label = None
     status: ItemStatus = None
     phase: Label = None
@@ -56,7 +60,7 @@ class FunctionCallItem(RequestBody):
 class FunctionOutputItem(RequestBody):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | ListOf[ContentPart]
+    output: str | ListOf[InputPart]
     id: Label = None
     status: ItemStatus = None
 
