@@ -96,7 +96,7 @@ struct Arrival {
         const unsigned thread = thread_again(), lane = thread % 32, first = thread / 32 % WARPS * WARP_KEYS;
         if constexpr (Layout::SWIZZLED && 32 % UNITS == 0) {
             // A lane copies the same unit of every STEP-th key.
-            constexpr int STEP = 32 / UNITS;
+            constexpr int STEP = UNITS > 32 ? 1 : 32 / UNITS;
             const unsigned row = lane / UNITS, unit = lane % UNITS, to = Layout::unit(first + row, unit);
             from += wide(row) * stride + unit * Layout::UNIT;
 #pragma unroll
@@ -125,11 +125,11 @@ struct Arrival<E4m3, T> {
 
     __device__ __forceinline__ void begin(T*, const E4m3* from, int64_t stride, const float* scales, const ReadKeys& read) {
         held.load_run(from, stride, [&](int key) { return read.has(key); });
-        const int mine = threadIdx.x % WARP_KEYS;
+        const unsigned mine = thread_again() % WARP_KEYS;
         scale = read.has(mine) ? scales[mine] : 0.0f;
     }
     __device__ __forceinline__ void end(T* tile) {
-        const int first = warp_of_team() * WARP_KEYS;
+        const int first = thread_again() / 32 % WARPS * WARP_KEYS;
         held.template store<T>(scale, [&](int row, int unit) { return tile + Layout::unit(first + row, unit); });
     }
 };

@@ -291,9 +291,11 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
         wait_copies<0>();
         wait_for_team();  // the keys are there, and every warp is done with the values before these
         begin_values(block);
-        run = KeyRun(p, scope, block - TEAMS);  // before the products, as the table is in memory
+        // Before the products, as the table is in memory; with scales too few registers are left.
+        if constexpr (!IS_FP8) run = KeyRun(p, scope, block - TEAMS);
         multiply_keys(s, queries, keys);
         arriving_values.end(values);
+        if constexpr (IS_FP8) run = KeyRun(p, scope, block - TEAMS);
         if constexpr (!IS_FP8) wait_copies<0>();
         wait_for_team();  // the values are there, and every warp is done with the keys
         begin_keys(block - TEAMS);  // past the last block: zeros
