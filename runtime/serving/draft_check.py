@@ -37,7 +37,8 @@ class DraftCheck:
 
     def propose(self) -> Mapping[int, tuple[int, ...]]:
         """Draft tokens by sequence."""
-        if self._speculator.rests(self._scheduler.version):
+        version = self._scheduler.version
+        if self._speculator.rests(version) or self._speculator.finds_nothing(version):
             return _NO_DRAFT_TOKENS
         drafting, rows = [], 0
         for sequence, room in self._scheduler.decoding():
@@ -46,8 +47,11 @@ class DraftCheck:
             if room > 0 and known is not None and known[1].max_draft_tokens != 0:
                 drafting.append((sequence, room, known[1].max_draft_tokens, known[1]))
         requests = self._speculator.requests(drafting, rows)
-        if not requests and rows == len(drafting) == self._scheduler.running:
-            self._speculator.rest(self._scheduler.version)
+        if rows == len(drafting) == self._scheduler.running:
+            if not requests:
+                self._speculator.rest(version)
+            elif len(requests) == rows:
+                self._speculator.search(version, requests)
         return self._speculator.propose(requests)
 
     def samplings(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], vocab: int) -> dict[int, TokenSampling]:

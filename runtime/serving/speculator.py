@@ -14,6 +14,7 @@ from hybridge.runtime.serving.step_runner import StepRunner
 from hybridge.runtime.speculation import (
     DraftLength,
     DraftRequest,
+    NgramDrafter,
     Proposal,
     SpeculationMetrics,
     SpeculationSettings,
@@ -54,6 +55,9 @@ class Speculator:
         # version; and how many of them have passed.
         self._waiting: list[Probes] = []
         self._rest = self._rested = self._version = 0
+        # All sequences, while the queues have this version, if each may have draft tokens where the drafter finds some.
+        self._searched: Sequence[DraftRequest] = ()
+        self._searched_version = -1
 
     @property
     def runner(self) -> StepRunner | None:
@@ -74,6 +78,26 @@ class Speculator:
     def rest(self, version: int) -> None:
         """After ``requests`` of all sequences gave none: let ``rests`` answer as long as it will give none again."""
         self._version, self._rest = version, min((probes.waiting for probes in self._waiting), default=0)
+
+    def search(self, version: int, requests: Sequence[DraftRequest]) -> None:
+        """Let ``finds_nothing`` answer for ``requests``, of all sequences, while the queues have ``version``."""
+        self._searched, self._searched_version = requests, version
+
+    def finds_nothing(self, version: int) -> bool:
+        """Whether the next step has no draft tokens, because look-up finds none for any sequence.
+
+        False where that is not known: then ``requests`` and ``propose`` decide.
+        """
+        drafter = self._drafter
+        if version != self._searched_version or not isinstance(drafter, NgramDrafter):
+            return False
+        if any(probes.waiting for probes in (self._probes, *self._waiting)):
+            return False
+        if any(drafter.finds(each.sequence, each.tokens) for each in self._searched):
+            return False
+        # This is a step without draft tokens, as was to be measured.
+        self._plain_next, self._proposals = False, {}
+        return True
 
     def requests(
         self, sequences: Iterable[tuple[ScheduledSequence, int, int | None, Group]], rows: int

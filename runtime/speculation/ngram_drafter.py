@@ -23,6 +23,10 @@ class NgramDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         return [Proposal(self._index(each.sequence).propose(each.tokens, each.most)) for each in requests]
 
+    def finds(self, sequence: int, tokens: Sequence[int]) -> bool:
+        """Whether there is anything to propose after ``tokens``, in a fraction of the time that ``propose`` takes."""
+        return self._index(sequence).finds(tokens)
+
     def forget(self, sequence: int) -> None:
         self._indices.pop(sequence, None)
 

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 
 class NgramIndex:
     """Every run of ``shortest`` to ``longest`` tokens of one growing sequence, with the place that followed its latest
-    occurrence. A token costs one entry for each length; a look-up costs at most as many.
+    occurrence. The longer ones are entered when the shortest one has occurred before: until then a token costs one
+    entry and one look-up.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(shortest, longest + 1)
         self._after: tuple[dict[tuple[int, ...], int], ...] = tuple({} for _ in self._lengths)
-        self._known = 0
+        # Tokens that the runs of each length have been taken from.
+        self._known = [0] * len(self._lengths)
+
+    def finds(self, tokens: Sequence[int]) -> bool:
+        """Whether ``propose`` gives any token: ``tokens`` end with a run that occurred before."""
+        self._learn(0, tokens)
+        shortest = self._lengths[0]
+        return len(tokens) > shortest and tuple(tokens[-shortest:]) in self._after[0]
 
     def propose(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
         """At most ``count`` tokens that followed the longest run that ``tokens`` end with, when it last occurred.
@@ -21,20 +29,23 @@ class NgramIndex:
         ``tokens`` are those of the call before and more. Where the earlier occurrence reaches the end, what follows is
         taken from the proposal itself: a text that repeats itself is expected to continue that way.
         """
-        self._learn(tokens)
-        end = len(tokens)
-        for length, after in zip(reversed(self._lengths), reversed(self._after), strict=True):
-            place = after.get(tuple(tokens[end - length :])) if length < end else None
-            if place is not None:
-                found = list(tokens[place : place + count])
-                while len(found) < count:
-                    found.append(found[place + len(found) - end])
-                return tuple(found)
-        return ()
+        if not self.finds(tokens):
+            return ()
+        end, longest = len(tokens), self._after[0][tuple(tokens[-self._lengths[0] :])]
+        for index in range(1, len(self._lengths)):
+            self._learn(index, tokens)
+            place = self._after[index].get(tuple(tokens[-self._lengths[index] :]))
+            if place is None:
+                break
+            longest = place
+        found = list(tokens[longest : longest + count])
+        while len(found) < count:
+            found.append(found[longest + len(found) - end])
+        return tuple(found)
 
-    def _learn(self, tokens: Sequence[int]) -> None:
-        """Add the runs that a token follows: all but those at the very end."""
-        for length, after in zip(self._lengths, self._after, strict=True):
-            for place in range(max(self._known, length), len(tokens)):
-                after[tuple(tokens[place - length : place])] = place
-        self._known = len(tokens)
+    def _learn(self, index: int, tokens: Sequence[int]) -> None:
+        """Add the runs of one length that a token follows: all but the one at the very end."""
+        length, after = self._lengths[index], self._after[index]
+        for place in range(max(self._known[index], length), len(tokens)):
+            after[tuple(tokens[place - length : place])] = place
+        self._known[index] = len(tokens)

@@ -102,6 +102,28 @@ def test_sequences_are_not_looked_at_while_all_of_them_wait(
     assert steps_with_draft_tokens(requests, time, monkeypatch, new=300) == found
 
 
+def test_sequences_are_asked_only_where_look_up_finds_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps try the same draft tokens as if every step asked every sequence."""
+    asked, ask = [], Speculator.requests
+    monkeypatch.setattr(Speculator, "requests", lambda self, *rows: (asked.append(1), ask(self, *rows))[1])
+
+    def looked_up() -> tuple[object, int, int]:
+        """Answers, draft tokens that ran, and how often sequences were asked."""
+        speculation = SpeculationSettings(MOST, draft_token_cost=0.1, shortest=1)
+        loop, _ = toy_loop(HYBRID, speculation=speculation, max_seq_len=200, memory_bytes=40_000)
+        for start in (1, 2):
+            loop.add(make_request([start, 5, 3], 60))
+        asked.clear()
+        found = answers(run_all(loop))
+        assert loop.speculation is not None
+        return found, loop.speculation.proposed, len(asked)
+
+    *found, calls = looked_up()
+    monkeypatch.setattr(Speculator, "finds_nothing", lambda *_: False)
+    *expected, all_calls = looked_up()
+    assert found == expected and found[1] > 0 and calls < all_calls
+
+
 def test_a_request_that_arrives_while_others_wait_gets_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     speculation = SpeculationSettings(MOST, draft_token_cost=0.9)
     loop, _ = toy_loop(HYBRID, speculation=speculation, max_seq_len=200, memory_bytes=40_000)

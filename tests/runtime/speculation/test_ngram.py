@@ -33,6 +33,8 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], shortest: int, m
         # Some calls come after several tokens.
         grown += left[:count]
         del left[:count]
+        if count % 2:
+            assert index.finds(grown) == bool(searched(grown, shortest, shortest, 1))
         assert index.propose(grown, count) == searched(grown, shortest, shortest + more, count)
 
 
