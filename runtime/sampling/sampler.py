@@ -161,6 +161,8 @@ def best_tokens(logits: np.ndarray) -> list[int | None]:
 
     All rows in one call, because a call per row costs more than the comparison for small vocabularies.
     """
+    if len(logits) == 1:
+        return [best_token(logits[0])]
     best = logits.argmax(axis=1)
     finite = np.isfinite(logits[np.arange(best.size), best])
     tokens: list[int | None] = best.tolist()

@@ -42,9 +42,9 @@ class OneRowSteps:
         self._tokens, self._slot = len(inputs.input_ids), inputs.state_indices.item(0)
         self._logits_indices = inputs.logits_indices.tolist()
         self._shapes, self._runs = shapes, session.runs
+        self._inputs, self._block_size = inputs, pools.sizes.block_size
         self._start: int = inputs.positions.item(0)
-        size = pools.sizes.block_size
-        used = -(-(self._start + self._tokens) // size) if shapes else 0
+        used = -(-(self._start + self._tokens) // self._block_size) if shapes else 0
         self._blocks: list[int] = inputs.block_table[0, :used].tolist()
         self._ids = session.fed(names.INPUT_IDS).data
         # A graph without rotary embeddings reads no positions.
@@ -52,6 +52,12 @@ class OneRowSteps:
         self._positions = session.fed(names.POSITIONS).data if reads_positions else None
         by_name = {shape.kv_indices: shape for shape in shapes}
         self._kv = [shape.by_token(session.fed(name), self._tokens) for name, shape in by_name.items()]
+        # What a token that follows in its block changes: its offset there, and the numbers of tokens that are seen.
+        self._offsets = [kv[..., 3] for kv in self._kv]
+        read = session.inputs
+        self._ends = [session.fed(name).data for name in {s.seen for s in shapes} if name in read]
+        self._lasts = [session.fed(name).data for name in {s.last_seen for s in shapes} if name in read]
+        self._set_biases()
 
     @staticmethod
     def can_follow(inputs: PackedInputs, run: PagedRun, session: PagedSession, shapes: Sequence[KvShape]) -> bool:
@@ -72,9 +78,42 @@ class OneRowSteps:
         """The logits of the step of ``inputs``, of one row and the same ``key``; None, and nothing is changed, if it is
         of another kind. EngineError when ONNX Runtime fails.
         """
+        if not self._follow(inputs) and not self._set(inputs):
+            return None
+        self._inputs = inputs
+        self._session.run_again()
+        if self._deferred is not None:
+            states, batch = self._deferred
+            states.ran(batch)
+        return self._logits
+
+    def _follow(self, inputs: PackedInputs) -> bool:
+        """Set the arrays for the token that follows that of the last step in its block, if ``inputs`` are its object
+        again; False, and nothing is changed, otherwise."""
+        start = inputs.positions.item(0)
+        if inputs is not self._inputs or start != self._start + 1 or not start % self._block_size:
+            return False
+        if self._tokens != 1 or self._deferred is not None or self._session.runs != self._runs:
+            return False
+        self._ids[0] = inputs.input_ids.item(0)
+        if self._positions is not None:
+            self._positions[0] = start
+        for offsets in self._offsets:
+            offsets[...] = start % self._block_size
+        for ends in self._ends:
+            ends[0] = start + 1
+        for lasts in self._lasts:
+            lasts[0] = start
+        for bias in self._biases:
+            bias[start] = 0
+        self._start = start
+        return True
+
+    def _set(self, inputs: PackedInputs) -> bool:
+        """Set all arrays for ``inputs``; False, and nothing is changed, if they are of another kind of step."""
         start, blocks = self._start_of(inputs), self._blocks_of(inputs)
         if start is None or blocks is None:
-            return None
+            return False
         for index, token in enumerate(inputs.input_ids.tolist()):
             self._ids[index] = token
         if self._positions is not None:
@@ -83,11 +122,12 @@ class OneRowSteps:
         if self._shapes:
             self._set_positions(start, blocks)
         self._start = start
-        self._session.run_again()
-        if self._deferred is not None:
-            states, batch = self._deferred
-            states.ran(batch)
-        return self._logits
+        return True
+
+    def _set_biases(self) -> None:
+        """Views of the biases, which other columns may have replaced."""
+        biases = {shape.bias for shape in self._shapes if shape.bias in self._session.inputs}
+        self._biases = [self._session.fed(name).reshape(-1).data for name in biases]
 
     def _start_of(self, inputs: PackedInputs) -> int | None:
         """The row's first position; None if the arrays do not allow this step, or others than its own are bound."""
@@ -153,3 +193,4 @@ class OneRowSteps:
                 unseen = ((0, 0), (0, 0), (0, 0), (0, more * sizes.block_size))
                 before = self._session.fed(shape.bias)
                 self._session.feed(shape.bias, np.pad(before, unseen, constant_values=-np.inf))
+        self._set_biases()

@@ -31,6 +31,9 @@ class RepeatedSteps:
     ) -> None:
         self._inputs, self._run, self._session, self._logits, self._pools = inputs, run, session, logits, pools
         rows, self._ids = len(run.tokens), session.fed(names.INPUT_IDS)
+        # Tokens of the step in the order of the run; the whole array where that is the order of the rows.
+        in_order = bool((run.tokens == np.arange(len(inputs.input_ids))).all())
+        self._order: np.ndarray | slice = slice(None) if in_order else run.tokens
         # A graph without rotary embeddings reads no positions.
         reads_positions = names.POSITIONS in session.inputs
         self._positions = session.fed(names.POSITIONS) if reads_positions else np.zeros(rows, np.int64)
@@ -61,12 +64,12 @@ class RepeatedSteps:
 
         EngineError when ONNX Runtime fails.
         """
-        if inputs is not self._inputs or inputs.positions[self._run.tokens].tolist() != self._next:
+        if inputs is not self._inputs or inputs.positions[self._order].tolist() != self._next:
             return None
         begun = self._begun_blocks()
         if begun is None:
             return None
-        self._ids[...] = inputs.input_ids[self._run.tokens]
+        self._ids[...] = inputs.input_ids[self._order]
         self._positions += 1
         for kv in self._kv:
             kv[..., 3] += 1

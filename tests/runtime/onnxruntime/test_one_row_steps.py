@@ -116,6 +116,33 @@ def test_the_arrays_are_those_of_a_step_of_its_own(shape: KvShape, tokens: int) 
             np.testing.assert_array_equal(session.arrays[name], expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize("shape", [KvShape(2, 0), KvShape(1, 0, parts=1)])
+def test_tokens_that_follow_in_their_block_change_only_what_they_must(shape: KvShape) -> None:
+    """Steps that pass their object again, with the next token, do not look at its other arrays."""
+
+    def given(start: int) -> tuple[PackedInputs, dict[str, np.ndarray]]:
+        inputs = step_of(np.array([start + 20]), 0, start, False)
+        (run,) = paged_runs(inputs)
+        return inputs, run_feeds(inputs, run, [shape], SIZES, {shape.bias})
+
+    inputs, first = given(2)
+    session = Fed(first)
+    steps = OneRowSteps(inputs, session, np.zeros((1, 1)), [shape], ArrayPools((), {}, SIZES), None)  # type: ignore[arg-type]
+    for start in range(3, 11):
+        fresh, expected = given(start)
+        if start % SIZES.block_size:
+            for name in ("input_ids", "positions", "seq_lens", "slot_mapping"):
+                getattr(inputs, name)[:] = getattr(fresh, name)
+        else:
+            inputs = fresh
+        assert steps._follow(inputs) == bool(start % SIZES.block_size)
+        if not start % SIZES.block_size:
+            assert steps.step(inputs) is not None
+        for name in expected.keys() - {QUERY_START_LOC, STATE_INDICES}:
+            np.testing.assert_array_equal(session.arrays[name], expected[name], err_msg=f"{name} {start}")
+    assert not steps._follow(fresh)
+
+
 def test_a_step_with_wrong_slots_is_no_prepared_one(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = artifacts.get("llama", "float32", layout="paged", max_batch_size=6).folder
     engine = OnnxRuntimePagedEngine(folder, threads=1)
