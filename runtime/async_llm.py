@@ -60,7 +60,8 @@ class AsyncLLM(LoadedArtifact):
     def _on_open(self) -> None:
         self._pending: dict[RequestStream, list[Output]] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._worker, self._texts = ServingWorker(self.loop, self._flush), TextQueue()
+        self._texts = TextQueue()
+        self._worker = ServingWorker(self.loop, self._flush, self._texts)
 
     async def __aenter__(self) -> AsyncLLM:
         return self

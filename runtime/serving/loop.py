@@ -96,6 +96,16 @@ class ServingLoop:
         return StepTimes(0.0, 0.0) if self._ended is None else self._ended.times
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether the engine's device works while the host does other things."""
+        return self._runs_ahead
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean time of the latest steps."""
+        return self._step_seconds
+
+    @property
     def seconds_until_free_row(self) -> float:
         """An upper bound of the time until a request that arrives now gets a row, from the latest steps."""
         return self.scheduler.steps_until_free_row() * self._step_seconds

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.text.chat_template import TEXT_THREADS
@@ -20,12 +21,28 @@ class TextQueue:
     def __init__(self) -> None:
         # Calls of ``add`` whose ``done`` has not been called.
         self._adding = 0
+        # Calls of ``submit`` whose work has not ended.
+        self._unfinished, self._idle = 0, threading.Condition()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-text")
         self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="hybridge-texts")
 
+    @property
+    def idle(self) -> bool:
+        """Whether all work of ``submit`` has ended."""
+        return not self._unfinished
+
+    def wait_idle(self, seconds: float) -> None:
+        """Wait until the queue is idle, for at most ``seconds``; from any thread but its own."""
+        with self._idle:
+            self._idle.wait_for(lambda: self.idle, seconds)
+
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run ``work``, perhaps beside that of other calls; RequestError when closed."""
-        return _submitted(self._threads, work)
+        submitted = _submitted(self._threads, work)
+        with self._idle:
+            self._unfinished += 1
+        submitted.add_done_callback(self._ended)
+        return submitted
 
     def add(self, work: Callable[[], T], done: Callable[[Future[T]], None]) -> None:
         """Run ``work``, then call ``done`` with its future in the caller's event loop, in the order of the calls."""
@@ -59,6 +76,12 @@ class TextQueue:
         """Drop queued work and wait for what is running; may be called twice."""
         for threads in (self._thread, self._threads):
             threads.shutdown(wait=True, cancel_futures=True)
+
+    def _ended(self, future: Future[Any]) -> None:
+        with self._idle:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._idle.notify_all()
 
 
 def _submitted(threads: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:

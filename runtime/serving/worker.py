@@ -12,19 +12,23 @@ from typing import TypeVar
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
+from hybridge.runtime.serving.text_queue import TextQueue
 
 Deliver = Callable[[Output], None]
 T = TypeVar("T")
+# Longest time that a step waits for text work, and then for the request that this made.
+_TEXT_SECONDS, _REQUEST_SECONDS = 0.003, 0.0005
 
 
 class ServingWorker:
     """Requests are added and cancelled between steps. ``deliver`` of each request is called in the worker's thread.
 
-    ``flush`` is called there after every step with output.
+    ``flush`` is called there after every step with output. texts: whose work makes requests. It needs the processors of
+    an engine that runs on the host, so each step of one waits for it, at most as long as a step takes.
     """
 
-    def __init__(self, loop: ServingLoop, flush: Callable[[], None]) -> None:
-        self._loop, self._flush = loop, flush
+    def __init__(self, loop: ServingLoop, flush: Callable[[], None], texts: TextQueue | None = None) -> None:
+        self._loop, self._flush, self._texts = loop, flush, None if loop.runs_ahead else texts
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -108,7 +112,18 @@ class ServingWorker:
                 self._wake.wait()
             return not self._closed
 
+    def _wait_for_texts(self) -> None:
+        """Leave the processors to text work, so that the requests it makes begin with the next step."""
+        texts, seconds = self._texts, min(_TEXT_SECONDS, self._loop.step_seconds)
+        if texts is None or texts.idle or not self._loop.busy:
+            return
+        texts.wait_idle(seconds)
+        with self._wake:
+            if not (self._commands or self._closed):
+                self._wake.wait(min(_REQUEST_SECONDS, seconds))
+
     def _do_commands(self) -> None:
+        self._wait_for_texts()
         with self._wake:
             commands = list(self._commands)
             self._commands.clear()
