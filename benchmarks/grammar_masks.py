@@ -37,7 +37,7 @@ from hybridge.serve.grammars import json_grammar
 from hybridge.trt_plugins.kernels.fused.sampling import edit_type, settings_type
 
 MOST_SHARE = 0.05
-_SCHEMA = {
+SCHEMA = {
     "type": "array",
     "items": {
         "type": "object",
@@ -45,7 +45,7 @@ _SCHEMA = {
         "required": ["name", "size", "parts"],
     },
 }
-_EOS = 2
+EOS = 2
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ class TimedEngine(ModelFreeEngine):
 
 def run(settings: GrammarMaskSettings) -> Report:
     """Check that masks allow the right tokens, then measure."""
-    tokens = vocabulary(_tokenizer(settings.vocab), settings.vocab, [_EOS])
-    grammar, batch = compiled(tokens, json_grammar(_SCHEMA)), MaskBatch(settings.vocab)
-    texts = [_text(row, settings.steps, tokens) for row in range(settings.batch)]
-    stops = frozenset({_EOS})
+    tokens = vocabulary(large_tokenizer(settings.vocab), settings.vocab, [EOS])
+    grammar, batch = compiled(tokens, json_grammar(SCHEMA)), MaskBatch(settings.vocab)
+    texts = [json_tokens(row, settings.steps, tokens) for row in range(settings.batch)]
+    stops = frozenset({EOS})
 
     def served(masked: bool, chains: bool) -> tuple[Served, int]:
         follow = (lambda: GrammarTokens(grammar.deep_copy(), stops, batch)) if masked else None
@@ -196,7 +196,7 @@ def _step_us(settings: GrammarMaskSettings, served: Served) -> float:
     return median(1e6 * step.wall for step in served.steps if step.rows == step.tokens == rows)
 
 
-def _text(row: int, length: int, tokens: LLTokenizer) -> list[int]:
+def json_tokens(row: int, length: int, tokens: LLTokenizer) -> list[int]:
     """The first ``length`` tokens of a value of the schema."""
     draws = random.Random(row)
     words = ["sea", "whale", "harbour", "the long voyage", "north-west", "a sail", "captain", "tide", "salt and rope"]
@@ -210,7 +210,7 @@ def _text(row: int, length: int, tokens: LLTokenizer) -> list[int]:
     return found[:length]
 
 
-def _tokenizer(vocab: int) -> str:
+def large_tokenizer(vocab: int) -> str:
     """The demo checkpoint's tokenizer.json with tokens that join two or three of its own, up to ``vocab``."""
     found = json.loads((DEMO_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
     tokens, draws = found["model"]["vocab"], random.Random(0)

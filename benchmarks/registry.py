@@ -40,6 +40,9 @@ ENTRIES = {
     "grammar_masks": Entry(
         "grammar_masks:run", "steps of 64 rows whose answers follow a grammar", "steps without masks"
     ),
+    "grammar_masks_torch": Entry(
+        "grammar_masks_torch:run", "the same for a 2.65 B model on a GPU", "steps without masks"
+    ),
     "torch_engine": Entry("torch_engine:run", "decoding and prompts of a 2.65 B model on a GPU", PEER_GPU),
     "torch_engine_int4": Entry("torch_engine:run_int4", "the same with matrices in int4", "bfloat16, same run"),
     "torch_engine_experts": Entry("torch_experts:run", "the same for a Qwen3-Next of 12 layers", PEER_GPU),
