@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.dequantize import Read, row_scales, row_zero_points
-from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix
+from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
 
 TILE_ROWS = 16
 _SPAN_SCALES = 64
 # Tiles that are laid out at once: they stay in the caches.
 _TILES_AT_ONCE = 32
+# Copies the bytes of a tensor to an array.
+Fill = Callable[[StoredTensor, np.ndarray], None]
 
 
 def tiles_shape(matrix: QuantizedMatrix) -> tuple[int, int]:
@@ -33,20 +38,28 @@ def scale_dtype(matrix: QuantizedMatrix) -> DType:
     return DType.FLOAT16 if stored is DType.FLOAT8E4M3FN else stored
 
 
-def write_tiles(matrix: QuantizedMatrix, read: Read, out: np.ndarray) -> None:
-    """Lay ``matrix`` out in ``out`` uint8 [tiles, bytes] of ``tiles_shape``."""
+def write_tiles(matrix: QuantizedMatrix, read: Read, fill: Fill, out: np.ndarray) -> None:
+    """Lay ``matrix`` out in ``out`` uint8 [tiles, bytes] of ``tiles_shape``.
+
+    ``fill`` reads some rows of numbers at a time: pages of a map would be memory of the process until the end.
+    """
     rows, columns = matrix.shape
     groups, at_once = columns // columns_per_scale(matrix), _groups_at_once(matrix)
     scale_type = np.dtype(f"u{scale_dtype(matrix).itemsize}")
     scales = read(matrix.scales).view(matrix.scales.dtype.numpy)
     scales = scales.astype(scale_dtype(matrix).numpy, copy=False).view(scale_type)
     scales = np.broadcast_to(scales if scales.size == 1 else scales.reshape(rows, groups), (rows, groups))
-    words = read(matrix.values).view(np.uint32).reshape(rows, -1)
-    group_words = words.shape[1] // groups
+    row_bytes = matrix.values.dtype.nbytes(columns)
+    buffer = np.empty((min(rows, _TILES_AT_ONCE * TILE_ROWS), row_bytes), np.uint8)
+    group_words = row_bytes // 4 // groups
     offset = np.uint32(0x88888888 if matrix.values.dtype is DType.INT4 else 0)
     for first in range(0, len(out), _TILES_AT_ONCE):
         tiles = out[first : first + _TILES_AT_ONCE]
-        part = slice(first * TILE_ROWS, (first + len(tiles)) * TILE_ROWS)
+        part = slice(first * TILE_ROWS, min(rows, (first + len(tiles)) * TILE_ROWS))
+        stored = buffer[: part.stop - part.start]
+        place = matrix.values.offset + part.start * row_bytes
+        fill(replace(matrix.values, offset=place, shape=(len(stored), columns)), stored)
+        words = stored.view(np.uint32)
         start = done = 0
         for spans, size in ((groups // at_once, at_once), (groups % at_once, 1)):
             if not spans:
@@ -58,7 +71,7 @@ def write_tiles(matrix: QuantizedMatrix, read: Read, out: np.ndarray) -> None:
             _interleave(scales[part, done:stop], heads[:, :, : size * TILE_ROWS])
             heads[:, :, size * TILE_ROWS :] = 0
             numbers = target[:, :, _SPAN_SCALES:].view(np.uint32)
-            _interleave(words[part, done * group_words : stop * group_words], numbers)
+            _interleave(words[:, done * group_words : stop * group_words], numbers)
             np.bitwise_xor(numbers, offset, out=numbers)
             start, done = start + spans * nbytes, stop
 

@@ -155,7 +155,7 @@ class WeightStore:
         for part, (count, _) in zip(weight.parts, shapes, strict=True):
             target = found[start : start + count]
             if isinstance(part, QuantizedMatrix):
-                write_tiles(part, files.bytes_of, target)
+                write_tiles(part, files.bytes_of, files.read, target)
             else:
                 files.read(part, target)
             start += count

@@ -75,7 +75,11 @@ def matrix(
         meant = meant - np.repeat(np.broadcast_to(points, wide.shape) * wide, columns // groups, axis=1)
         zeros = tile_zeros(stored_matrix, 0, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8))
     tiles = np.full(tiles_shape(stored_matrix), 0xFF, np.uint8)
-    write_tiles(stored_matrix, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8), tiles)
+
+    def fill(tensor: StoredTensor, out: np.ndarray) -> None:
+        out.reshape(-1)[:] = given[tensor.location].reshape(-1)[tensor.offset : tensor.offset + out.nbytes]
+
+    write_tiles(stored_matrix, lambda tensor: given[tensor.location].reshape(-1).view(np.uint8), fill, tiles)
     factors = None if factor == 1 else np.full((rows, 1), factor)
     return Matrix(dtype, tiles, columns // groups, tile_scale_dtype(stored_matrix), meant, factors, zeros)
 
