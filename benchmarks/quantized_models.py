@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.agreement import random_prompt
 from benchmarks.artifacts import exported, weight_bytes
 from hybridge.quantization.options import GPTQ, MSE, QuantizeOptions
 from hybridge.quantization.quantizer import REPORT_FILE, quantize_checkpoint
@@ -22,6 +23,10 @@ _RECIPES = {
     (INT4, False): ((32, INT8), (32, INT4), (64, INT4), (128, INT4)),
 }
 _MOST_BITS = 12.0
+# Bytes of bf16. On a CPU, transformers would measure a larger model's sensitivities for hours.
+_MOST_MEASURED = 1 << 30
+# The seed is none of the windows' that KL divergences are measured over.
+_CALIBRATION_TOKENS, _CALIBRATION_SEED = 4096, 10
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,9 @@ def quantized_models(
 ) -> dict[str, QuantizedModel]:
     """Models of bf16 and of ``formats`` from ``checkpoint``; what the folder ``work`` has already is used again.
 
-    most_bytes: of a format's weights; without it the smallest groups are used. trained: matrices are rounded by gptq;
-    where 4 bits have a limit, their sensitivity is measured, and they get the bits that fit.
+    most_bytes: of a format's weights; without it the smallest groups are used. Where 4 bits have a limit, the
+    sensitivity of matrices is measured, and they get the bits that fit; not in models of more than _MOST_MEASURED
+    bytes. trained: 8 bits are rounded by gptq, and 4 bits calibrated on samples of the model, else on random tokens.
     """
     models = {BF16: _exported(work, checkpoint, BF16, "as stored")}
     for name in formats:
@@ -48,8 +54,10 @@ def quantized_models(
             continue
         method = GPTQ if trained and name == INT8 else MSE
         models[name], source, embedding = _equal_groups(work, checkpoint, name, most_bytes.get(name, math.inf), method)
-        if trained and name == INT4 and name in most_bytes:
-            models[name] = _mixed(work, checkpoint, most_bytes[name] - models[name].weight_bytes, source, embedding)
+        if name == INT4 and name in most_bytes and models[BF16].weight_bytes <= _MOST_MEASURED:
+            text = None if trained else _random_text(checkpoint)
+            more = most_bytes[name] - models[name].weight_bytes
+            models[name] = _mixed(work, checkpoint, more, source, embedding, text)
     return models
 
 
@@ -69,15 +77,35 @@ def _equal_groups(
     return model, source, embedding
 
 
-def _mixed(work: Path, checkpoint: Path, more_bytes: int, equal: Path, embedding: str) -> QuantizedModel:
+def _random_text(checkpoint: Path) -> Path:
+    """A text of random tokens beside ``checkpoint``, which gets a tokenizer that has a number for each token.
+
+    A model with random weights predicts all tokens alike, and sampling from it would take most of the time.
+    """
+    vocab_size = int(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    model = {"type": "WordLevel", "vocab": {str(token): token for token in range(vocab_size)}, "unk_token": "0"}
+    tokenizer = {"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    text = checkpoint.with_name("calibration.txt")
+    tokens = random_prompt(vocab_size, _CALIBRATION_TOKENS, _CALIBRATION_SEED)
+    text.write_text(" ".join(map(str, tokens)), encoding="utf-8")
+    return text
+
+
+def _mixed(
+    work: Path, checkpoint: Path, more_bytes: int, equal: Path, embedding: str, text: Path | None
+) -> QuantizedModel:
     """The model whose matrices take at most ``more_bytes`` more than those of the checkpoint ``equal``."""
     matrices = json.loads((equal / REPORT_FILE).read_text(encoding="utf-8"))["matrices"]
     weights, nbytes = (sum(each[key] for each in matrices) for key in ("weights", "nbytes"))
     bits = min(math.floor(800 * (nbytes + more_bytes) / weights) / 100, _MOST_BITS)
     source = work / f"{INT4}-{bits}-bits-checkpoint"
     if not source.exists():
-        quantize_checkpoint(checkpoint, source, QuantizeOptions(format=INT4, bits=bits, method=GPTQ))
-    return _exported(work, source, f"{INT4}-{bits}-bits", f"{bits} bits per weight, embedding {embedding}", embedding)
+        given = None if text is None else str(text)
+        options = QuantizeOptions(format=INT4, bits=bits, method=GPTQ, text=given, zero_points=True)
+        quantize_checkpoint(checkpoint, source, options)
+    recipe = f"{bits} bits per weight, zero points, embedding {embedding}"
+    return _exported(work, source, f"{INT4}-{bits}-bits", recipe, embedding)
 
 
 def _exported(work: Path, checkpoint: Path, name: str, recipe: str, embedding: str | None = None) -> QuantizedModel:

@@ -92,6 +92,7 @@ def quantize(
     bits: float | None = None,
     method: str = "mse",
     text: StrPath | None = None,
+    zero_points: bool = False,
     keep_head: bool = False,
     device: str = "cpu",
     resume: bool = False,
@@ -109,7 +110,8 @@ def quantize(
     of 512 tokens (without a text, samples of the model itself): "awq" multiplies the columns of matrices by scales of
     their inputs, by which norms and the matrices before them are divided, and "gptq" rounds each column so that it
     compensates for the errors of earlier ones. device: "cpu" or "cuda", where the model and gptq compute.
-    keep_head: do not quantise the LM head.
+    zero_points: give each group of int4 weights a zero point, which lowers the errors; TensorRT does not build
+    them. keep_head: do not quantise the LM head.
 
     resume: go on where a run of the same checkpoint, settings and text was killed or interrupted; it left the layers
     that it had finished in a hidden folder beside ``out``, which the next run without ``resume`` removes.

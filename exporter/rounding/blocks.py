@@ -23,9 +23,9 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def row_blocks(rows: int, columns: int, block: int = BLOCK) -> Iterator[slice]:
-    """Ranges of rows that hold about ``block`` weights each."""
-    step = max(1, block // max(1, columns))
+def row_blocks(rows: int, columns: int, block: int = BLOCK, at_once: int = 1) -> Iterator[slice]:
+    """Ranges of rows that hold about ``block`` weights each; all but the last have a multiple of ``at_once`` rows."""
+    step = max(1, block // max(1, columns * at_once)) * at_once
     yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

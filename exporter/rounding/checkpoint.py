@@ -27,7 +27,7 @@ from hybridge.exporter.rounding.weight import Peak, RoundedWeight
 # Columns that share a scale in integer formats: int4 weights then take 0.26 of the bytes of bfloat16.
 _GROUP = 128
 # Those of an embedding of its own format: 4 bits of a tied head need smaller groups.
-_EMBEDDING_GROUPS = {INT4: 32, INT8: 128}
+_EMBEDDING_GROUPS = {INT4: 32, INT8: 32}
 
 
 def rounded_checkpoint(source: Checkpoint, names: Iterable[str], form: str, tied: bool) -> Checkpoint:

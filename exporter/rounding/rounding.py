@@ -19,7 +19,8 @@ Storable = Callable[[np.ndarray], np.ndarray]
 @dataclass(frozen=True)
 class Levels:
     """The numbers of a type: integers from ``low`` to ``high``, or those with ``digits`` binary digits behind the first
-    one, whose exponent is at least ``least``. ``peak`` is what a group's largest becomes.
+    one, whose exponent is at least ``least``. ``peak`` is what a group's largest becomes; where groups have zero points
+    (``shifted``), the width of its range, and a group's integers begin at one from -``high`` to 0.
     """
 
     peak: float
@@ -27,11 +28,15 @@ class Levels:
     high: float
     digits: int | None = None
     least: int = 0
+    shifted: bool = False
 
-    def nearest(self, numbers: np.ndarray) -> np.ndarray:
-        """float32 numbers rounded to the levels; about ten times as fast as a cast of ml_dtypes."""
+    def nearest(self, numbers: np.ndarray, first: np.ndarray | float = 0.0) -> np.ndarray:
+        """float32 numbers rounded to the levels; about ten times as fast as a cast of ml_dtypes.
+
+        first: where the integers of each group begin, if they are shifted.
+        """
         if self.digits is None:
-            return np.clip(np.rint(numbers), self.low, self.high)
+            return np.clip(np.rint(numbers), self.low + first, self.high + first)
         exponents = np.frexp(numbers)[1] - 1  # of the leading digit
         steps = np.ldexp(np.float32(1), np.maximum(exponents, self.least) - self.digits)
         found = np.rint(numbers / steps)
@@ -39,8 +44,14 @@ class Levels:
         return np.clip(found, self.low, self.high, out=found)
 
 
-def integer_levels(bits: int) -> Levels:
-    """Signed integers. The peak is between the largest of both signs, so that each is off by at most half a step."""
+def integer_levels(bits: int, zero_points: bool = False) -> Levels:
+    """Signed integers. The peak is between the largest of both signs, so that each is off by at most half a step.
+
+    zero_points: differences of integers and the zero point of their group.
+    """
+    if zero_points:
+        most = (1 << bits) - 1
+        return Levels(most, 0, most, shifted=True)
     half = 1 << (bits - 1)
     return Levels(half - 0.5, -half, half - 1)
 
@@ -99,20 +110,32 @@ def rounded(
     A group of zeros gets the scale 1, or the nearest one that can be stored.
     """
     groups = weights.reshape(len(weights), -1, group)
-    largest = _largest(groups, levels)
+    found, scales, _ = _rounded(groups, levels, storable, parts)
+    return found.reshape(weights.shape), scales[:, :, 0]
+
+
+def _rounded(
+    groups: np.ndarray, levels: Levels, storable: Storable, parts: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | float]:
+    """Numbers of ``groups`` [rows, groups, group]; scales, and where shifted integers begin, [rows, groups, 1]."""
+    largest, middle = _largest(groups, levels), _middle(groups, levels)
     scales = storable(largest)
-    found = levels.nearest(groups / scales)
+    first = _first(middle, scales, levels)
+    found = levels.nearest(groups / scales, first)
     best = _error(groups, found, scales) if parts else None
     for part in parts:
         assert best is not None
         tried = storable(largest * np.float32(part))
-        numbers = levels.nearest(groups / tried)
+        begin = _first(middle, tried, levels)
+        numbers = levels.nearest(groups / tried, begin)
         error = _error(groups, numbers, tried)
         better = error < best
         np.copyto(best, error, where=better)
         np.copyto(scales, tried, where=better)
         np.copyto(found, numbers, where=better)
-    return found.reshape(weights.shape), scales[:, :, 0]
+        if isinstance(first, np.ndarray):
+            np.copyto(first, begin, where=better)
+    return found, scales, first
 
 
 def scales_of(weights: np.ndarray, group: int, levels: Levels, storable: Storable) -> np.ndarray:
@@ -121,11 +144,31 @@ def scales_of(weights: np.ndarray, group: int, levels: Levels, storable: Storabl
 
 
 def _largest(groups: np.ndarray, levels: Levels) -> np.ndarray:
-    """Scales [rows, groups, 1] that let the largest weight of each group fit."""
-    largest = np.maximum(groups.max(2, keepdims=True), -groups.min(2, keepdims=True))
-    largest /= np.float32(levels.peak)
+    """Scales [rows, groups, 1] that let the largest weight of each group fit; the range of it and 0, if shifted."""
+    high, low = groups.max(2, keepdims=True), groups.min(2, keepdims=True)
+    if levels.shifted:
+        # Divided first: the difference of huge weights would be infinite.
+        peak = np.float32(levels.peak)
+        largest = np.maximum(high, 0) / peak - np.minimum(low, 0) / peak
+    else:
+        largest = np.maximum(high, -low)
+        largest /= np.float32(levels.peak)
     largest[largest == 0] = 1
     return largest
+
+
+def _middle(groups: np.ndarray, levels: Levels) -> np.ndarray | None:
+    """The middle of each group's range [rows, groups, 1]; None where integers are not shifted."""
+    if not levels.shifted:
+        return None
+    return np.maximum(groups.max(2, keepdims=True), 0) / 2 + np.minimum(groups.min(2, keepdims=True), 0) / 2
+
+
+def _first(middle: np.ndarray | None, scales: np.ndarray, levels: Levels) -> np.ndarray | float:
+    """Where integers begin so that the middles of ranges are theirs too."""
+    if middle is None:
+        return 0.0
+    return np.clip(np.rint(middle / scales - np.float32(levels.peak / 2)), -levels.high, 0).astype(np.float32)
 
 
 def parts_to_try(search: bool) -> Sequence[float]:
@@ -153,19 +196,29 @@ def gptq_rounded(
     left, columns = weights.copy(), weights.shape[1]
     numbers, scales = np.empty_like(weights), np.empty((len(weights), columns // group), np.float32)
     step = group if group < columns else min(columns, COLUMNS)
+    first: np.ndarray | float = 0.0
     if group == columns:
-        scales = rounded(weights, group, levels, storable, parts)[1]
+        scales, first = _of_group(weights, levels, storable, parts)
     for start in range(0, columns, step):
         stop = min(start + step, columns)
         block = left[:, start:stop]
         if group < columns:
-            scales[:, start // group] = rounded(np.ascontiguousarray(block), group, levels, storable, parts)[1][:, 0]
+            found, first = _of_group(np.ascontiguousarray(block), levels, storable, parts)
+            scales[:, start // group] = found[:, 0]
         scale = scales[:, start // group]
         errors = np.empty_like(block)
         for column in range(stop - start):
             row = factor[start + column, start:stop]
-            numbers[:, start + column] = levels.nearest(block[:, column] / scale)
+            numbers[:, start + column] = levels.nearest(block[:, column] / scale, first)
             errors[:, column] = (block[:, column] - numbers[:, start + column] * scale) / row[column]
             block[:, column + 1 :] -= errors[:, column, None] * row[column + 1 :]
         left[:, stop:] -= errors @ factor[start:stop, stop:]
     return numbers, scales
+
+
+def _of_group(
+    weights: np.ndarray, levels: Levels, storable: Storable, parts: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """The scale [rows, 1] of all columns of ``weights``, and where shifted integers begin [rows]."""
+    _, scales, first = _rounded(weights[:, None], levels, storable, parts)
+    return scales[:, :, 0], first[:, 0, 0] if isinstance(first, np.ndarray) else first

@@ -46,10 +46,12 @@ def write_matrix(
         return block.start, found.parts, _squares(weight.unscaled(found.products, block) - stored), _squares(stored)
 
     at_once = BLOCK if context.factor is None else _BLOCK_IN_TURN
-    for start, parts, lost, size in in_threads(quantised, row_blocks(rows, columns, at_once)):
+    for start, parts, lost, size in in_threads(quantised, row_blocks(rows, columns, at_once, scheme.rows_at_once)):
         difference, total = difference + lost, total + size
+        before = scheme.layout(start, columns, context.scale)
         for name, values in parts.items():
-            file.seek(offsets[name] + start * values[0].nbytes)
+            dtype, shape = before[name]
+            file.seek(offsets[name] + dtype.nbytes(math.prod(shape)))
             file.write(np.ascontiguousarray(values).tobytes())
     for name, values in scheme.whole(rows, columns, context).items():
         file.seek(offsets[name])

@@ -51,6 +51,7 @@ class GroupReport:
 class _Group:
     name: str
     slots: Mapping[str, TensorSlot]
+    zero_points: bool
 
     @property
     def weights(self) -> int:
@@ -60,7 +61,7 @@ class _Group:
         """The schemes that fit every matrix of the group, the smallest one first."""
         columns = math.gcd(*(slot.shape[1] for slot in self.slots.values()))
         sizes: list[int | None] = [size for size in GROUP_SIZES if columns % size == 0]
-        small = [IntegerScheme(4, size) for size in sizes or [None]]
+        small = [IntegerScheme(4, size, self.zero_points) for size in sizes or [None]]
         # The export does not read 4-bit rows of an odd length.
         is_odd = any(slot.shape[1] % 2 for slot in self.slots.values())
         return [*([] if is_odd else small), IntegerScheme(8, group_size(columns, 128))]
@@ -80,6 +81,7 @@ def mixed(
     roles: Roles,
     tensors: Mapping[str, TensorSlot],
     bits: float,
+    zero_points: bool,
     scale: DType,
     search: bool,
     inputs: Sequence[ScalableInput],
@@ -89,11 +91,11 @@ def mixed(
 ) -> tuple[Roles, tuple[GroupReport, ...]]:
     """``roles`` with schemes for its modules that take ``bits`` per weight on average, and their groups.
 
-    tensors: all of the checkpoint. search: measure with the scales of least squared error. inputs: those that awq
-    scales, which are scaled in the measurements too. ``check_bits`` must have accepted ``bits``. work: has the
-    sensitivities that were measured before.
+    tensors: all of the checkpoint. zero_points: of int4. search: measure with the scales of least squared error.
+    inputs: those that awq scales, which are scaled in the measurements too. ``check_bits`` must have accepted ``bits``.
+    work: has the sensitivities that were measured before.
     """
-    groups = _groups({module: tensors[f"{module}.weight"] for module in roles.schemes})
+    groups = _groups({module: tensors[f"{module}.weight"] for module in roles.schemes}, zero_points)
     weights = sum(group.weights for group in groups)
     measure = _Measurement(groups, tensors, MatrixContext(scale, search), inputs, calibration)
     divergences = _divergences(groups, measure, work, progress)
@@ -122,17 +124,19 @@ def _divergences(
     return {name: work.result(step)[0] for name, step in steps.items()}
 
 
-def check_bits(bits: float, slots: Mapping[str, TensorSlot], scale: DType) -> None:
+def check_bits(bits: float, slots: Mapping[str, TensorSlot], scale: DType, zero_points: bool) -> None:
     """SettingError if the modules in ``slots`` need more bits per weight than ``bits``."""
-    groups = _groups(slots)
+    groups = _groups(slots, zero_points)
     weights = sum(group.weights for group in groups)
     least = 8 * sum(group.nbytes(group.schemes()[0], scale) for group in groups) / weights
     if bits < least:
         raise SettingError(f"bits: expected {math.ceil(100 * least) / 100:.2f} or more for this model, found {bits:g}")
 
 
-def _groups(slots: Mapping[str, TensorSlot]) -> list[_Group]:
-    return [_Group(name, {each: slots[each] for each in names}) for name, names in groups_of(slots).items()]
+def _groups(slots: Mapping[str, TensorSlot], zero_points: bool) -> list[_Group]:
+    return [
+        _Group(name, {each: slots[each] for each in names}, zero_points) for name, names in groups_of(slots).items()
+    ]
 
 
 def _report(group: _Group, divergence: float, choice: Choice) -> GroupReport:
@@ -142,7 +146,8 @@ def _report(group: _Group, divergence: float, choice: Choice) -> GroupReport:
 
 
 def _measured_scheme(group: _Group) -> Scheme:
-    return next((s for s in group.schemes() if s == IntegerScheme(4, _MEASURED)), group.schemes()[0])
+    measured = IntegerScheme(4, _MEASURED, group.zero_points)
+    return measured if measured in group.schemes() else group.schemes()[0]
 
 
 def _choices(group: _Group, scale: DType, divergence: float) -> list[Choice]:

@@ -50,6 +50,7 @@ class QuantizeOptions:
         metavar="FILE",
         shown_default="the model's own samples",
     )
+    zero_points: bool = setting(False, "Zero points of int4: more precise, not for TensorRT.")
     keep_head: bool = setting(False, "Do not quantise the LM head.")
     device: str = setting(CPU, "cpu or cuda (calibration, gptq).", metavar="NAME", choices=(CPU, CUDA))
     resume: bool = setting(False, "Continue an interrupted run.")
@@ -65,6 +66,8 @@ class QuantizeOptions:
             raise SettingError(f"format: expected {INT4} with `bits`, which mixes formats, found {self.format}")
         if self.bits is not None and self.group_size is not None:
             raise SettingError(f"group_size: expected none with `bits`, which mixes them, found {self.group_size}")
+        if self.zero_points and self.format != INT4:
+            raise SettingError(f"format: expected {INT4} with `zero_points`, found {self.format}")
         if self.device != CPU and not self.is_calibrated:
             raise SettingError(
                 f"device: expected {CPU} for the method {self.method} without `bits`, found {self.device}"

@@ -63,7 +63,7 @@ def quantize_checkpoint(
         scale = source.dtype if source.dtype in (DType.FLOAT16, DType.BFLOAT16) else DType.FLOAT32
         run = QuantizeRun(source, roles, inputs, options, scale)
     if options.bits is not None:
-        check_bits(options.bits, run.slots, run.scale)
+        check_bits(options.bits, run.slots, run.scale, options.zero_points)
     try:
         with located(checkpoint), atomic_folder(out, options.overwrite, _KIND) as folder:
             digest = run_digest(source, options)

@@ -79,7 +79,7 @@ def _scheme(form: str, columns: int, options: QuantizeOptions) -> tuple[Scheme, 
         group = group_size(columns, size)
         # The export does not read 4-bit rows of an odd length.
         bits = 8 if columns % 2 else BITS[form]
-        return IntegerScheme(bits, group), group == size and bits == BITS[form]
+        return IntegerScheme(bits, group, options.zero_points and bits == 4), group == size and bits == BITS[form]
     if form == NVFP4 and columns % NvFp4Scheme.group == 0:
         return NvFp4Scheme(), True
     if form == MXFP4 and columns % MxFp4Scheme.group == 0:

@@ -69,10 +69,10 @@ class QuantizeRun:
     def _mix(
         self, inputs: Sequence[ScalableInput], calibration: Calibration, work: WorkFolder, progress: Progress
     ) -> tuple[QuantizeRun, tuple[GroupReport, ...]]:
-        bits, search = self.options.bits, self.options.method != RTN
+        bits, search, zero_points = self.options.bits, self.options.method != RTN, self.options.zero_points
         assert bits is not None
         roles, groups = mixed(
-            self.roles, self.source.tensors, bits, self.scale, search, inputs, calibration, work, progress
+            self.roles, self.source.tensors, bits, zero_points, self.scale, search, inputs, calibration, work, progress
         )
         return replace(self, roles=roles), groups
 

@@ -61,6 +61,11 @@ class Scheme(ABC):
     def name(self) -> str:
         """The name in reports."""
 
+    @property
+    def rows_at_once(self) -> int:
+        """Rows whose parts fill whole words: blocks of rows are multiples of them."""
+        return 1
+
     @abstractmethod
     def layout(self, rows: int, columns: int, scale: DType) -> Layout:
         """Type and shape of each tensor of a weight [rows, columns], by what follows the module's name."""

@@ -27,27 +27,46 @@ from hybridge.quantization.scheme import Layout, MatrixContext, QuantizedRows, S
 
 @dataclass(frozen=True)
 class IntegerScheme(Scheme):
-    """Signed integers of ``bits`` without zero points, in int32 words; ``group`` columns share a scale, None: a row."""
+    """Signed integers of ``bits`` in int32 words; ``group`` columns share a scale and, with ``zero_points``, one of
+    these; None: a row.
+    """
 
     bits: int
     group: int | None
+    zero_points: bool = False
     format: ClassVar[str] = "pack-quantized"
 
     @property
     def name(self) -> str:
-        return f"int{self.bits}, {'a scale per row' if self.group is None else f'groups of {self.group}'}"
+        group = "a scale per row" if self.group is None else f"groups of {self.group}"
+        return f"int{self.bits}, {group}{', zero points' if self.zero_points else ''}"
+
+    @property
+    def rows_at_once(self) -> int:
+        return 32 // self.bits if self.zero_points else 1
 
     def layout(self, rows: int, columns: int, scale: DType) -> Layout:
-        return {
+        groups = columns // (self.group or columns)
+        found: dict[str, tuple[DType, tuple[int, ...]]] = {
             "weight_packed": (DType.INT32, (rows, math.ceil(columns * self.bits / 32))),
-            "weight_scale": (scale, (rows, columns // (self.group or columns))),
+            "weight_scale": (scale, (rows, groups)),
             "weight_shape": (DType.INT64, (2,)),
         }
+        if self.zero_points:  # packed along the rows
+            found["weight_zero_point"] = DType.INT32, (math.ceil(rows * self.bits / 32), groups)
+        return found
 
     def rows(self, weights: np.ndarray, context: MatrixContext) -> QuantizedRows:
         group, storable = self.group or weights.shape[1], scales_as(context.scale.numpy)
-        numbers, scales = context.rounded(weights, group, integer_levels(self.bits), storable)
-        parts = {"weight_packed": packed_words(numbers, self.bits), "weight_scale": scales.astype(context.scale.numpy)}
+        numbers, scales = context.rounded(weights, group, integer_levels(self.bits, self.zero_points), storable)
+        parts = {"weight_scale": scales.astype(context.scale.numpy)}
+        stored = numbers
+        if self.zero_points:
+            groups, half = numbers.reshape(*scales.shape, -1), 1 << (self.bits - 1)
+            zeros = np.clip(-half - groups.min(2), -half, half - 1)  # any that let the group's integers fit
+            stored = (groups + zeros[:, :, None]).reshape(numbers.shape)
+            parts["weight_zero_point"] = np.ascontiguousarray(packed_words(zeros.T, self.bits).T)
+        parts["weight_packed"] = packed_words(stored, self.bits)
         return QuantizedRows(parts, _products(numbers, scales))
 
     def whole(self, rows: int, columns: int, context: MatrixContext) -> Mapping[str, np.ndarray]:
@@ -55,7 +74,8 @@ class IntegerScheme(Scheme):
 
     def weights_config(self) -> dict[str, Any]:
         strategy = "channel" if self.group is None else "group"
-        return {"num_bits": self.bits, "type": "int", "strategy": strategy, "group_size": self.group}
+        sizes = {"num_bits": self.bits, "type": "int", "strategy": strategy, "group_size": self.group}
+        return {**sizes, "symmetric": not self.zero_points}
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,7 @@ def weights_of(config: dict[str, Any], module: str) -> dict[str, Any]:
     groups = config["config_groups"].values()
     named = [g for g in groups if matches(module, g["targets"])]
     (group,) = named or [g for g in groups if "Linear" in g["targets"]]
-    assert (
-        group["input_activations"] is None and group["weights"]["symmetric"] and not matches(module, config["ignore"])
-    )
+    assert group["input_activations"] is None and not matches(module, config["ignore"])
     return {**group["weights"], "format": group["format"]}
 
 
@@ -57,7 +55,7 @@ def dequantized(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-PARTS = ("weight_scale", "weight_shape", "weight_global_scale")
+PARTS = ("weight_scale", "weight_shape", "weight_global_scale", "weight_zero_point")
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -76,6 +74,10 @@ def _floats(scheme: dict[str, Any], value: torch.Tensor, own: dict[str, torch.Te
         rows, columns = own["weight_shape"].tolist()
         numbers = integers(value.numpy(), scheme["num_bits"], columns).astype(np.float32)
         assert numbers.shape == (rows, columns) and (scheme["strategy"] == "channel") == (group is None)
+        assert scheme["symmetric"] == ("weight_zero_point" not in own)
+        if not scheme["symmetric"]:  # packed along the rows
+            zeros = integers(np.ascontiguousarray(own["weight_zero_point"].numpy().T), scheme["num_bits"], rows).T
+            numbers -= zeros.repeat(group or columns, 1)
     elif scheme["format"] == "float-quantized":
         assert value.dtype == torch.float8_e4m3fn and scheme["num_bits"] == 8 and group is None
         numbers = value.float().numpy()

@@ -18,6 +18,7 @@ from hybridge.artifact.errors import CheckpointError, EngineError, OutputError, 
 from hybridge.artifact.safetensors_file import TensorSlot
 from hybridge.exporter.checkpoint import open_checkpoint
 from hybridge.exporter.checkpoint.quantized import targets
+from hybridge.quantization import matrix
 from hybridge.quantization.config import quantization_config
 from hybridge.quantization.options import QuantizeOptions
 from hybridge.quantization.roles import roles_of
@@ -108,6 +109,7 @@ def test_the_report_has_errors_of_weights_whose_squares_leave_float32(tmp_path: 
     [
         ({}, 0.1),
         ({"method": "rtn"}, 0.11),
+        ({"zero_points": True}, 0.09),
         ({"format": "int8"}, 0.008),
         ({"format": "fp8"}, 0.03),
         ({"format": "nvfp4"}, 0.1),
@@ -128,6 +130,23 @@ def test_errors_that_the_report_has(tmp_path: Path, options: dict[str, Any], bou
     assert json.loads((tmp_path / "out" / "hybridge_quantization.json").read_text()) == json.loads(
         json.dumps(report.to_json())
     )
+
+
+def test_zero_points_in_blocks_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of zero points span eight rows. The last block is shorter; one matrix has a scale per row."""
+    sizes = WIDE | {"intermediate_size": 250}
+    checkpoint = save_tiny_model(tmp_path / "checkpoint", "qwen3", dtype="bfloat16", num_hidden_layers=1, **sizes)
+    hybridge.quantize(checkpoint, tmp_path / "whole", zero_points=True)
+    monkeypatch.setattr(matrix, "BLOCK", 1)
+    report = hybridge.quantize(checkpoint, tmp_path / "out", zero_points=True)
+    before, after, other = stored_tensors(checkpoint), dequantized(tmp_path / "out"), dequantized(tmp_path / "whole")
+    for each in report.matrices:
+        name = f"{each.module}.weight"
+        assert relative(after[name], before[name]) == pytest.approx(each.error, rel=1e-3) and each.error < 0.13
+        assert torch.equal(after[name], other[name])
+    named = {each.module.rpartition(".")[2]: each.scheme for each in report.matrices}
+    assert named["up_proj"] == "int4, groups of 32, zero points"
+    assert named["down_proj"] == "int4, a scale per row, zero points" and named["lm_head"] == "int8, groups of 128"
 
 
 @pytest.mark.parametrize(
@@ -289,6 +308,8 @@ def test_refusals(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(SettingError, match="group_size: expected 16, 32, 64, 128, found 48"):
         hybridge.quantize(checkpoint, out, group_size=48)
+    with pytest.raises(SettingError, match="format: expected int4 with `zero_points`, found int8"):
+        hybridge.quantize(checkpoint, out, format="int8", zero_points=True)
     with pytest.raises(SettingError, match="group_size: expected none for fp8, found 32"):
         hybridge.quantize(checkpoint, out, format="fp8", group_size=32)
     with pytest.raises(SettingError, match=r"text: expected none for the method mse without `bits`, found text\.txt"):

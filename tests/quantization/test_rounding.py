@@ -68,6 +68,31 @@ def test_search_lowers_the_error_of_every_group(bits: int) -> None:
     assert (best <= plain * (1 + 1e-6)).all() and best.sum() < (0.96 if bits == 4 else 0.995) * plain.sum()
 
 
+@pytest.mark.parametrize("shift", [-40.0, -1.0, 0.0, 2.0, 1e38])
+@pytest.mark.filterwarnings("error")
+def test_zero_points(shift: float) -> None:
+    """Each weight is nearest to its product among 16 consecutive integers, which a zero point of 4 bits allows."""
+    given = np.random.default_rng(0).normal(shift, max(1, abs(shift) / 8), (6, 64)).astype(np.float32)
+    arguments = given, 32, integer_levels(4, zero_points=True), scales_as(BFLOAT16)
+    plain, best = (rounding.rounded(*arguments, parts_to_try(search)) for search in (False, True))
+    errors = []
+    for numbers, scales in (plain, best):
+        groups = numbers.reshape(6, 2, 32)
+        low, high = groups.min(2), groups.max(2)
+        assert (high - low <= 15).all() and (low >= -15).all() and (high <= 15).all()
+        products = numbers.astype(np.float64) * scales.astype(np.float64).repeat(32, 1)
+        errors.append(((products - given) ** 2).reshape(6, 2, 32).sum(2))
+    ranges = given.reshape(6, 2, 32).astype(np.float64)
+    steps = (np.maximum(ranges.max(2), 0) - np.minimum(ranges.min(2), 0)) / 15
+    np.testing.assert_allclose(plain[1].astype(np.float64), steps, rtol=2**-7)
+    off = np.abs(plain[0] * plain[1].astype(np.float64).repeat(32, 1) - given).reshape(6, 2, 32).max(2)
+    assert (off <= 1.2 * steps).all()  # the scale is rounded, and the middle of the range to a whole number
+    assert (errors[1] <= errors[0] * (1 + 1e-6)).all()
+    if not shift:
+        symmetric = squared_error(given, *rounded(given, 4, 32, BFLOAT16, search=True), 32)
+        assert errors[1].sum() < 0.9 * symmetric.sum()
+
+
 def test_zeros_and_tiny_and_huge_weights() -> None:
     given = np.zeros((4, 32), np.float32)
     given[1, :] = 1e-30
@@ -130,10 +155,11 @@ def factor_of(inputs: np.ndarray) -> np.ndarray:
     return np.linalg.cholesky(np.linalg.inv(inputs.T @ inputs)).T
 
 
+@pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("group", [16, 48])
-def test_independent_inputs_leave_each_weight_to_itself(group: int) -> None:
+def test_independent_inputs_leave_each_weight_to_itself(group: int, zero_points: bool) -> None:
     given = weights(5, 48)
-    arguments = given, group, integer_levels(4), scales_as(BFLOAT16), parts_to_try(True)
+    arguments = given, group, integer_levels(4, zero_points), scales_as(BFLOAT16), parts_to_try(True)
     found = gptq_rounded(*arguments, np.diag(np.linspace(0.5, 2, 48)).astype(np.float32))
     for one, two in zip(found, rounding.rounded(*arguments), strict=True):
         np.testing.assert_array_equal(one, two)

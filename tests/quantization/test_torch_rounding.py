@@ -41,12 +41,14 @@ def gpu_or_cpu() -> list[object]:
     ("group", "levels", "storable"),
     [
         (32, integer_levels(4), scales_as(BFLOAT16)),
+        (32, integer_levels(4, zero_points=True), scales_as(BFLOAT16)),
+        (160, integer_levels(4, zero_points=True), scales_as(BFLOAT16)),
         (160, integer_levels(8), scales_as(np.dtype(np.float16))),
         (16, E2M1, e4m3_scales(e4m3_divisor(3.0))),
         (32, E2M1, powers_of_two),
         (160, E4M3, scales_as(BFLOAT16)),
     ],
-    ids=["int4", "int8", "nvfp4", "mxfp4", "fp8"],
+    ids=["int4", "int4 zero points", "int4 zero points of rows", "int8", "nvfp4", "mxfp4", "fp8"],
 )
 def test_numbers_are_those_of_numpy(group: int, levels: Levels, storable: Storable, device: str) -> None:
     rng = np.random.default_rng(0)
