@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.measure import ROOT, seconds
 from hybridge.artifact.errors import EngineError
 
-PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "numpy")
+PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "numpy")
 # Far beyond the last level of cache.
 BANDWIDTH_BYTES = 512 * 2**20
 

@@ -7,7 +7,7 @@ from importlib import metadata
 
 from hybridge.artifact.version import __version__
 
-PACKAGES = ("torch", "onnx", "onnx-ir", "numpy")
+PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
 
 
 def tool_versions() -> dict[str, str]:

@@ -78,7 +78,7 @@ def export(
     from hybridge.requirements import require
 
     options = ExportOptions.named(**_options(ExportOptions, parameters))
-    require("torch")
+    require("torch", "onnxscript")
     return export_checkpoint(*_folders(checkpoint, out), options, progress)
 
 

@@ -10,6 +10,7 @@ from hybridge.artifact.extras import install_command
 EXTRAS = {
     "torch": "export",
     "transformers": "export",
+    "onnxscript": "export",
     "safetensors": "export",
     "onnxruntime": "cpu",
     "tensorrt_rtx": "rtx",

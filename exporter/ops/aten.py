@@ -1,7 +1,9 @@
 """ONNX nodes of the few ATen operators that the decoder uses.
 
-In the decoder every symbolic axis (batch, seq, max_seq) keeps its position through a view or an expand, which ONNX can
-say with a constant shape. Operands of different types are refused: torch would promote one, ONNX does not.
+torch.onnx has its own translations, but builds shapes at run time from many small nodes. In the decoder every
+symbolic axis (batch, seq, max_seq) keeps its position through a view or an expand, which ONNX can say with a constant
+shape. It also loads the translations of all 1,000 ATen operators at once, which takes as long as translating a model;
+with these the decoder needs none of them (trace/lean_export.py).
 """
 
 from __future__ import annotations
@@ -10,19 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-import onnx
 import torch
 
 from hybridge.artifact.errors import ExportError
-from hybridge.exporter.ops.onnx_nodes import FLOAT, INT32, INT64, ONNX_DTYPES, op
+from hybridge.exporter.ops.onnx_nodes import FLOAT, ONNX_DTYPES, op
 
 # ONNX Reshape: 0 copies the input's axis of the same position. ONNX Expand: 1 keeps the input's axis.
 COPY_AXIS, KEEP_AXIS = 0, 1
 
 
 def aten_translations() -> Mapping[Any, Callable[..., Any]]:
-    """By operator, a function of its arguments that records its nodes and returns its result."""
+    """Entries of torch.onnx.export's custom translation table."""
     aten = torch.ops.aten
     return {
         aten.linear.default: _linear,
@@ -39,20 +39,12 @@ def aten_translations() -> Mapping[Any, Callable[..., Any]]:
         aten.chunk.default: _chunk,
         aten.add.Tensor: _add,
         aten.cat.default: _cat,
-        aten.clamp.default: _clamp,
         aten.div.Tensor: _div,
         aten.embedding.default: _embedding,
-        aten.eq.Scalar: _eq,
-        aten.gelu.default: _gelu,
-        aten.matmul.default: _matmul,
         aten.mul.Tensor: _mul,
-        aten.neg.default: _neg,
-        aten.permute.default: _permute,
         aten.relu.default: _relu,
         aten.sigmoid.default: _sigmoid,
         aten.softplus.default: _softplus,
-        aten.sqrt.default: _sqrt,
-        aten.tanh.default: _tanh,
         aten.transpose.int: _transpose,
         aten.unsqueeze.default: _unsqueeze,
         aten.where.self: _where,
@@ -140,20 +132,9 @@ def _static(x: Any, size: Sequence[Any], same: int) -> list[int]:
 def _operand(other: Any, x: Any) -> Any:
     """``other``; a number as a float32 constant of the file, so that an engine that widens x has all of it."""
     if not isinstance(other, (int, float)):
-        _check_types(x, other)
         return other
-    if x.dtype in (INT32, INT64):
-        if not isinstance(other, int):
-            raise ExportError(f"expected an integer beside values of {x.dtype.name}, found {other}: cast them first")
-        return op.Constant(value=onnx.numpy_helper.from_array(np.array(other, x.dtype.numpy())))
     number = op.Constant(value_float=float(other))
-    return number if x.dtype == FLOAT else op.Cast(number, to=x.dtype)
-
-
-def _check_types(*values: Any) -> None:
-    types = sorted({value.dtype.name for value in values})
-    if len(types) > 1:
-        raise ExportError(f"expected operands of one type, found {' and '.join(types)}: cast one of them")
+    return number if int(x.dtype) == FLOAT else op.Cast(number, to=int(x.dtype))
 
 
 def _add(x: Any, other: Any, alpha: float = 1) -> Any:
@@ -163,12 +144,7 @@ def _add(x: Any, other: Any, alpha: float = 1) -> Any:
 
 
 def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
-    _check_types(*tensors)
     return op.Concat(*tensors, axis=dim)
-
-
-def _clamp(x: Any, low: float | None = None, high: float | None = None) -> Any:
-    return op.Clip(x, *(None if bound is None else _operand(bound, x) for bound in (low, high)))
 
 
 def _div(x: Any, other: Any) -> Any:
@@ -179,30 +155,8 @@ def _embedding(weight: Any, indices: Any, padding_idx: int = -1, *_training: Any
     return op.Gather(weight, indices)
 
 
-def _eq(x: Any, other: Any) -> Any:
-    return op.Equal(x, _operand(other, x))
-
-
-def _gelu(x: Any, approximate: str = "none") -> Any:
-    return op.Gelu(x, approximate=approximate)
-
-
-def _matmul(x: Any, other: Any) -> Any:
-    _check_types(x, other)
-    return op.MatMul(x, other)
-
-
 def _mul(x: Any, other: Any) -> Any:
     return op.Mul(x, _operand(other, x))
-
-
-def _neg(x: Any) -> Any:
-    return op.Neg(x)
-
-
-def _permute(x: Any, dims: Sequence[int]) -> Any:
-    rank = len(x.shape)
-    return op.Transpose(x, perm=[dim % rank for dim in dims])
 
 
 def _relu(x: Any) -> Any:
@@ -217,15 +171,7 @@ def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
     if beta != 1:
         raise ExportError(f"softplus: expected beta 1, found {beta}: scale its input")
     # Large inputs as they are: an engine may compute log(1 + exp(x)) as it stands, which overflows.
-    return op.Where(op.Greater(x, _operand(threshold, x)), x, op.Softplus(x))
-
-
-def _sqrt(x: Any) -> Any:
-    return op.Sqrt(x)
-
-
-def _tanh(x: Any) -> Any:
-    return op.Tanh(x)
+    return op.Where(op.Greater(x, float(threshold)), x, op.Softplus(x))
 
 
 def _transpose(x: Any, dim0: int, dim1: int) -> Any:
@@ -239,5 +185,4 @@ def _unsqueeze(x: Any, dim: int) -> Any:
 
 
 def _where(condition: Any, x: Any, other: Any) -> Any:
-    _check_types(x, other)
     return op.Where(condition, x, other)

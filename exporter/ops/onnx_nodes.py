@@ -6,11 +6,12 @@ from typing import Any
 
 import onnx
 import torch
-
-from hybridge.exporter.ops.recorder import op
+from onnxscript.onnx_opset import opset24
 
 # The torch.library namespace of the operators in this folder.
 NAMESPACE = "hybridge"
+# The recorder passes symbolic tensors, which the generated signatures do not know.
+op: Any = opset24
 
 FLOAT, INT32, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32, onnx.TensorProto.INT64
 ONNX_DTYPES = {

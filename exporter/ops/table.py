@@ -10,7 +10,7 @@ import torch
 
 from hybridge.exporter.ops.aten import aten_translations
 from hybridge.exporter.ops.onnx_nodes import NAMESPACE
-from hybridge.exporter.ops.plugin_nodes import plugin_translations
+from hybridge.trt_plugins import torch_ops
 
 # Each module of this package defines the operator of its name, and to_onnx.
 _OPERATORS = (
@@ -31,8 +31,8 @@ _OPERATORS = (
 
 
 def translation_table() -> dict[Any, Callable[..., Any]]:
-    """Torch operator to a function of its arguments that records its ONNX nodes."""
+    """torch.onnx.export's custom translation table."""
     namespace = getattr(torch.ops, NAMESPACE)
     to_onnx = {name: import_module(f"{__package__}.{name}").to_onnx for name in _OPERATORS}
     own = {getattr(namespace, name).default: translation for name, translation in to_onnx.items()}
-    return {**aten_translations(), **own, **plugin_translations()}
+    return {**aten_translations(), **own, **torch_ops.onnx_translations()}

@@ -41,7 +41,7 @@ def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Termi
     from hybridge.exporter.export import export_checkpoint
     from hybridge.requirements import require
 
-    require("torch")
+    require("torch", "onnxscript")
     report = export_checkpoint(checkpoint, out, options, terminal.progress)
     terminal.progress.finish()
     terminal.show(

@@ -14,7 +14,7 @@ from hybridge.artifact.engine_record import ENGINES_FOLDER
 from hybridge.cli.main import COMMANDS
 from tests.support.session_folders import copy_cpu_library
 
-HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "sympy", "pydantic", "rich", "jinja2")
+HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "sympy", "pydantic", "rich", "jinja2")
 CODE = """
 import json, sys
 from hybridge.cli.main import run_command

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 
 import onnx
-import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from hybridge.exporter.ops.aten import aten_translations
-from hybridge.exporter.ops.plugin_nodes import plugin_translations
-from hybridge.exporter.trace.tracer import LEAST_EXTENT, Tracer, model_of
 from hybridge.trt_plugins import torch_ops
 
 HEADS, HEAD_DIM, GROUPS, STATE, KERNEL = 4, 2, 1, 3, 4
@@ -50,23 +46,22 @@ class ConvThenSsm(nn.Module):
 
 
 def traced_layer(bias: bool = True, dtype: torch.dtype = torch.float32) -> onnx.ModelProto:
-    """Recorded from the fakes; the batch and token axes are symbolic."""
+    """Exported through torch.export, which traces the fakes; the batch and token axes are symbolic."""
     torch_ops.register()
-    batch, seq = LEAST_EXTENT + 1, LEAST_EXTENT + 2
-    shapes = {
-        "x": ((batch, seq, CHANNELS), dtype),
-        "dt": ((batch, seq, HEADS), dtype),
-        "conv_state": ((batch, CHANNELS, KERNEL), dtype),
-        "state": ((batch, HEADS, HEAD_DIM, STATE), torch.float32),
-        "lengths": ((batch,), torch.int32),
-    }
-    with torch.inference_mode(), torch.device("meta"):
-        layer = ConvThenSsm(bias, dtype).eval()
-        tracer = Tracer({**aten_translations(), **plugin_translations()}, {batch: "batch", seq: "seq"})
-        weights = [tracer.bind(parameter, name) for name, parameter in layer.named_parameters()]
-        tensors = [torch.empty(shape, dtype=own) for shape, own in shapes.values()]
-        inputs = [tracer.bind(tensor, name) for name, tensor in zip(shapes, tensors, strict=True)]
-        with tracer:
-            results = layer(*tensors)
-    outputs = [tracer.value(result) for result in results]
-    return ir.to_proto(model_of([*inputs, *weights], outputs, tracer.nodes))
+    layer = ConvThenSsm(bias, dtype).eval()
+    inputs = (
+        torch.randn(2, 6, CHANNELS, dtype=dtype),
+        torch.randn(2, 6, HEADS, dtype=dtype),
+        torch.randn(2, CHANNELS, KERNEL, dtype=dtype),
+        torch.randn(2, HEADS, HEAD_DIM, STATE),
+        torch.tensor([6, 3], dtype=torch.int32),
+    )
+    batch, seq = torch.export.Dim("batch", max=64), torch.export.Dim("seq", max=8192)
+    tokens, rows = {0: batch, 1: seq}, {0: batch}
+    program = torch.export.export(layer, inputs, dynamic_shapes=(tokens, tokens, rows, rows, rows), strict=False)
+    names = {"input_names": ["x", "dt", "conv_state", "state", "lengths"]}
+    translations = torch_ops.onnx_translations()
+    exported = torch.onnx.export(
+        program, dynamo=True, custom_translation_table=translations, opset_version=24, verbose=False, **names
+    )
+    return exported.model_proto

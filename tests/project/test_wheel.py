@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Folders of the repository that are reached through links in hybridge/.
 LINKED = ("artifact", "configs", "exporter", "plugin_src", "runtime", "trt_plugins")
 # Packages that only an extra brings: the wheel's own commands must start without them.
-EXTRAS_ONLY = ("torch", "transformers", "onnxruntime", "tensorrt_rtx", "tensorrt", "matplotlib", "pytest")
+EXTRAS_ONLY = ("torch", "transformers", "onnxscript", "onnxruntime", "tensorrt_rtx", "tensorrt", "matplotlib", "pytest")
 
 BLOCKER = f"""
 import sys

@@ -42,7 +42,7 @@ STEPS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 
 
 def exported(artifacts: ArtifactCache, family: str, dtype: DType) -> Exported:
-    pytest.importorskip("onnx_ir", reason="exports a model (onnx-ir)")
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     options = {"layout": "paged", "max_batch_size": 8, "max_seq_len": 600}
     return artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, **options)
 

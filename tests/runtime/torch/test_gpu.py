@@ -43,7 +43,7 @@ SIZES = {"nemotron_h": NEMOTRON, "bamba": BAMBA, "qwen3_next": QWEN, "kimi_linea
 
 
 def exported(artifacts: ArtifactCache, dtype: DType, family: str = "nemotron_h") -> Path:
-    pytest.importorskip("onnx_ir", reason="exports a model (onnx-ir)")
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     return artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, max_seq_len=600).folder
 
 

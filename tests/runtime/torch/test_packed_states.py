@@ -94,7 +94,7 @@ def check_same(found: PackedState, expected: PackedState) -> None:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_chats_continue_from_packed_states(device: str, states: str, most: float, artifacts: ArtifactCache) -> None:
     """Two chats of three turns; every state of the cache next to one that was computed from scratch."""
-    pytest.importorskip("onnx_ir", reason="exports a model (onnx-ir)")
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     options = {"dtype": DType.FLOAT32, "layout": "paged", "max_batch_size": 4, "max_seq_len": 200}
     folder = artifacts.get("nemotron_h", "float32", PAGED, **options).folder
     engine = TorchPagedEngine(folder, device=device)

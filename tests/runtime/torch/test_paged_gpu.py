@@ -31,7 +31,7 @@ SIZES = {"nemotron_h": PAGED, "bamba": BAMBA, "qwen3_next": QWEN, "kimi_linear":
 
 
 def exported(artifacts: ArtifactCache, dtype: DType = DType.BFLOAT16, family: str = "nemotron_h") -> Exported:
-    pytest.importorskip("onnx_ir", reason="exports a model (onnx-ir)")
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     options = {"dtype": dtype, "layout": "paged", "max_batch_size": 24, "max_seq_len": 600}
     return artifacts.get(family, "bfloat16", SIZES[family], **options)
 

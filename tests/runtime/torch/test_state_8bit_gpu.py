@@ -23,7 +23,7 @@ states = pytest.mark.parametrize("state", [DType.INT8, DType.UINT8])
 
 
 def folder_of(artifacts: ArtifactCache, family: str, state: DType, layout: str):
-    pytest.importorskip("onnx_ir", reason="exports a model (onnx-ir)")
+    pytest.importorskip("onnxscript", reason="needs the export extra (onnxscript)")
     options = {"dtype": DType.FLOAT32, "state_dtype": state, "layout": layout, "max_batch_size": 8, "max_seq_len": 96}
     return artifacts.get(family, "bfloat16", MODELS[family][0], **options).folder
 
