@@ -22,6 +22,7 @@ DOTTED = {
 # file: why it may. Files that Hybridge itself has just written, its own sources, and what was opened elsewhere.
 ALLOWED = {
     "artifact/untrusted_file.py": "the one place",
+    "artifact/source_digest.py": "its own sources",
     "artifact/mapped_file.py": "maps a file that untrusted_file has opened",
     "artifact/temporary_folder.py": "opens folders of its own for a lock",
     "artifact/folder.py": "syncs files that it has written",
