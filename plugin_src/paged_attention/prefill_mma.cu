@@ -209,7 +209,7 @@ __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2
     }
 }
 
-// Adds what the second team has to the first one, through shared memory that nobody reads any more.
+// Adds what the second team has to the first one, through shared memory that no thread reads any more.
 struct Merge {
     static constexpr int FLOATS = ROW_TILES * (COLUMNS / 2 + 4), THREADS = 32 * WARPS;
     float* memory;
