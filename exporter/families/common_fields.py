@@ -70,11 +70,14 @@ def attention_of(
     bias_names: tuple[str, ...] = ("attention_bias",),
     **rest: Any,
 ) -> AttentionConfig:
-    """Attention whose four projections have a bias where the field called one of ``bias_names`` says so."""
+    """Attention whose projections have a bias where the field called one of ``bias_names`` says so.
+
+    ``rest``: other fields of AttentionConfig; ``output_bias`` among them is that of the fourth projection alone.
+    """
     heads, kv_heads = head_counts(config, absent_kv_heads)
     bias = config.flag(*bias_names, default=False)
-    rest.setdefault("scale", head_dim**-0.5)
-    return AttentionConfig(heads, kv_heads, head_dim, bias=bias, output_bias=bias, rope=rope, **rest)
+    rest = {"scale": head_dim**-0.5, "output_bias": bias, **rest}
+    return AttentionConfig(heads, kv_heads, head_dim, bias=bias, rope=rope, **rest)
 
 
 def layer_kinds(config: HfConfig, absent: Sequence[str], other: str = LINEAR) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hybridge.exporter.families.activation_names import activation_of
 from hybridge.exporter.families.attention_config import AttentionConfig
 from hybridge.exporter.families.common_fields import attention_of, decoder_of
@@ -54,5 +52,5 @@ def attention_and_mlp(config: HfConfig) -> tuple[AttentionConfig, MlpConfig]:
     """The parts that all layers share, also in GLM-4 0414."""
     head_dim = config.positive("head_dim")
     rope = rope_from_config(config, head_dim, default_partial=0.5, partial=True, interleaved=True)
-    attention = replace(attention_of(config, head_dim, rope), output_bias=False)
+    attention = attention_of(config, head_dim, rope, output_bias=False)
     return attention, MlpConfig(config.positive("intermediate_size"), activation_of(config), "fused")

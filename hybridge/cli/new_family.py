@@ -35,8 +35,7 @@ def _run(model_type: str, checkout: Path | None, as_json: bool, quiet: bool) -> 
                 "\n".join(["\ntensors of the first layer with attention that differ:", *(differing or ["  none"])])
             )
         terminal.show(
-            "\nOther kinds of norms, an order of rotated elements other than halves, and multipliers in the code show "
-            "only in the tests against transformers."
+            "\nOther kinds of norms, and multipliers in the code, show only in the tests against transformers."
         )
         terminal.document(draft.to_json())
     return 0

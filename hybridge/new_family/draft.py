@@ -164,6 +164,7 @@ def _rows(model_type: str, mixed: bool) -> dict[str, str]:
     return {
         "exporter/families/registry.py": f"    {model_type},  # the import\n{name}: {model_type}.parse,",
         "README.md": f"`{model_type}`, in the row of its layers",
+        "tools/published/NAME.json": "the fields of its largest published config.json, NAME with its size such as 7B",
         **(own if mixed else near_llama),
         "CHANGELOG.md": f"{model_type}, in the line of the models under Added",
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hybridge.artifact.errors import UnsupportedError
+from hybridge.new_family.kinds import kind_of
 
 LAYERS = "model.layers."
 # Names of layer_types.
@@ -20,13 +23,16 @@ class ModelTensors:
     """tensors: name -> shape of transformers' default model; config: its config, as transformers saves it.
 
     spellings: field of the config -> the other name under which transformers keeps it. divided: whether the config
-    class refuses a hidden size that the heads do not divide.
+    class refuses a hidden size that the heads do not divide. interleaved: whether pairs of neighbours are rotated.
+    biases: the tensors of layer 0 that end in .bias, without its prefix, where every switch of biases is on.
     """
 
     config: Mapping[str, Any]
     tensors: Mapping[str, tuple[int, ...]]
     spellings: Mapping[str, str]
     divided: bool
+    interleaved: bool
+    biases: frozenset[str]
 
     @property
     def layers(self) -> list[dict[str, tuple[int, ...]]]:
@@ -72,15 +78,11 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
     """UnsupportedError: transformers has no causal language model of this type in the usual layout."""
     import json
 
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = config_class()
     if getattr(config, "head_dim", 0) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        model = _built(config)
     except Exception as error:  # transformers raises a different error for each
         why = " ".join(str(error).split())[:200]
         raise UnsupportedError(
@@ -91,6 +93,8 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
         {name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
         dict(config_class.attribute_map),
         _refuses(config_class, hidden_size=8 * getattr(config, "num_attention_heads", 1) + 1),
+        _rotates_neighbours(model),
+        _biases(config_class),
     )
     if found.first < 0:
         raise UnsupportedError(
@@ -98,6 +102,38 @@ def model_tensors(model_type: str, config_class: Any) -> ModelTensors:
             f"{', '.join(list(found.tensors)[:3])}: describe this family by hand"
         )
     return found
+
+
+def _built(config: Any) -> Any:
+    """The model of ``config``, without storage."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _rotates_neighbours(model: Any) -> bool:
+    """Whether rotate_half, as the model's file defines it, pairs neighbours instead of elements of two halves."""
+    import torch
+
+    rotate = getattr(sys.modules[type(model).__module__], "rotate_half", None)
+    try:
+        return rotate is not None and rotate(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist() == [-2.0, 1.0, -4.0, 3.0]
+    except Exception:  # other arguments than usual
+        return False
+
+
+def _biases(config_class: Any) -> frozenset[str]:
+    """Names of the biases of layer 0 where every switch of biases is on."""
+    own = [field for field in dataclasses.fields(config_class) if field.name.endswith("bias")]
+    switches = {field.name: True for field in own if kind_of(str(field.type)).startswith("bool")}
+    try:
+        names = [name for name, _ in _built(config_class(**switches)).named_parameters()]
+    except Exception:  # transformers raises a different error for each
+        return frozenset()
+    first = f"{LAYERS}0."
+    return frozenset(name.removeprefix(first) for name in names if name.startswith(first) and name.endswith(".bias"))
 
 
 def _refuses(config_class: Any, **fields: Any) -> bool:

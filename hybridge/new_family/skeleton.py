@@ -35,7 +35,9 @@ def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str
     filled = (*_FILLED, "sliding_window") if windows else _FILLED
     absent = {name: defaults[name] for name in filled if defaults.get(name) is not None}
     head_dim = "head_dim_of(config)" if not absent.get("head_dim") else 'config.positive("head_dim")'
-    layer = "layer_of" if "input_layernorm" in model.sources("") else "norm_after_layer_of"
+    norms = model.sources("")
+    after = "post_feedforward_layernorm" in norms and "input_layernorm" not in norms
+    layer = "norm_after_layer_of" if after else "layer_of"
     helpers = {head_dim.partition("(")[0], layer} | {*(["layer_kinds"] * mixed), *(["check_heads"] * model.divided)}
     rope, theta = _absent_rope(model.config)
     constants = [f"ABSENT = {{\n{_table(absent)}\n}}"]
@@ -78,10 +80,13 @@ def _parser(
     absent_theta = "" if theta == _THETA else f", absent_theta={theta!r}"
     lines = ["config.fill(ABSENT)", *(["fill_rope(config, ABSENT_ROPE)"] if filled else [])]
     lines += [*(["check_heads(config)"] if model.divided else []), f"head_dim = {head_dim}"]
+    neighbours = ", interleaved=True" if model.interleaved else ""
+    if "self_attn.q_proj.bias" in model.biases and "self_attn.o_proj.bias" not in model.biases:
+        norm += ", output_bias=False"
     if "attention_bias" not in kinds:
         lines.append('config.expect("attention_bias", (False,), False)')
     lines += [
-        f"rope = rope_from_config(config, head_dim{absent_theta})",
+        f"rope = rope_from_config(config, head_dim{absent_theta}{neighbours})",
         f"attention = attention_of(config, head_dim, rope{norm})",
         'width, activation = config.positive("intermediate_size"), activation_of(config)',
         f"mlp = MlpConfig(width, activation{_projections(model)}{bias})",

@@ -25,6 +25,10 @@ def test_a_family_in_the_layout_of_llama_has_nothing_open(monkeypatch: pytest.Mo
     draft = draft_of("arcee", monkeypatch)
     assert (draft.open_fields, draft.open_tensors, draft.error) == ({}, (), "")
     assert draft.text.count("\n") <= 60 and "\n    check_heads(config)\n" in draft.text
+    neighbours = draft_of("helium", monkeypatch)
+    assert (neighbours.open_fields, neighbours.open_tensors, neighbours.error) == ({}, (), "")
+    assert "rope_from_config(config, head_dim, absent_theta=100000.0, interleaved=True)" in neighbours.text
+    assert "attention_of(config, head_dim, rope, output_bias=False)" in neighbours.text
 
 
 @pytest.mark.slow

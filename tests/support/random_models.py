@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.support.random_dense import DENSE, random_dense
 from tests.support.random_hybrid import HYBRID, STATE_SIZES, random_hybrid
+from tests.support.tiny_configs.near_llama import FILLED
 from tests.support.tiny_models import EXPERTS
 
 FAMILIES = (
@@ -61,6 +62,8 @@ def random_model(family: str, seed: int) -> RandomModel:
         common["hidden_size"] = common["num_attention_heads"] * own.pop("head_dim")
     if family in DENSE and family not in ("lfm3", "phi3"):  # the heads of some divide the hidden size
         common["hidden_size"] = common["num_attention_heads"] * random.choice((8, 14))
+    if family in FILLED:
+        own["head_dim"] = common["hidden_size"] // common["num_attention_heads"]
     return RandomModel(family, {**common, **own}, random.choice(("float32", "bfloat16", "float16")))
 
 

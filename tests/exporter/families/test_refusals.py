@@ -218,6 +218,7 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3_text", {"_sliding_window_pattern": 3, "layer_types": None}, "_sliding_window_pattern"),
     ("gpt_oss", {"experts_per_token": 3}, "experts_per_token"),
     ("internlm3", {"qkv_bias": True}, "qkv_bias"),
+    ("helium", {"head_dim": 16}, "head_dim"),
     ("llama", {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": None}, "hidden_size"),
     ("nemotron_h", {"n_groups": 4}, "n_groups"),
     ("nemotron_h", {"hybrid_override_pattern": "", "layers_block_type": None}, "hybrid_override_pattern"),

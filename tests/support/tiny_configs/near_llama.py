@@ -7,7 +7,10 @@ from typing import Any
 from hybridge.exporter.families.registry import declared_kinds
 from tests.support.tiny_configs.parts import ATTENTION, COMMON
 
-NEAR_LLAMA = ("gemma", "glm", "iquestcoder")
+NEAR_LLAMA = ("gemma", "glm", "helium", "iquestcoder")
+
+# Those whose heads fill the hidden size, although the size of a head is a field.
+FILLED = ("helium",)
 
 
 def tiny_config(family: str) -> dict[str, Any]:
@@ -15,7 +18,7 @@ def tiny_config(family: str) -> dict[str, Any]:
     kinds = declared_kinds(family)
     sizes = {"num_hidden_layers": 2, "intermediate_size": 88, "max_position_embeddings": 512}
     if "head_dim" in kinds:
-        sizes["head_dim"] = 20
+        sizes["head_dim"] = COMMON["hidden_size"] // ATTENTION["num_attention_heads"] if family in FILLED else 20
     if {"sliding_window", "layer_types"} <= set(kinds):
         sizes["sliding_window"] = 7
     return {**COMMON, **ATTENTION, **sizes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.exporter.families.rows.parts import EPSILON, HEADS, LLAMA3, ONE_LAYER, ROPES, TIED, UNTIED, YARN, together
-from tests.support.tiny_configs.near_llama import NEAR_LLAMA, NEAR_LLAMA_CONFIGS, switches
+from tests.support.tiny_configs.near_llama import FILLED, NEAR_LLAMA, NEAR_LLAMA_CONFIGS, switches
 
 LONG: dict[str, Any] = {
     "rope_type": "longrope",
@@ -22,7 +22,8 @@ def near_llama(family: str) -> list[dict[str, Any]]:
     windows = [{"layer_types": ["full_attention"] * 2}] if "sliding_window" in NEAR_LLAMA_CONFIGS[family] else []
     # Configs of some families add a field to the object.
     ropes = [{"rope_parameters": {**row["rope_parameters"]}} for row in ROPES[:3]]
-    return [*HEADS, *ropes, TIED, UNTIED, *biases, *windows]
+    heads = HEADS[:2] if family in FILLED else HEADS
+    return [*heads, *ropes, TIED, UNTIED, *biases, *windows]
 
 
 ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
