@@ -44,6 +44,7 @@ EXPERT_BY_EXPERT = (
     "kimi_linear",
     "lfm2_moe",
     "minimax",
+    "mixtral",
     "qwen3_moe",
     "qwen3_next",
     "nemotron_h",

@@ -20,6 +20,7 @@ _SWITCHES: dict[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "ministral": (),
     "mistral": (),
+    "mixtral": (),
     "olmo2": ("attention_bias",),
     "qwen2": (),
     "qwen3": ("attention_bias",),
@@ -87,7 +88,7 @@ def random_dense(random: Random, family: str) -> dict[str, Any]:
 
 def _like_llama(random: Random, family: str) -> dict[str, Any]:
     layers = random.randint(1, 4)
-    activations = _ACTIVATIONS if family == "qwen3_moe" else (*_ACTIVATIONS, *_OF_MLPS)
+    activations = _ACTIVATIONS if family in ("mixtral", "qwen3_moe") else (*_ACTIVATIONS, *_OF_MLPS)
     return {
         "num_hidden_layers": layers,
         "head_dim": random.choice((8, 14, 16, 24)),
@@ -126,6 +127,12 @@ def _glm(random: Random, _layers: int) -> dict[str, Any]:
 
 def _mistral(random: Random, _layers: int) -> dict[str, Any]:
     return {"sliding_window": random.choice((None, 1, 5, 17))}
+
+
+def _mixtral(random: Random, layers: int) -> dict[str, Any]:
+    experts = random.randint(2, 9)
+    chosen = {"num_local_experts": experts, "num_experts_per_tok": random.randint(1, experts)}
+    return {**_mistral(random, layers), **chosen}
 
 
 def _qwen(random: Random, layers: int) -> dict[str, Any]:
@@ -184,6 +191,7 @@ _OWN: dict[str, Callable[[Random, int], dict[str, Any]]] = {
     "granite": _granite,
     "ministral": _cwm,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "qwen2": _qwen,
     "qwen3": _qwen,
     "qwen3_moe": _qwen_moe,

@@ -35,7 +35,7 @@ LIKE_LLAMA = frozenset(
     {
         *("arcee", "falcon_mamba", "granite", "seed_oss"),
         *("gemma3_text", "lfm2_moe", "lfm3", "ministral", "mistral", "olmo2", "olmo3", "phi3", "qwen2"),
-        *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "qwen3_moe", "smollm3"),
+        *("cwm", "ernie4_5", "exaone4", "glm4", "gpt_oss", "internlm3", "mixtral", "qwen3_moe", "smollm3"),
         *NEAR_LLAMA,
     }
 )

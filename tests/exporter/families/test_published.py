@@ -43,7 +43,14 @@ BESIDE: dict[str, Any] = {
 
 NOT_IN_NAME = {"Jamba-v0.1": 52, "Ling-3.0-Flash": 124, "Qwen3-Coder-Next": 80}
 # Named without the embedding.
-OTHERWISE = {"Bamba-9B-v1": 9.8, "Gemma-7B": 8.5, "InternLM3-8B": 8.8, "ZAYA1-8B": 8.8}
+OTHERWISE = {
+    "Bamba-9B-v1": 9.8,
+    "Gemma-7B": 8.5,
+    "Helium-1-2B": 2.2,
+    "InternLM3-8B": 8.8,
+    "Mixtral-8x22B": 141,
+    "ZAYA1-8B": 8.8,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

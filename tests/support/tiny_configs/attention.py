@@ -70,6 +70,17 @@ ATTENTION_CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 28,
         "max_position_embeddings": 512,
     },
+    "mixtral": {
+        **COMMON,
+        **ATTENTION,
+        "head_dim": 14,
+        "num_hidden_layers": 2,
+        "sliding_window": 7,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 28,
+        "max_position_embeddings": 512,
+    },
     "cwm": {
         **COMMON,
         **ATTENTION,

@@ -153,6 +153,15 @@ ATTENTION_ROWS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
     ],
+    "mixtral": [
+        *together(
+            HEADS,
+            [{"num_local_experts": 3}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 5}],
+            [{"sliding_window": None}, *ROPES[:2]],
+        ),
+        {"hidden_act": "gelu", "head_dim": None},
+        TIED,
+    ],
     "qwen3_moe": [
         *together(
             [*HEADS, *ROPES[:1], {"head_dim": 18}, {"attention_bias": True}],
