@@ -1,4 +1,4 @@
-"""Tensor names and shapes of published checkpoints at their real size, as transformers loads them; nothing is stored."""
+"""Tensor names and shapes of published checkpoints at their real size, as transformers loads them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_another_name_or_shape_is_found() -> None:
 
 
 def loaded(config: dict[str, Any], tensors: dict[str, tuple[Any, tuple[int, ...]]]) -> tuple[set[str], set[str]]:
-    """What transformers' model of ``config`` misses of ``tensors``; and what it has no place for, or not of this shape."""
+    """What transformers' model of ``config`` misses of ``tensors``, and what it has no place for in this shape."""
     fields = dict(config)
     theirs = CONFIG_MAPPING[fields.pop("model_type")](**fields)
     with torch.device("meta"):
