@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,17 @@ class Peer:
             if hasattr(module, "time_step_limit"):
                 module.time_step_limit = limit
         model.generation_config = transformers.GenerationConfig(do_sample=False, use_cache=True, pad_token_id=0)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self._model.config.vocab_size)
+
+    def accelerated(self, engine: str, **options: Any) -> AbstractContextManager[Any]:
+        """``hybridge.accelerate`` of the model, undone when left. options: its keyword arguments."""
+        import hybridge
+
+        return hybridge.accelerate(self._model, engine, **options)
 
     def close(self) -> None:
         """Free the model's memory."""

@@ -51,6 +51,9 @@ ENTRIES = {
         "state_rings:run", "steps of 64 rows whose states have rings, on a GPU", "plain states, same run"
     ),
     "sampled_steps": Entry("sampled_steps:run", "steps of 64 rows that sample, on a GPU", "greedy steps, same run"),
+    "accelerated_generate": Entry(
+        "accelerated_generate:run", "generate() of transformers with engines of hybridge.accelerate", "transformers"
+    ),
     "speculation": Entry("speculation:run", "prompt lookup on the CPU", "plain decoding"),
     "speculation_torch": Entry("speculation_torch:run", "draft tokens on a GPU, right by chance", "plain decoding"),
     "kernels": Entry("kernels.run:run", "CUDA kernels, on a GPU; --groups, --case, --check", "public kernels, torch"),

@@ -245,6 +245,19 @@ def _hybrid_decode(document: Document) -> str:
     return f"{_kept_machine(document)} Median tokens/s (ratios):\n\n" + "\n".join(lines)
 
 
+def _accelerated_generate(document: Document) -> str:
+    lines = []
+    for model, result in document["results"].items():
+        times = {name: number(spread["median"]) for name, spread in result["token_ms"].items()}
+        ratios = result["speed_up"]
+        cells = (
+            f"{name} {time}" + (f" ({number(ratios[name]['median'])})" if name in ratios else "")
+            for name, time in times.items()
+        )
+        lines.append(f"- {model}: {', '.join(cells)}")
+    return f"{_kept_machine(document)} Milliseconds a token (ratios):\n\n" + "\n".join(lines)
+
+
 def _kept_machine(document: Document) -> str:
     machine = document["machine"]
     other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
@@ -257,6 +270,7 @@ PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {
 }
 """For each benchmark of the page, the placeholders of the template that it fills."""
 KEPT_PARTS: Mapping[str, Callable[[Document], str]] = {
+    "accelerated_generate": _accelerated_generate,
     "export_sizes": _export_sizes,
     "hybrid_decode": _hybrid_decode,
     "quantized_decode": _quantized_decode,

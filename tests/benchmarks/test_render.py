@@ -140,6 +140,12 @@ def test_a_kept_run_of_hybrid_families_is_shown() -> None:
     assert "- mamba: decode 12.3 (transformers 12.3), prompt 12.3 (transformers 12.3)" in text
 
 
+def test_a_kept_run_of_accelerated_models_is_shown() -> None:
+    result = {"token_ms": {"transformers": SPREAD, "export": SPREAD}, "speed_up": {"export": SPREAD}}
+    text = page(all_documents(), {"accelerated_generate": {**SIZES, "results": {"tiny": result}}})
+    assert "\n- tiny: transformers 12.3, export 12.3 (12.3)\n" in text
+
+
 def test_targets_are_listed_where_missed_or_without_a_section() -> None:
     text = page(all_documents(), {})
     assert "targets are met" in text and "| `cpu_decode`: " not in text

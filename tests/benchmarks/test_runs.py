@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cpu_decode, export, hybrid_decode, opening, quantized_decode
+from benchmarks import accelerated_generate, cpu_decode, export, hybrid_decode, opening, quantized_decode
 from benchmarks.agreement import tokens_gate
 from benchmarks.measure import ProcessUse
 from hybridge.cli.main import run_command
@@ -102,6 +102,16 @@ def test_hybrid_decode(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     document = measured("hybrid_decode", settings)
     assert set(document["results"][model]["decode_ratios"]) == {"transformers"}
+
+
+@pytest.mark.slow
+def test_accelerated_generate() -> None:
+    settings = accelerated_generate.AcceleratedSettings(
+        engines="onnxruntime", prompt_tokens=3, new_tokens=4, max_cache_len=32, threads=1, repeats=1
+    )
+    results = measured("accelerated_generate", settings)["results"]
+    assert set(results) == set(accelerated_generate.CHECKPOINTS)
+    assert all(set(result["token_ms"]) == {"transformers", "onnxruntime"} for result in results.values())
 
 
 def test_new_bytes_leave_out_what_is_linked(tmp_path: Path) -> None:
