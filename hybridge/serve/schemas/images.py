@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hybridge.serve.schemas.base import CacheControl, Label, RequestBody
+from hybridge.serve.schemas.base import NO_EFFECT, CacheControl, Label, RequestBody
 
 Url = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
 
@@ -20,14 +20,14 @@ class ImagePart(RequestBody):
     """Of OpenAI's chats."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: Annotated[ImageUrl, NO_EFFECT]
 
 
 class InputImagePart(RequestBody):
     """Of Open Responses."""
 
     type: Literal["input_image"]
-    image_url: Url
+    image_url: Annotated[Url, NO_EFFECT]
     detail: Label = None
 
 
@@ -36,7 +36,7 @@ class ImageData(RequestBody):
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
+    data: Annotated[str, NO_EFFECT]
 
 
 class ImageLink(RequestBody):
