@@ -152,6 +152,8 @@ class _Exchange:
                 await self._send_event(event.decode())
         elif self.complete:
             self.failed = True
+            if not self._text:
+                return  # the client has disconnected
             await self._pass(_error_message(self._status, json.loads(self._text)["error"]), self._refuse)
 
     async def _send_event(self, event: str) -> None:

@@ -144,6 +144,15 @@ def test_a_disconnect_ends_the_answer(served: Running, waits: bool, monkeypatch:
     socket.ended.result(PATIENCE)
 
 
+def test_a_disconnect_before_the_answer_is_no_failure(served: Running) -> None:
+    before = len(served.lines("failed"))
+    socket = Socket(served)
+    socket.create(input="Hi")
+    socket.leave()
+    socket.ended.result(PATIENCE)
+    assert len(served.lines("failed")) == before
+
+
 def test_a_connection_ends_when_the_server_drains_and_after_an_hour(
     served: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
