@@ -30,6 +30,32 @@ struct TileLayout {
     }
 };
 
+// The same places, where all that a warp reads are found from one of them: the permutation of known steps is known. For
+// matrices that begin at multiples of 16 columns.
+template <typename T, int COLUMNS>
+struct SteppedLayout : TileLayout<T, COLUMNS> {
+    using Base = TileLayout<T, COLUMNS>;
+
+    // unit(row + rows, index + step) from `at`, which is unit(row, index). rows: a multiple of 8; step: even; index: 0 or 1.
+    __device__ static __forceinline__ int stepped(int at, int rows, int step) {
+        if constexpr (!Base::SWIZZLED) return at + rows * Base::PITCH + step * Base::UNIT;
+        return (at ^ (step % 8 * Base::UNIT)) + rows * Base::PITCH + step / 8 * 8 * Base::UNIT;
+    }
+};
+template <typename L>
+struct Steps {
+    __device__ static __forceinline__ int unit(int row, int index, int rows, int step) {
+        return L::unit(row + rows, index + step);
+    }
+};
+template <typename T, int COLUMNS>
+struct Steps<SteppedLayout<T, COLUMNS>> {
+    __device__ static __forceinline__ int unit(int row, int index, int rows, int step) {
+        using L = SteppedLayout<T, COLUMNS>;
+        return L::stepped(L::unit(row, index), rows, step);
+    }
+};
+
 template <typename T>
 struct Mma {
     static constexpr int K = 16;
@@ -64,7 +90,7 @@ struct Mma {
     template <typename L>
     __device__ static __forceinline__ A load_a(const T* tile, int m, int k, int lane) {
         A a;
-        load_matrices(a.r, tile, L::unit(m + lane % 16, k / 8 + lane / 16));
+        load_matrices(a.r, tile, Steps<L>::unit(lane % 16, lane / 16, m, k / 8));
         return a;
     }
     // Columns m..m+15 and rows k..k+15 of a tile [k][m].
@@ -92,7 +118,7 @@ struct Mma {
     template <typename L>
     __device__ static __forceinline__ void load_b(B (&b)[2], const T* tile, int n, int k, int lane) {
         unsigned r[4];
-        load_matrices(r, tile, L::unit(n + lane % 8 + lane / 16 * 8, k / 8 + lane / 8 % 2));
+        load_matrices(r, tile, Steps<L>::unit(lane % 8 + lane / 16 * 8, lane / 8 % 2, n, k / 8));
         b[0] = {{r[0], r[1]}};
         b[1] = {{r[2], r[3]}};
     }
@@ -100,7 +126,7 @@ struct Mma {
     template <typename L>
     __device__ static __forceinline__ void load_b_transposed(B (&b)[2], const T* tile, int n, int k, int lane) {
         unsigned r[4];
-        load_transposed(r, tile, L::unit(k + lane % 16, n / 8 + lane / 16));
+        load_transposed(r, tile, Steps<L>::unit(lane % 16, lane / 16, k, n / 8));
         b[0] = {{r[0], r[1]}};
         b[1] = {{r[2], r[3]}};
     }

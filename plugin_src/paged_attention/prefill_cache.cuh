@@ -82,6 +82,16 @@ struct HeldRows {
             numbers[i] = inside ? *reinterpret_cast<const uint4*>(source + from + column) : make_uint4(0u, 0u, 0u, 0u);
         }
     }
+    // The same of consecutive slots, `stride` numbers apart, of which those with inside(row) are read.
+    template <typename Inside>
+    __device__ __forceinline__ void load_run(const E4m3* source, long long stride, const Inside& inside) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int index = index_of(0, i), row = index / UNITS, column = index % UNITS * 16;
+            const bool read = index < ROWS * UNITS && inside(row) && column < HEAD_DIM;
+            numbers[i] = read ? *reinterpret_cast<const uint4*>(source + row * stride + column) : make_uint4(0u, 0u, 0u, 0u);
+        }
+    }
     // place(row, unit): where eight numbers of type T go, row of the warp.
     template <typename T = DATA_T, typename Place>
     __device__ __forceinline__ void store(float scale_of_lane, const Place& place, int part = 0) const {

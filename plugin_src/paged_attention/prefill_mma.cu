@@ -2,30 +2,34 @@
 // (arXiv 2307.08691): scores of a block of keys, their softmax with a running reference, weights times values, all in
 // registers. A block has one tile of prefill_tiles.cuh and one KV head. Each warp owns its rows of the tile, 16 or 32.
 //   scores = scale * Q K^T;  y = softmax(scores) V
-// Keys and values lie in shared memory one block at a time: a block's values arrive until their weights are there, and
-// the next block's keys while those are multiplied.
+// Keys and values lie in shared memory one block at a time: a block's values arrive while its keys are multiplied, and
+// the next block's keys while its values are. Two teams of warps have the same rows and take turns in the blocks of keys;
+// their outputs are added up in the end.
 //
-// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), WARPS, TILE_ROWS (16 or 32 for each
-// warp), TILE_KEYS (keys of a block, a multiple of 16; a power of two for each warp), SOFTCAP (0, 1). Every head of every
-// token and slot starts at a multiple of 16 bytes.
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), TEAMS (1, 2), WARPS (of a team),
+// TILE_ROWS (16 or 32 for each warp), TILE_KEYS (keys of a block, a multiple of 16; a power of two for each warp),
+// SOFTCAP (0, 1). Every head of every token and slot starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "common/mma.cuh"
-#include "paged_attention/prefill_cache.cuh"
+#include "paged_attention/prefill_keys.cuh"
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/prefill_tiles.cuh"
 
 constexpr int WARP_ROWS = TILE_ROWS / WARPS;
+constexpr int LOADED_ROWS = WARP_ROWS / TEAMS;  // queries that a warp loads
 constexpr int ROW_TILES = WARP_ROWS / 16;
-constexpr int COLUMNS = (HEAD_DIM + 15) / 16 * 16;  // of a row in shared memory; those past HEAD_DIM are zero
-constexpr int WARP_KEYS = TILE_KEYS / WARPS;  // keys that a warp loads
-static_assert(32 % WARP_KEYS == 0, "lanes look up the keys of their warp in turns");
-
 using M = Mma<DATA_T>;
 // Whether a warp keeps its queries in registers, which are read from shared memory for every block of keys otherwise.
 constexpr bool HOLDS_QUERIES = sizeof(DATA_T) == 2 && ROW_TILES * COLUMNS <= 128;
-using Layout = TileLayout<DATA_T, COLUMNS>;
-constexpr int UNITS = Layout::UNITS;
 constexpr int QUERY_ELEMENTS = Layout::elements(TILE_ROWS), KEY_ELEMENTS = Layout::elements(TILE_KEYS);
+
+__device__ __forceinline__ void wait_for_team() {
+    if constexpr (TEAMS == 1) {
+        __syncthreads();
+    } else {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + team()), "n"(32 * WARPS) : "memory");
+    }
+}
 
 // Copies ROWS rows of a warp from the row addresses that `offset` gives, in elements; negative: zeros.
 template <int ROWS, typename Offset>
@@ -43,40 +47,10 @@ __device__ __forceinline__ void load_rows(DATA_T* tile, int first, const DATA_T*
 
 __device__ __forceinline__ void load_queries(DATA_T* tile, const PagedAttention& p, const Work& work) {
     const DATA_T* query = static_cast<const DATA_T*>(p.query);
-    const int first = threadIdx.x / 32 * WARP_ROWS, lane = threadIdx.x % 32;
-    const long long mine = packed_row(p, work, first + lane % WARP_ROWS, p.query_token, p.query_head);
-    load_rows<WARP_ROWS>(tile, first, query, [&](int row) { return __shfl_sync(~0u, mine, row); });
+    const int first = threadIdx.x / 32 * LOADED_ROWS, lane = threadIdx.x % 32;
+    const long long mine = packed_row(p, work, first + lane % LOADED_ROWS, p.query_token, p.query_head);
+    load_rows<LOADED_ROWS>(tile, first, query, [&](int row) { return __shfl_sync(~0u, mine, row); });
 }
-
-// Where the key lies that this lane has looked up for its warp, in a block of keys.
-__device__ __forceinline__ KeyPlace place_of_lane(const PagedAttention& p, const Work& work, const KeyRange& range,
-                                                  int block) {
-    const int key = threadIdx.x / 32 * WARP_KEYS + threadIdx.x % WARP_KEYS;
-    const int position = block * TILE_KEYS + key;
-    return KeyPlace(p, work.head, pool_block(p, work.tile, range, position), position);
-}
-
-// A block of keys, or of values, on its way: begun before what does not need it, and ended before what does.
-template <typename C, typename T>
-struct Arrival {
-    __device__ __forceinline__ void begin(T* tile, const T* source, int unit) {
-        load_rows<WARP_KEYS>(tile, threadIdx.x / 32 * WARP_KEYS, source, [&](int row) {
-            return static_cast<long long>(__shfl_sync(~0u, unit, row)) * KEY_UNIT;
-        });
-        commit_copies();
-    }
-    __device__ __forceinline__ void end(T*, float) {}
-};
-template <typename T>
-struct Arrival<E4m3, T> {
-    HeldRows<WARP_KEYS, COLUMNS> held;
-
-    __device__ __forceinline__ void begin(T*, const E4m3* source, int unit) { held.load(source, unit); }
-    __device__ __forceinline__ void end(T* tile, float scale) {
-        const int first = threadIdx.x / 32 * WARP_KEYS;
-        held.template store<T>(scale, [&](int row, int unit) { return tile + Layout::unit(first + row, unit); });
-    }
-};
 
 struct WarpRows {
     float y[ROW_TILES][COLUMNS / 2];
@@ -98,8 +72,8 @@ struct Queries {
     const DATA_T* tile;
 
     __device__ __forceinline__ void hold(const DATA_T* from) { tile = from; }
-    __device__ __forceinline__ typename M::A at(int m, int k) const {
-        return M::template load_a<Layout>(tile, threadIdx.x / 32 * WARP_ROWS + m * 16, k * M::K, threadIdx.x % 32);
+    __device__ __forceinline__ typename M::A at(int m, int k, unsigned thread) const {
+        return M::template load_a<Layout>(tile, thread / 32 % WARPS * WARP_ROWS + m * 16, k * M::K, thread % 32);
     }
 };
 template <>
@@ -110,15 +84,15 @@ struct Queries<true> {
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
-            for (int k = 0; k < COLUMNS / M::K; ++k) a[m][k] = Queries<false>{tile}.at(m, k);
+            for (int k = 0; k < COLUMNS / M::K; ++k) a[m][k] = Queries<false>{tile}.at(m, k, threadIdx.x);
         }
     }
-    __device__ __forceinline__ const typename M::A& at(int m, int k) const { return a[m][k]; }
+    __device__ __forceinline__ const typename M::A& at(int m, int k, int) const { return a[m][k]; }
 };
 
 __device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 2], const Queries<HOLDS_QUERIES>& queries,
                                               const DATA_T* keys) {
-    const int lane = threadIdx.x % 32;
+    const unsigned thread = thread_again(), lane = thread % 32;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
@@ -128,7 +102,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 
     for (int k = 0; k < COLUMNS / M::K; ++k) {
         typename M::A a[ROW_TILES];
 #pragma unroll
-        for (int m = 0; m < ROW_TILES; ++m) a[m] = queries.at(m, k);
+        for (int m = 0; m < ROW_TILES; ++m) a[m] = queries.at(m, k, thread);
 #pragma unroll
         for (int n = 0; n < TILE_KEYS; n += 16) {
             typename M::B b[2];
@@ -145,7 +119,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 
 // y += weights V.
 __device__ __forceinline__ void multiply_values(WarpRows& rows, const float (&weights)[ROW_TILES][TILE_KEYS / 2],
                                                 const DATA_T* values) {
-    const int lane = threadIdx.x % 32;
+    const unsigned lane = thread_again() % 32;
 #pragma unroll
     for (int k = 0; k < TILE_KEYS; k += M::K) {
         typename M::A a[ROW_TILES];
@@ -170,7 +144,7 @@ __device__ __forceinline__ void multiply_values(WarpRows& rows, const float (&we
 // does not hide over thousands of keys.
 __device__ __forceinline__ void multiply_values_apart(WarpRows& rows, const float (&weights)[ROW_TILES][TILE_KEYS / 2],
                                                       const DATA_T* values) {
-    const int lane = threadIdx.x % 32;
+    const unsigned lane = thread_again() % 32;
     typename M::A a[TILE_KEYS / M::K];
 #pragma unroll
     for (int k = 0; k < TILE_KEYS / M::K; ++k) {
@@ -192,7 +166,7 @@ __device__ __forceinline__ void multiply_values_apart(WarpRows& rows, const floa
 }
 
 __device__ __forceinline__ void store_outputs(const PagedAttention& p, const Work& work, const WarpRows& rows, float factor) {
-    const int row = threadIdx.x / 32 * WARP_ROWS, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int row = warp_of_team() * WARP_ROWS, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
 #pragma unroll
@@ -214,16 +188,16 @@ __device__ __forceinline__ void store_outputs(const PagedAttention& p, const Wor
 }
 
 __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2], WarpRows& rows, const PagedAttention& p,
-                                             const Work& work, const KeyRange& range, int key, float factor) {
-    // Whether the first token of the tile, or with a sliding window the last one, does not see every key.
-    const bool partly = key + TILE_KEYS - 1 > work.tile.cached + work.tile.first / p.group ||
-                        (p.sliding_window > 0 && key < range.end - p.sliding_window);
+                                             const Scope& scope, int key, float factor) {
+    // Whether a token of the tile does not see every key.
+    const bool partly = key + TILE_KEYS - 1 > again(scope.seen_by_all) || key < again(scope.seen_by_last);
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
         if constexpr (SOFTCAP) bound_scores<sizeof(DATA_T) == 4>(s[m], p);
         if (partly) {
-            const int row = work.tile.first + threadIdx.x / 32 * WARP_ROWS + m * 16 + threadIdx.x % 32 / 4;
-            const int positions[2] = {work.tile.cached + row / p.group, work.tile.cached + (row + 8) / p.group};
+            const int row = again(scope.work.tile.first) + warp_of_team() * WARP_ROWS + m * 16 + threadIdx.x % 32 / 4;
+            const int cached = again(scope.work.tile.cached);
+            const int positions[2] = {cached + row / p.group, cached + (row + 8) / p.group};
             hide_scores(s[m], positions, key, visible_span(p));
         }
         float correction[2];
@@ -235,49 +209,97 @@ __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+// Adds what the second team has to the first one, through shared memory that no thread reads any more.
+struct Merge {
+    static constexpr int FLOATS = ROW_TILES * (COLUMNS / 2 + 4), THREADS = 32 * WARPS;
+    float* memory;
+
+    __device__ __forceinline__ float* at(int index) const { return memory + index * THREADS + threadIdx.x % THREADS; }
+
+    __device__ __forceinline__ void give(const WarpRows& rows) const {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            float* const to = at(m * (COLUMNS / 2 + 4));
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; ++i) to[i * THREADS] = rows.y[m][i];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                to[(COLUMNS / 2 + half) * THREADS] = rows.softmax[m].reference[half];
+                to[(COLUMNS / 2 + 2 + half) * THREADS] = rows.softmax[m].sum[half];
+            }
+        }
+    }
+    __device__ __forceinline__ void take(WarpRows& rows, float factor) const {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            const float* const from = at(m * (COLUMNS / 2 + 4));
+            float own[2], other[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                rows.softmax[m].join(half, from[(COLUMNS / 2 + half) * THREADS], from[(COLUMNS / 2 + 2 + half) * THREADS],
+                                     factor, own[half], other[half]);
+            }
+#pragma unroll
+            for (int i = 0; i < COLUMNS / 2; ++i) {
+                rows.y[m][i] = rows.y[m][i] * own[i / 2 % 2] + from[i * THREADS] * other[i / 2 % 2];
+            }
+        }
+    }
+};
+static_assert(TEAMS == 1 || Merge::FLOATS * Merge::THREADS * 4 <= (QUERY_ELEMENTS + 2 * TEAMS * KEY_ELEMENTS) * sizeof(DATA_T),
+              "outputs of a team fit in the shared memory of the tiles");
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS * TEAMS, 1)
 paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Scope scope;
     wait_for_earlier_kernels();
     let_later_kernels_start();
-    Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads), static_cast<int>(blockIdx.x % p.kv_heads)};
+    const Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads), static_cast<int>(blockIdx.x % p.kv_heads)};
     if (work.tile.row < 0) return;
-    const KeyRange range(p, work.tile);
+    if (threadIdx.x == 0) scope.fill(p, work);
     DATA_T* tile = reinterpret_cast<DATA_T*>(memory);
-    DATA_T *keys = tile + QUERY_ELEMENTS, *values = keys + KEY_ELEMENTS;
-    const CACHE_T* key_pool = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
-
-    int block = (range.end - 1) / TILE_KEYS;
-    const int last_block = range.begin / TILE_KEYS;
-    KeyPlace place = place_of_lane(p, work, range, block);
-    Arrival<CACHE_T, DATA_T> arriving_keys, arriving_values;
+    DATA_T *keys = tile + QUERY_ELEMENTS + 2 * KEY_ELEMENTS * team(), *values = keys + KEY_ELEMENTS;
     load_queries(tile, p, work);
     commit_copies();
-    arriving_keys.begin(keys, key_pool, place.unit);
+    __syncthreads();  // the scope is there
+    int block = (again(scope.range.end) - 1) / TILE_KEYS - team();
+    KeyRun run(p, scope, block);
+    Arrival<CACHE_T, DATA_T> arriving_keys, arriving_values;
+    const auto begin_keys = [&](int of) {
+        arriving_keys.begin(keys, run.first(p, scope), p.pool_slot, IS_FP8 ? run.first_scale(p, scope) : nullptr,
+                            ReadKeys(scope, run, of));
+    };
+    const auto begin_values = [&](int of) {
+        arriving_values.begin(values, run.first(p, scope) + p.pool_values, p.pool_slot,
+                              IS_FP8 ? run.first_scale(p, scope) + p.scales_values : nullptr, ReadKeys(scope, run, of));
+    };
+    begin_keys(block);
     WarpRows rows;
     Queries<HOLDS_QUERIES> queries;
     wait_copies<0>();
-    __syncwarp();
+    if constexpr (TEAMS == 1) {
+        __syncwarp();
+    } else {
+        __syncthreads();
+    }
     queries.hold(tile);
     const float factor = score_factor(p);
-    for (; block >= last_block; --block) {
+    for (; block >= again(scope.last_block); block -= TEAMS) {
         float s[ROW_TILES][TILE_KEYS / 2];
-        arriving_keys.end(keys, place.key_scale);
+        arriving_keys.end(keys);
         wait_copies<0>();
-        __syncthreads();  // the keys are there, and every warp is done with the values before these
-        arriving_values.begin(values, key_pool + p.pool_values, place.unit);
-        // Before the products, as the table is in memory; with scales too few registers are left. Past the last block: zeros.
-        if constexpr (!IS_FP8) place = place_of_lane(p, work, range, block - 1);
+        wait_for_team();  // the keys are there, and every warp is done with the values before these
+        begin_values(block);
+        // Before the products, as the table is in memory; with scales too few registers are left.
+        if constexpr (!IS_FP8) run = KeyRun(p, scope, block - TEAMS);
         multiply_keys(s, queries, keys);
-        arriving_values.end(values, place.value_scale);
-        if constexpr (IS_FP8) place = place_of_lane(p, work, range, block - 1);
-        __syncthreads();  // every warp is done with the keys
-        arriving_keys.begin(keys, key_pool, place.unit);
-        weigh_scores(s, rows, p, work, range, block * TILE_KEYS, factor);
-        if constexpr (!IS_FP8) {
-            wait_copies<1>();
-            __syncthreads();  // the values are there
-        }
+        arriving_values.end(values);
+        if constexpr (IS_FP8) run = KeyRun(p, scope, block - TEAMS);
+        if constexpr (!IS_FP8) wait_copies<0>();
+        wait_for_team();  // the values are there, and every warp is done with the keys
+        begin_keys(block - TEAMS);  // past the last block: zeros
+        weigh_scores(s, rows, p, scope, block * TILE_KEYS, factor);
         if constexpr (sizeof(DATA_T) == 4) {
             static_assert(sizeof(DATA_T) != 4 || ROW_TILES == 1, "float data has 16 rows per warp");
             multiply_values_apart(rows, s, values);
@@ -286,8 +308,13 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
         }
     }
     wait_copies<0>();  // no thread ends before its copies
-    // Read again, as no register holds them through the loop.
-    work.tile.first_token = p.query_start_loc[work.tile.row];
-    work.tile.tokens = p.query_start_loc[work.tile.row + 1] - work.tile.first_token;
-    store_outputs(p, work, rows, factor);
+    if constexpr (TEAMS == 2) {
+        const Merge merge = {reinterpret_cast<float*>(memory)};
+        __syncthreads();  // every warp is done with the tiles
+        if (team() == 1) merge.give(rows);
+        __syncthreads();
+        if (team() == 1) return;
+        merge.take(rows, factor);
+    }
+    store_outputs(p, scope.work, rows, factor);
 }

@@ -98,6 +98,17 @@ struct RunningSoftmax {
             }
         }
     }
+    // Takes in the reference and the sum of the same row over other keys. What was summed up here and there is multiplied by
+    // `own` and `other`.
+    __device__ __forceinline__ void join(int half, float other_reference, float other_sum, float factor, float& own,
+                                         float& other) {
+        const float before = reference[half];
+        reference[half] = fmaxf(before, other_reference);
+        const float subtracted = shift(half, factor);
+        own = exp2_approx(before * factor - subtracted);
+        other = exp2_approx(other_reference * factor - subtracted);
+        sum[half] = sum[half] * own + other_sum * other;
+    }
     // What a row's weighted values are multiplied by in the end. sink: score of the head's sink; -infinity: none.
     __device__ __forceinline__ float normalizer(int half, float factor, float sink) const {
         float total = sum[half];

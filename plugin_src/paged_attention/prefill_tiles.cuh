@@ -97,6 +97,7 @@ __device__ __forceinline__ Tile tile_of_rank(const PagedAttention& p, int rank) 
 struct KeyRange {
     int begin, end;
 
+    KeyRange() = default;
     __device__ __forceinline__ KeyRange(const PagedAttention& p, const Tile& tile) {
         const int first = tile.first / p.group, last = min(tile.tokens - 1, (tile.first + TILE_ROWS - 1) / p.group);
         begin = p.sliding_window > 0 ? max(0, tile.cached + first - p.sliding_window + 1) : 0;

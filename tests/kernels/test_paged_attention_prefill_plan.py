@@ -85,12 +85,19 @@ def test_every_type_and_head_dim_fits_every_gpu(architecture):
         assert launch.overlap == (device.capability >= (9, 0))
 
 
-@pytest.mark.parametrize(("tokens", "head_dim", "warps"), [(512, 128, 8), (544, 128, 4), (512, 64, 4), (512, 192, 4)])
-def test_tiles_that_leave_multiprocessors_idle_have_more_warps(tokens: int, head_dim: int, warps: int):
+@pytest.mark.parametrize(
+    ("rows", "tokens", "head_dim", "shared_bytes", "tile"),
+    [(1, 512, 128, 101376, (128, 64, 4, 2)), (1, 544, 128, 101376, (256, 64, 8, 1)),
+     (9, 544, 128, 101376, (128, 32, 4, 1)), (9, 544, 128, 166912, (128, 64, 4, 1)),
+     (1, 512, 64, 101376, (128, 64, 4, 1)), (1, 512, 192, 101376, (64, 32, 4, 1))],
+)  # fmt: skip
+def test_tiles_fit_the_work_and_the_memory(rows: int, tokens: int, head_dim: int, shared_bytes: int, tile: tuple):
     """128 multiprocessors; 8 KV heads, and 16 or 17 tiles of 128 queries for each, of 4 query heads at every token."""
-    device = replace(ADA, multiprocessors=128)
-    launch = planned(device, rows=1, tokens=tokens, head_dim=head_dim)
-    assert launch.block == (32 * warps, 1, 1) and dict(launch.source.defines)["WARPS"] == str(warps)
+    device = replace(ADA, multiprocessors=128, shared_bytes=shared_bytes)
+    launch = planned(device, rows=rows, tokens=tokens, head_dim=head_dim)
+    defines = dict(launch.source.defines)
+    assert tuple(int(defines[name]) for name in ("TILE_ROWS", "TILE_KEYS", "WARPS", "TEAMS")) == tile
+    assert launch.block == (32 * tile[2] * tile[3], 1, 1) and launch.shared_bytes <= shared_bytes
     assert launch.source in set(prefill_sources())
 
 
@@ -114,13 +121,13 @@ def test_sinks_are_null_where_absent():
     assert planned(sinks=True).pointers["sinks"].memory is Memory.INPUT
 
 
-@pytest.mark.parametrize("device", [H200, ORIN], ids=["hopper", "orin"])
-def test_keys_of_a_pool_beyond_31_bits_of_16_bytes_are_found_by_heads(device: DeviceTraits):
+def test_keys_of_a_pool_beyond_31_bits_of_16_bytes_are_found_by_heads():
     blocks = (2**31 - 1) // (16 * 8 * 128 // 8)
-    assert "WIDE_POOL" not in dict(planned(device, pool_blocks=blocks).source.defines)
-    wide = planned(device, pool_blocks=blocks + 1)
+    assert "WIDE_POOL" not in dict(planned(pool_blocks=blocks).source.defines)
+    wide = planned(pool_blocks=blocks + 1)
     assert dict(wide.source.defines)["WIDE_POOL"] == "1" and wide.source in set(prefill_sources())
-    assert planned(device, pool_blocks=(2**31 - 1) // (16 * 8))
+    assert planned(pool_blocks=(2**31 - 1) // (16 * 8))
+    assert "WIDE_POOL" not in dict(planned(ORIN, pool_blocks=2**28).source.defines)
 
 
 def test_a_pool_beyond_31_bits_of_heads_is_refused():

@@ -25,6 +25,8 @@ WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_
 _WGMMA_THREADS = 384
 _STAGES = 2  # tiles of keys, and of values, in Hopper's shared memory
 _HOPPER_BYTES = 227 << 10  # of it
+_LARGE_SHARED_BYTES = 128 << 10  # of a block: two of 64 KiB fit then
+_LONG_ROW = 256  # rows of the largest tile
 _PANEL = 64  # columns of a row that Hopper's products read as one piece
 _WORK_BYTES = 24  # what the block computes at a time
 _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
@@ -34,8 +36,8 @@ _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 class PrefillVariant:
     """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3.
 
-    wide: keys are found by heads in place of 16 bytes, in larger pools. warps: that share the rows of a tile, without
-    Hopper's products.
+    wide: Hopper's products find keys by heads in place of 16 bytes, in larger pools. Without Hopper's products, warps
+    share the rows of a tile, and teams of warps its keys.
     """
 
     dtype: DType
@@ -47,10 +49,11 @@ class PrefillVariant:
     fp8: bool = False
     wide: bool = False
     warps: int = 4
+    teams: int = 1
 
     @property
     def threads(self) -> int:
-        return _WGMMA_THREADS if self.hopper else 32 * self.warps
+        return _WGMMA_THREADS if self.hopper else 32 * self.warps * self.teams
 
     @property
     def shared_bytes(self) -> int:
@@ -59,7 +62,7 @@ class PrefillVariant:
             return self._hopper_bytes(self.query_stages)
         units = -(-self.head_dim // 16) * 16 * self.dtype.itemsize // ACCESS_BYTES
         pitch = units if units % 8 == 0 or units % 2 else units + 1  # TileLayout in common/mma.cuh
-        return (self.rows + 2 * self.keys) * pitch * ACCESS_BYTES
+        return (self.rows + 2 * self.keys * self.teams) * pitch * ACCESS_BYTES
 
     @property
     def query_stages(self) -> int:
@@ -86,8 +89,10 @@ class PrefillVariant:
         if self.hopper:
             defines |= {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages}
             return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines)
-        defines["WARPS"] = self.warps
-        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32)
+        defines |= {"WARPS": self.warps, "TEAMS": self.teams}
+        # With 64 keys and 128 columns, sums that a block of keys needs once spill on some GPUs.
+        tight = self.keys == 64 and self.head_dim > 64
+        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32 and not tight)
 
 
 def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:
@@ -137,41 +142,64 @@ def prefill_sources() -> Iterator[KernelSource]:
         yield _mma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
     for head_dim, fp8 in itertools.product((64, 128, 256), (False, True)):
-        yield _mma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
         yield _wgmma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
     for softcap, fp8 in itertools.product((False, True), repeat=2):
-        yield _more_warps(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
+        yield _for_few_tiles(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
+    for change, softcap in itertools.product((_for_large_memory, _for_long_rows), (False, True)):
+        yield change(_mma_variant(DType.BFLOAT16, 128, softcap)).source()
+    for change in (_for_few_tiles, _for_large_memory, _for_long_rows):
+        yield change(_mma_variant(DType.BFLOAT16, 80)).source()
+        yield change(_mma_variant(DType.FLOAT16, 128)).source()
 
 
 def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     hopper = device.capability == HOPPER and paged.dtype is not DType.FLOAT32
     softcap = float(paged.call.attributes["softcap"]) != 0.0
-    kind = paged.dtype, paged.head_dim, softcap, paged.is_fp8, _is_wide(paged)
+    kind = paged.dtype, paged.head_dim, softcap, paged.is_fp8
     if hopper:
-        return _wgmma_variant(*kind)
+        return _wgmma_variant(*kind, _is_wide(paged))
     variant = _mma_variant(*kind)
     blocks = paged.tokens * paged.group // variant.rows * paged.kv_heads
-    return _more_warps(variant) if blocks <= device.multiprocessors else variant
+    if blocks <= device.multiprocessors:
+        return _for_few_tiles(variant)
+    if device.shared_bytes >= _LARGE_SHARED_BYTES:
+        return _for_large_memory(variant)
+    return _for_long_rows(variant) if paged.tokens * paged.group >= _LONG_ROW * paged.rows else variant
 
 
-def _mma_variant(
-    dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False, wide: bool = False
-) -> PrefillVariant:
+def _mma_variant(dtype: DType, head_dim: int, softcap: bool = False, fp8: bool = False) -> PrefillVariant:
     """Tiles whose accumulators fit the registers, and of which two fit 99 KiB of shared memory up to 128 columns."""
     if dtype is DType.FLOAT32:
         rows, keys = 64, 32 if head_dim <= 128 else 16
     elif head_dim <= 64:
         rows, keys = 128, 64
     elif head_dim <= 128:
-        rows, keys = (64, 64) if wide else (128, 32)
+        rows, keys = 128, 32
     else:
         rows, keys = 64, 32
-    return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8, wide=wide)
+    return PrefillVariant(dtype, head_dim, rows, keys, softcap, fp8=fp8)
 
 
-def _more_warps(variant: PrefillVariant) -> PrefillVariant:
-    """For grids of at most one block for each multiprocessor: twice the warps, each with half the rows."""
-    return replace(variant, keys=64, warps=8) if 64 < variant.head_dim <= 128 and variant.rows == 128 else variant
+def _for_few_tiles(variant: PrefillVariant) -> PrefillVariant:
+    """For grids of at most one block for each multiprocessor: twice the warps, a second team or half the rows."""
+    if variant.fp8 and variant.keys == 32 and variant.rows == 128:
+        return replace(variant, keys=64, warps=8)
+    return replace(variant, keys=64, teams=2) if _takes_more_keys(variant) else variant
+
+
+def _for_large_memory(variant: PrefillVariant) -> PrefillVariant:
+    """Where two blocks of 64 KiB fit a multiprocessor: twice the keys."""
+    return replace(variant, keys=64) if _takes_more_keys(variant) else variant
+
+
+def _for_long_rows(variant: PrefillVariant) -> PrefillVariant:
+    """In 99 KiB: one block with twice the keys and rows."""
+    return replace(variant, rows=_LONG_ROW, keys=64, warps=8) if _takes_more_keys(variant) else variant
+
+
+def _takes_more_keys(variant: PrefillVariant) -> bool:
+    """Whether registers are left: e4m3 on its way takes them."""
+    return variant.rows == 128 and variant.keys == 32 and not variant.fp8
 
 
 def _wgmma_variant(
