@@ -51,9 +51,11 @@ def exported(checkpoint: Path, out: Path, **options: Any) -> Path:
 def linked_artifact(work: Path, name: str, config: Config, **options: Any) -> Path:
     """The artifact ``name`` of the random checkpoint in the folder ``work``, both made where they are missing.
 
-    An artifact may lack its large weight file, which is then linked from the checkpoint.
+    Its folder is named after ``options`` too, so that benchmarks with other limits can share ``work``. An artifact may
+    lack its large weight file, which is then linked from the checkpoint.
     """
-    checkpoint, folder = work / "checkpoint", work / name
+    checkpoint = work / "checkpoint"
+    folder = work / "-".join([name, *(str(options[key]) for key in sorted(options))])
     if not (checkpoint / WEIGHTS).exists():
         write_random_checkpoint(checkpoint, config)
     if not folder.exists():
