@@ -165,6 +165,7 @@ def _serving(document: Document) -> dict[str, str]:
 
 
 def _export_sizes(document: Document) -> str:
+    limits = {target["name"]: target for target in document["targets"]}
     rows = [
         (
             f"{name} (constructed)" if result["constructed"] else name,
@@ -172,12 +173,21 @@ def _export_sizes(document: Document) -> str:
             number(result["wall_s"]["median"]),
             number(result["cpu_s"]["median"]),
             number(result["peak_rss_bytes"]["max"] / 1e6),
-            number(next(t["limit"] for t in document["targets"] if t["name"] == f"{name}, wall time")),
+            number(limits[f"{name}, wall time"]["limit"]),
+            _times_imports(result, limits.get(f"{name}, wall time over that of the imports")),
         )
         for name, result in document["results"].items()
     ]
-    header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "target, s")
+    header = ("model", "weights, GB", "wall, s", "processor, s", "peak, MB", "target, s", "times imports")
     return f"{_kept_machine(document)}\n\n{table(header, rows)}"
+
+
+def _times_imports(result: Document, target: Document | None) -> str:
+    """Wall time over that of the imports; with its target where there is one."""
+    ratio = number(result["over_imports"]["median"])
+    if target is None:
+        return ratio
+    return f"{ratio} ({'' if target['met'] else '**missed**: '}at most {number(target['limit'])})"
 
 
 def _quantized_decode(document: Document) -> str:
@@ -191,14 +201,19 @@ def _quantized_decode(document: Document) -> str:
             parts += [f"{kind} {', '.join(medians)}"] if medians else []
         if parts:
             lines.append(f"- {model}: {'; '.join(parts)}")
+    lines += _missed_targets(document)
+    formats = ", ".join(document.get("settings", {}).get("formats", "bf16,int4,int8").split(","))
+    return f"{_kept_machine(document)} {formats}:\n\n" + "\n".join(lines) + _quality(document)
+
+
+def _missed_targets(document: Document) -> list[str]:
+    """A line for each target that models missed; those of quality have a list of their own."""
     missed: dict[str, list[tuple[str, float]]] = {}
     for target in document["targets"]:
         where, _, what = target["name"].partition(": ")
         if not target["met"] and not what.startswith(_IN_QUALITY_LIST):
             missed.setdefault(f"{what} (target {target['limit']:g})", []).append((where, target["value"]))
-    lines += (f"- **missed**: {what}: {_missed(found)}" for what, found in missed.items())
-    formats = ", ".join(document.get("settings", {}).get("formats", "bf16,int4,int8").split(","))
-    return f"{_kept_machine(document)} {formats}:\n\n" + "\n".join(lines) + _quality(document)
+    return [f"- **missed**: {what}: {_missed(found)}" for what, found in missed.items()]
 
 
 def _quality(document: Document) -> str:
@@ -242,6 +257,7 @@ def _hybrid_decode(document: Document) -> str:
             ratios = (f"{peer} {number(ratio['median'])}" for peer, ratio in result[f"{kind}_ratios"].items())
             cells.append(f"{kind} {number(result[f'{kind}_tokens_per_s']['ours']['median'])} ({', '.join(ratios)})")
         lines.append(f"- {model}: {', '.join(cells)}")
+    lines += _missed_targets(document)
     return f"{_kept_machine(document)} Median tokens/s (ratios):\n\n" + "\n".join(lines)
 
 

@@ -23,9 +23,13 @@ SIZES = {
             "wall_s": SPREAD,
             "cpu_s": SPREAD,
             "peak_rss_bytes": {"median": 8e8, "min": 8e8, "max": 9e8},
+            "over_imports": SPREAD,
         }
     },
-    "targets": [{"name": "Large, wall time", "limit": 60}],
+    "targets": [
+        {"name": "Large, wall time", "limit": 60, "value": 12.3, "met": True},
+        {"name": "Large, wall time over that of the imports", "limit": 5, "value": 12.3, "met": False},
+    ],
 }
 """A kept run of export_sizes."""
 
@@ -104,7 +108,7 @@ def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr("sys.argv", ["render", str(results)])
     assert main() == 0
     text = capsys.readouterr().out
-    assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 |" in text
+    assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 | 12.3 (**missed**: at most 5) |" in text
     no_run = NO_RUN.format("export_sizes")
     assert no_run in page(all_documents(), {}) and no_run not in text
 
@@ -136,8 +140,10 @@ def test_a_kept_run_of_hybrid_families_is_shown() -> None:
         for kind in ("decode", "prompt")
         for name, values in (("tokens_per_s", {"ours": SPREAD}), ("ratios", {"transformers": SPREAD}))
     }
-    text = page(all_documents(), {"hybrid_decode": {**SIZES, "results": {"mamba": result}}})
+    missed = [{"name": "mamba: decode, times transformers", "limit": 3, "value": 2.3, "met": False}]
+    text = page(all_documents(), {"hybrid_decode": {**SIZES, "results": {"mamba": result}, "targets": missed}})
     assert "- mamba: decode 12.3 (transformers 12.3), prompt 12.3 (transformers 12.3)" in text
+    assert "- **missed**: decode, times transformers (target 3): mamba 2.3" in text
 
 
 def test_a_kept_run_of_accelerated_models_is_shown() -> None:
