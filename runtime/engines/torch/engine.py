@@ -21,9 +21,13 @@ from hybridge.runtime.engines.torch.fusion import Phase
 from hybridge.runtime.engines.torch.graph import LENGTHS, RESULT
 from hybridge.runtime.engines.torch.lengths import StepLengths
 from hybridge.runtime.engines.torch.model import TorchModel
+from hybridge.runtime.engines.torch.prompt_step import MOST_PROMPTS, PromptShape, PromptStep
 from hybridge.runtime.engines.torch.state_memory import StatePool
 from hybridge.runtime.engines.torch.states import TorchStateSet
 from hybridge.runtime.engines.torch.step_memory import memory_for
+
+# Axes of logits of one token a row: batch, vocabulary.
+_ROW_OF_LOGITS = 2
 
 
 class TorchEngine(DenseEngine):
@@ -42,10 +46,13 @@ class TorchEngine(DenseEngine):
         self._device = TorchDevice(device)
         self._specs = self.config.bindings.states
         replaced = {spec.replaced_by for spec in self._specs}
-        self._result = next(output.name for output in self.config.bindings.outputs if output.name not in replaced)
+        result = next(output for output in self.config.bindings.outputs if output.name not in replaced)
+        self._result = result.name
         self._model = TorchModel(self._folder, self.config, self._device, takes_result=True)
         self._pool = StatePool(self._specs, self._device)
         self._closed = False
+        # Prompts are prepared by shape where their result is one row of logits for each row.
+        self._prepares_prompts = self._device.is_gpu and len(result.shape) == _ROW_OF_LOGITS
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
         self._model.program(Phase.PREFILL)
         self._model.program(Phase.DECODE)
@@ -76,7 +83,8 @@ class TorchEngine(DenseEngine):
     def step(self, inputs: StepInputs, states: StateSet) -> np.ndarray:
         own = self._checked(inputs, states)
         if inputs.input_ids.shape[1] > 1:
-            return self._run(inputs, own, ())[self._result]
+            prompt = self._prompt_step(inputs, own) if self._prepares_prompts else None
+            return self._run(inputs, own, ())[self._result] if prompt is None else self._run_prompt(prompt, inputs)
         longest = int((inputs.context_lengths + inputs.past_lengths).max())
         bound = self._bound(own, max(1, longest))
         context, past = inputs.context_lengths.tolist(), inputs.past_lengths.tolist()
@@ -108,6 +116,28 @@ class TorchEngine(DenseEngine):
                 self._device, program, memory, bucket, lambda found: self._taken_over(found, tensors)
             )
         return bound
+
+    def _prompt_step(self, inputs: StepInputs, states: TorchStateSet) -> PromptStep | None:
+        """The prepared step for prompts of this shape; None where there are none of it."""
+        memory = states.memory
+        shape = PromptShape.of(inputs, memory.max_seq)
+        if shape is None:
+            return None
+        step: PromptStep | None = memory.prompts.pop(shape, None)
+        if step is None:
+            program, tensors = self._model.program(Phase.PREFILL), memory.tensors
+            step = PromptStep(self._device, program, memory, shape, lambda found: self._taken_over(found, tensors))
+        memory.prompts[shape] = step
+        if len(memory.prompts) > MOST_PROMPTS:
+            memory.prompts.popitem(last=False)
+        return step
+
+    def _run_prompt(self, step: PromptStep, inputs: StepInputs) -> np.ndarray:
+        logits = step.run(inputs)
+        if step.repeated.direct:
+            # Some operator of this model asks the GPU for values: none of its prompts can be recorded.
+            self._prepares_prompts = not self._device.is_gpu
+        return logits
 
     def _run(self, inputs: StepInputs, states: TorchStateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         """A step that is not recorded: the logits and inner ``values`` by name."""

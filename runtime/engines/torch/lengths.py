@@ -15,6 +15,7 @@ class StepLengths:
         lengths up to ``bucket``.
     bucket: positions of the KV caches that the step may touch.
     blocks: where those are, of a decode step that is recorded.
+    is_padded: rows may have fewer tokens than ``context`` says; how many is on the device.
     """
 
     tokens: int
@@ -22,6 +23,7 @@ class StepLengths:
     past: tuple[int, ...]
     bucket: int
     blocks: CacheBlocks | None = None
+    is_padded: bool = False
 
     @property
     def start_together(self) -> bool:
@@ -31,4 +33,4 @@ class StepLengths:
     @property
     def fill_the_step(self) -> bool:
         """Whether every row has as many tokens as the step is wide."""
-        return all(length == self.tokens for length in self.context)
+        return not self.is_padded and all(length == self.tokens for length in self.context)

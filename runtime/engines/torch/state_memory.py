@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Any
 
 import torch
@@ -22,13 +22,15 @@ _MOST_UNUSED = 4
 class StateMemory:
     """The states of ``batch`` rows with room for ``max_seq`` positions; steps change them in place.
 
-    ``bound`` holds what decoding has bound to these addresses, by context bucket.
+    What is bound to these addresses: ``bound`` decode steps by context bucket, ``prompts`` steps of several tokens a
+    row by shape, the latest last.
     """
 
     def __init__(self, specs: tuple[Binding, ...], device: TorchDevice, batch: int, max_seq: int) -> None:
         """Zeroed states; RuntimeError (on a GPU torch.OutOfMemoryError) when there is too little memory."""
         self.batch, self.max_seq = batch, max_seq
         self.bound: dict[int, Any] = {}
+        self.prompts: OrderedDict[Any, Any] = OrderedDict()
         axes = {BATCH: batch, MAX_SEQ: max_seq}
         sizes = {spec.name: (spec.resolve(**axes), torch_from_dtype(spec.dtype)) for spec in specs}
         self.tensors: dict[str, torch.Tensor] = {}

@@ -63,11 +63,21 @@ class StepCache:
         """[batch, 1, 1, 1] bool."""
         return (self._context > 0)[:, None, None, None]
 
+    @cached_property
+    def padding(self) -> torch.Tensor:
+        """[batch, 1, tokens, 1] bool: the tokens of no row."""
+        tokens = torch.arange(self.lengths.tokens, device=self._context.device, dtype=torch.int32)
+        return (tokens >= self._context[:, None])[:, None, :, None]
+
     def write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
         """Put the valid tokens of ``new`` [batch, heads, tokens, size] at their positions of ``cache``."""
         if self.is_decode:
             index = self.slots.expand(-1, cache.shape[1], 1, cache.shape[3])
             cache.scatter_(2, index, torch.where(self.takes_part, new, cache.gather(2, index)))
+        elif self.lengths.is_padded:
+            # Where padding goes no row has a token yet: zeros, as in new caches.
+            end = self.end
+            cache[:, :, end - self.lengths.tokens : end].copy_(new.masked_fill(self.padding, 0))
         elif self.lengths.start_together and self.lengths.fill_the_step:
             cache[:, :, : self.lengths.tokens].copy_(new)
         else:
