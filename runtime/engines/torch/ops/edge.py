@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from hybridge.artifact.errors import EngineError, UnsupportedError
-from hybridge.runtime.engines.torch.kernels import KernelRunner, layout_of
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops import packed, paged, state_8bit
+from hybridge.runtime.engines.torch.ops.packed_kernel import PackedKernel
 from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import DENSE_VERSION, OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.kernels import catalog
-from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
 from hybridge.trt_plugins.specs.packed import has_rows
 from hybridge.trt_plugins.specs.speculative import SPECULATIVE_VERSION
@@ -70,13 +70,11 @@ class _KernelCall:
         portable: Callable[..., tuple[torch.Tensor, ...]],
         writes_parts: bool = False,
     ) -> None:
-        self._writes_parts = writes_parts
-        self._spec, self._attributes, self._kernels, self._portable = spec, attributes, kernels, portable
+        self._writes_parts, self._spec, self._portable = writes_parts, spec, portable
+        self._kernel = PackedKernel(spec, attributes, kernels)
         self._sources = [
             (spec.output_source(output), here) for output, here in zip(spec.outputs, in_place, strict=True)
         ]
-        self._name = (spec.name, tuple(attributes.items()))
-        self._refused: set = set()
 
     def __call__(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         inputs = list(_complete(self._spec, tensors))
@@ -85,18 +83,7 @@ class _KernelCall:
             for (source, here), output in zip(self._sources[1:], outputs[1:], strict=True):
                 before = inputs[source]
                 inputs[source] = output if here or before is None else output.copy_(before)
-        layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
-        results = tuple(layout_of(tensor) for tensor in outputs)
-        key = (self._name, layouts, results)
-        if key in self._refused:
-            return self._portable(*inputs)
-        call = OpCall(self._spec, layouts, results, self._attributes)
-        try:
-            self._kernels.launch(key, lambda traits: catalog.plan(call, traits), inputs, outputs)
-        except UnsupportedError:
-            self._refused.add(key)
-            return self._portable(*inputs)
-        return tuple(outputs)
+        return tuple(outputs) if self._kernel.launch(inputs, outputs) else self._portable(*inputs)
 
     def _output(self, source: torch.Tensor | None, here: bool) -> torch.Tensor:
         assert source is not None

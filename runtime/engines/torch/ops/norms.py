@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 
-from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
+from hybridge.runtime.engines.torch.kernels import MOST_BOUND, KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.trt_plugins.kernels.fused import rms_norm
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
 
 _ALIGNMENT = 16
+# Layers have the same problem: it is made and checked once.
+_problem = lru_cache(MOST_BOUND)(RmsNorm)
 
 
 class Norm:
@@ -49,20 +53,11 @@ class Norm:
         tensors = [tensor for tensor in (x2, gate2, weight) if tensor is not None]
         if any(tensor.stride(-1) != 1 or alignment_of(tensor) != _ALIGNMENT for tensor in tensors):
             return None
-        strides = [("x", x2.stride(0)), *([] if gate2 is None else [("gate", gate2.stride(0))])]
-        problem = kernel.problem(
-            lambda: RmsNorm(
-                x2.shape[0],
-                columns,
-                dtype_of(x),
-                self._epsilon,
-                self._group,
-                gate=gate is not None and not self._gate_after,
-                strides=tuple(strides),
-                gate_after=gate is not None and self._gate_after,
-                weight_dtype=None if weight.dtype == x.dtype else dtype_of(weight),
-            )
-        )
+        strides = (("x", x2.stride(0)),) if gate2 is None else (("x", x2.stride(0)), ("gate", gate2.stride(0)))
+        gated, after = gate is not None and not self._gate_after, gate is not None and self._gate_after
+        stored = None if weight.dtype == x.dtype else dtype_of(weight)
+        sizes = x2.shape[0], columns, dtype_of(x), self._epsilon, self._group
+        problem = kernel.problem(lambda: _problem(*sizes, False, gated, strides, after, stored))
         if problem is None:
             return None
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of one operator of packed rows."""
+"""The CUDA kernels of one operator, of dense or of packed rows."""
 
 from __future__ import annotations
 
