@@ -20,7 +20,8 @@ from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
 from hybridge.runtime.engines.torch.fusion.linear import linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
-from hybridge.runtime.engines.torch.graph import LENGTHS, clean_graph
+from hybridge.runtime.engines.torch.fusion.row_order import ORDERED_ROWS
+from hybridge.runtime.engines.torch.graph import LENGTHS, clean_graph, is_constant
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.lengths import StepLengths
 from hybridge.runtime.engines.torch.program import compile_program
@@ -130,3 +131,13 @@ def test_projections_of_one_x_become_one(artifacts: ArtifactCache) -> None:
     before = len(list(linears(model.graph)))
     merge_projections(model.graph)
     assert before - len(list(linears(model.graph))) == 2
+
+
+def test_parts_of_a_product_become_slices_of_it(artifacts: ArtifactCache) -> None:
+    exported = CASES["qwen3_next experts bf16 as fp16"].get(artifacts)
+    model = read_model(exported.folder)
+    fuse_graph(model, Phase.DECODE, merge=True)
+    kinds = Counter(node.op_type for node in model.graph if not is_constant(node.outputs[0]))
+    # One layer puts queries, keys and values of all heads together, the other one queries and gates.
+    assert sum(node.op_type == ORDERED_ROWS for node in model.graph) == len(exported.config.layer_types) == 2
+    assert kinds["Concat"] == 0

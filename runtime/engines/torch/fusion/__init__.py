@@ -18,6 +18,7 @@ from hybridge.runtime.engines.torch.fusion.quantized import tile_weights
 from hybridge.runtime.engines.torch.fusion.quantized_experts import tile_experts
 from hybridge.runtime.engines.torch.fusion.rotary import fuse_rotary
 from hybridge.runtime.engines.torch.fusion.router import fuse_routers
+from hybridge.runtime.engines.torch.fusion.row_order import order_rows
 from hybridge.runtime.engines.torch.fusion.state_rings import use_rings
 from hybridge.runtime.engines.torch.fusion.wide_norm import fuse_wide_norms
 from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, clean_graph, engine_input
@@ -40,8 +41,9 @@ class Phase(str, Enum):
 def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[str] = frozenset()) -> None:
     """Rewrite ``model`` in place for one phase.
 
-    merge: products of one x share a matrix, and those with quantised weights read tiles, which must be made. snapshots:
-    operators whose state after each token is stored in steps with draft tokens.
+    merge: products of one x share a matrix, whose rows are in the order of their use, and those with quantised weights
+    read tiles, which must be made. snapshots: operators whose state after each token is stored in steps with draft
+    tokens.
     """
     graph = model.graph
     if phase is Phase.DRAFT:
@@ -64,6 +66,7 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
     clean_graph(graph)
     if merge:
         merge_projections(graph)
+        order_rows(graph)
     fuse_norms_into_linears(graph)
     if merge:
         tile_weights(graph)

@@ -68,7 +68,7 @@ def _constant(context: NodeContext) -> Run:
     return lambda: tensor
 
 
-FUSED_ROWS: dict[str, Builder] = {"Silu": _plain(F.silu)}
+FUSED_ROWS: dict[str, Builder] = {"MulAdd": _plain(torch.addcmul), "Silu": _plain(F.silu)}
 ROWS: dict[str, Builder] = {
     "Abs": _plain(torch.abs),
     "Add": _plain(torch.add),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.torch.fusion.linear import INPUTS, LINEAR, TILED_INPUTS, TILED_LINEAR
 from hybridge.runtime.engines.torch.fusion.quantized import taken_form
+from hybridge.runtime.engines.torch.fusion.row_order import ORDERED_ROWS
 from hybridge.runtime.engines.torch.kernels import KernelRunner, alignment_of, dtype_of
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ops.norms import Norm
@@ -26,8 +27,7 @@ _KERNEL_TYPES = (torch.float16, torch.bfloat16)
 _TILED_ROWS = 4 * LARGEST_ROWS
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """The tensors of one product, in the order of the nodes' inputs; None for absent ones.
 
     x [..., in]; weight and up_weight [out, in], or tiles of them with their factors [out]; bias [out]; residual
@@ -50,7 +50,7 @@ class Operands:
     def flat(self) -> Operands:
         """The same with x and residual as matrices."""
         residual = None if self.residual is None else self.residual.reshape(-1, self.residual.shape[-1])
-        return replace(self, x=self.x.reshape(-1, self.x.shape[-1]), residual=residual)
+        return self._replace(x=self.x.reshape(-1, self.x.shape[-1]), residual=residual)
 
 
 class Linear:
@@ -94,14 +94,13 @@ class Linear:
     def _normalised(self, given: Operands) -> Operands:
         if self._norm is None or given.norm_weight is None:
             return given
-        return replace(given, x=self._norm(given.x, given.norm_weight), norm_weight=None)
+        return given._replace(x=self._norm(given.x, given.norm_weight), norm_weight=None)
 
     def _portable(self, given: Operands) -> torch.Tensor:
         x, weight, residual = given.x, given.weight, given.residual
         if residual is not None and given.bias is None and self._activation == "none":
-            flat = given.flat()
-            assert flat.residual is not None
-            return torch.addmm(flat.residual, flat.x, weight.t()).view(residual.shape)
+            rows, added = x.reshape(-1, x.shape[-1]), residual.reshape(-1, residual.shape[-1])
+            return torch.addmm(added, rows, weight.t()).view(residual.shape)
         y = F.linear(x, weight, given.bias)
         if self._activation == "relu2":
             y = y.relu_().square_()
@@ -116,7 +115,7 @@ class Linear:
         flat = given.flat()
         parts = flat.x.split(LARGEST_ROWS)
         added = [None] * len(parts) if flat.residual is None else flat.residual.split(LARGEST_ROWS)
-        found = [self(replace(flat, x=x, residual=more)) for x, more in zip(parts, added, strict=True)]
+        found = [self(flat._replace(x=x, residual=more)) for x, more in zip(parts, added, strict=True)]
         return torch.cat(found).view(*given.x.shape[:-1], -1)
 
     def _launched(self, given: Operands, result: torch.Tensor | None) -> torch.Tensor | None:
@@ -142,8 +141,8 @@ class Linear:
         assert given.factors is not None
         weight = self._matrix(given.weight, given.factors)
         if given.up_weight is None or given.up_factors is None:
-            return replace(given, weight=weight)
-        return replace(given, weight=weight, up_weight=self._matrix(given.up_weight, given.up_factors))
+            return given._replace(weight=weight)
+        return given._replace(weight=weight, up_weight=self._matrix(given.up_weight, given.up_factors))
 
     def _matrix(self, tiles: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         assert self._kernels is not None and self._tiles is not None
@@ -177,6 +176,11 @@ def _tiled_linear(context: NodeContext) -> Run:
     return _on_operands(_of_node(context, tiles), len(TILED_INPUTS))
 
 
+def _ordered_rows(context: NodeContext) -> Run:
+    order = torch.tensor(context.attributes.take("order"))
+    return lambda *weights: (weights[0] if len(weights) == 1 else torch.cat(weights)).index_select(0, order)
+
+
 def _of_node(context: NodeContext, tiles: UnpackTiles | None = None) -> Linear:
     dtype = context.attributes.take("dtype", None)
     return Linear(
@@ -193,4 +197,4 @@ def _on_operands(linear: Linear, count: int) -> Run:
     return lambda *tensors: linear(Operands(*tensors[:count]), *tensors[count:])
 
 
-ROWS: dict[str, Builder] = {LINEAR: _linear, TILED_LINEAR: _tiled_linear}
+ROWS: dict[str, Builder] = {LINEAR: _linear, TILED_LINEAR: _tiled_linear, ORDERED_ROWS: _ordered_rows}
