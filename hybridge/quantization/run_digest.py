@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hybridge.artifact.errors import CheckpointError, SettingError
 from hybridge.artifact.limits import EVALUATION_TEXT_BYTES, JSON_BYTES, TOKENIZER_BYTES
+from hybridge.artifact.source_digest import source_digest
 from hybridge.artifact.untrusted_file import has_file, read_given, read_inside
 from hybridge.exporter.checkpoint import Checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
@@ -18,7 +19,18 @@ from hybridge.runtime.text.tokenizer import TOKENIZER_FILE
 
 # Settings that change no weight.
 _WITHOUT_EFFECT = ("overwrite", "resume")
-_PACKAGES = ("hybridge", "numpy", "torch", "transformers")
+# Folders of the code that a quantisation runs.
+SOURCES = (
+    "quantization",
+    "verification",
+    "evaluation",
+    "exporter",
+    "runtime/text",
+    "runtime/sandbox",
+    "trt_plugins",
+    "artifact",
+)
+_PACKAGES = ("numpy", "torch", "transformers")
 
 
 def run_digest(source: Checkpoint, options: QuantizeOptions) -> str:
@@ -37,7 +49,8 @@ def run_digest(source: Checkpoint, options: QuantizeOptions) -> str:
         for name, limit in ((CONFIG_FILE, JSON_BYTES), (TOKENIZER_FILE, TOKENIZER_BYTES))
         if has_file(source.path, name)
     }
-    content = [settings, shards, files, {name: _version(name) for name in _PACKAGES}]
+    code = [source_digest(*SOURCES), {name: _version(name) for name in _PACKAGES}]
+    content = [settings, shards, files, code]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 

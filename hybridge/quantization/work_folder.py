@@ -102,8 +102,8 @@ def _steps(folder: Path, digest: str) -> dict[str, Any]:
         steps[str(step)] = result
     if steps and steps.get(_DIGEST) != digest:
         raise SettingError(
-            f"resume: expected the checkpoint, the settings and the text of the run that left {folder}, found others: "
-            f"{_ANEW}"
+            "resume: expected the checkpoint, settings, text and versions of the run that left "
+            f"{folder}, found others: {_ANEW}"
         )
     return steps
 

@@ -16,6 +16,8 @@ import pytest
 import hybridge
 from hybridge.artifact.errors import OutputError, SettingError
 from hybridge.artifact.temporary_folder import lock_folder
+from hybridge.quantization import run_digest
+from tests.project.test_imports import ROOT, imported_modules
 from tests.runtime.text.tokenizer_files import byte_level_tokenizer
 from tests.support.effort import sample
 from tests.support.tiny_models import save_tiny_model
@@ -93,14 +95,17 @@ def test_a_killed_run_is_continued(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out"]
 
 
-def test_other_settings_and_other_runs_are_refused(tmp_path: Path) -> None:
+def test_other_settings_and_other_runs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, out = save_tiny_model(tmp_path / "checkpoint", "llama"), tmp_path / "out"
     work = tmp_path / ".out.hybridge-quantize"
     assert quantize(checkpoint, out, {"method": "rtn"}, "matrix", 9)[0] == -signal.SIGKILL
     with pytest.raises(
-        SettingError, match="resume: expected the checkpoint, the settings and the text of the run that"
+        SettingError, match="resume: expected the checkpoint, settings, text and versions of the run that"
     ):
         hybridge.quantize(checkpoint, out, method="mse", resume=True)
+    with monkeypatch.context() as patch, pytest.raises(SettingError, match="found others: leave `resume` out"):
+        patch.setattr(run_digest, "source_digest", lambda *_: "another")
+        hybridge.quantize(checkpoint, out, method="rtn", resume=True)
     os.utime(checkpoint / "model.safetensors")
     with pytest.raises(SettingError, match=r"found others: leave `resume` out to begin anew"):
         hybridge.quantize(checkpoint, out, method="rtn", resume=True)
@@ -114,3 +119,18 @@ def test_other_settings_and_other_runs_are_refused(tmp_path: Path) -> None:
         hybridge.quantize(checkpoint, out, method="rtn", resume=True)
     hybridge.quantize(checkpoint, out, method="rtn")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "out"]
+
+
+def test_the_digest_holds_all_code_that_a_quantisation_imports() -> None:
+    paths, found = [*(ROOT / "hybridge" / "quantization").glob("*.py")], set[Path]()
+    while paths:
+        path = paths.pop()
+        if path.is_file() and path not in found:
+            found.add(path)
+            names = [name for _, name in imported_modules(path) if name.startswith("hybridge.")]
+            stems = [ROOT / name.replace(".", "/") for name in names]
+            paths += [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    folders = {f"{path.relative_to(ROOT / 'hybridge').parent.as_posix()}/" for path in found} - {"./"}
+    named = tuple(f"{name}/" for name in run_digest.SOURCES)
+    assert [folder for folder in folders if not folder.startswith(named)] == []
+    assert all(any(folder.startswith(name) for folder in folders) for name in named)
