@@ -34,6 +34,8 @@ SIDE_FILES = (
     "chat_template.json",
     GENERATION_CONFIG_FILE,
 )
+# With it transformers adds the adapter to the weights of another folder, where peft is installed.
+ADAPTER_FILE = "adapter_config.json"
 # transformers saves here, as NAME.jinja, the named templates of a tokenizer that has more than the default one.
 TEMPLATES_FOLDER = "additional_chat_templates"
 
@@ -70,6 +72,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     require_checkpoint(Path(path))
     folder = Path(path).absolute()
+    if checked_file(folder, ADAPTER_FILE) is not None:
+        raise UnsupportedError(
+            f"{ADAPTER_FILE}: expected no adapter, found one: merge it with peft's merge_and_unload and give the result"
+        )
     stored = read_json(folder, CONFIG_FILE)
     if stored is None:
         raise CheckpointError(f"{folder}: expected {CONFIG_FILE}, found none: give the folder of a checkpoint")

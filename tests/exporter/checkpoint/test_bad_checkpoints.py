@@ -47,6 +47,11 @@ def test_empty_folder(tmp_path: Path) -> None:
     refused(tmp_path, r"expected config\.json, found none")
 
 
+def test_an_adapter_beside_the_weights(tmp_path: Path) -> None:
+    write_json(single(tmp_path / "c") / "adapter_config.json", {"peft_type": "LORA"})
+    refused(tmp_path / "c", r"adapter_config\.json: expected no adapter, found one: merge it", UnsupportedError)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3"])
 def test_bad_config(tmp_path: Path, text: str) -> None:
     (single(tmp_path / "c") / "config.json").write_text(text)
