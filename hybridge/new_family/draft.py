@@ -12,6 +12,7 @@ from typing import Any
 
 from hybridge.artifact.errors import HybridgeError, OutputError, UnsupportedError
 from hybridge.exporter.families.common_fields import FULL
+from hybridge.exporter.families.declared_fields import DECLARED_KINDS
 from hybridge.exporter.families.decoder_config import DecoderConfig
 from hybridge.exporter.families.hf_config import HARMLESS_FIELDS, HfConfig
 from hybridge.exporter.families.parameters import declared
@@ -84,7 +85,9 @@ def draft_family(model_type: str) -> FamilyDraft:
         decoder = parsed(text, config)
     except HybridgeError as failure:
         error = str(failure)
-    unread = [name for name in config.unread() if name not in HARMLESS_FIELDS]
+    # After an error nothing more was read: the file names those of Llama all the same.
+    named = {*HARMLESS_FIELDS, *(DECLARED_KINDS["llama"] if error else ())}
+    unread = [name for name in config.unread() if name not in named]
     fields = {name: f"{kinds.get(name, 'not declared')}, default {_short(model.config[name])}" for name in unread}
     fields |= {other: f"another name of {usual}" for other, usual in model.spellings.items()}
     return FamilyDraft(

@@ -40,6 +40,9 @@ def test_fields_and_tensors_that_differ_are_listed(monkeypatch: pytest.MonkeyPat
     windows = draft_of("exaone4", monkeypatch)
     assert "norm_after_layer_of(replace(attention, sliding_window=window), mlp)" in windows.text
     assert windows.open_fields == {"sliding_window_pattern": "int or str?, default 4"} and not windows.open_tensors
+    failing = draft_of("kolibri1", monkeypatch)
+    assert failing.error.endswith("intermediate_size: expected a value, found nothing")
+    assert "moe_intermediate_size" in failing.open_fields and "hidden_size" not in failing.open_fields
     other = draft_of("starcoder2", monkeypatch)
     assert "model.norm.bias [3072]: not in the draft" in other.open_tensors
 
