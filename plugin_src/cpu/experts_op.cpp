@@ -17,6 +17,7 @@
 namespace {
 
 constexpr ort::Input floats{ort::float32_type}, bytes{ort::uint8_type}, optional_floats{ort::float32_type, true};
+constexpr ort::Input optional_zeros{ort::int8_type, true};
 // Tokens of several experts that are computed at once; the intermediate results of so many stay in the caches.
 constexpr int64_t most_at_once = 64;
 constexpr int64_t task_bytes = 1 << 16;
@@ -42,7 +43,7 @@ class RoutedExperts {
     static constexpr const char* name = "RoutedExperts";
     static constexpr ort::Input inputs[] = {floats, {ort::int32_type}, floats, bytes, optional_floats,
                                             bytes, optional_floats, optional_floats, optional_floats,
-                                            optional_floats, optional_floats};
+                                            optional_zeros, optional_zeros};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {

@@ -14,7 +14,7 @@
 namespace {
 
 constexpr ort::Input floats{ort::float32_type}, optional_floats{ort::float32_type, true};
-constexpr ort::Input bytes{ort::uint8_type}, optional_bytes{ort::uint8_type, true};
+constexpr ort::Input bytes{ort::uint8_type}, optional_bytes{ort::uint8_type, true}, optional_zeros{ort::int8_type, true};
 // Inputs of a task that prepares them.
 constexpr int64_t task_inputs = 16;
 constexpr size_t most_weights = 4;
@@ -25,9 +25,9 @@ class FusedLinear {
   public:
     static constexpr const char* name = "FusedLinear";
     static constexpr ort::Input inputs[] = {
-        floats, optional_floats, optional_floats, bytes, optional_floats, optional_floats,
-        optional_bytes, optional_floats, optional_floats, optional_bytes, optional_floats, optional_floats,
-        optional_bytes, optional_floats, optional_floats};
+        floats, optional_floats, optional_floats, bytes, optional_floats, optional_zeros,
+        optional_bytes, optional_floats, optional_zeros, optional_bytes, optional_floats, optional_zeros,
+        optional_bytes, optional_floats, optional_zeros};
     static constexpr size_t outputs = most_weights, needed_outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {

@@ -27,11 +27,12 @@ constexpr int64_t tile_rows = 16, span_scales = 64;
 // one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
 // of 8. The last span may have one group instead of two. The rows after the last one are zeros.
 // scales: of e4m3 numbers [rows, columns / group]; of tiles [rows], by which whole rows are multiplied, or null.
-// zeros: of integers in tiles: zero points times scales, [tiles, groups, 16], or null.
+// zeros: zero points of integers in tiles, [tiles, groups, 16], or null.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
 struct Weight {
     const uint8_t* data;
-    const float *scales, *zeros;
+    const float* scales;
+    const int8_t* zeros;
     Type type, scale_type;
     int64_t rows, columns, group, block;
 

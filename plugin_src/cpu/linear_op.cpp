@@ -18,7 +18,7 @@ class Linear {
   public:
     static constexpr const char* name = "Linear";
     static constexpr ort::Input inputs[] = {
-        {ort::float32_type}, {ort::uint8_type}, {ort::float32_type, true}, {ort::float32_type, true}};
+        {ort::float32_type}, {ort::uint8_type}, {ort::float32_type, true}, {ort::int8_type, true}};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {

@@ -13,7 +13,7 @@ namespace {
 struct Tiles {
     int64_t bytes, rows, columns, blocks, block_words, group_blocks, at_once;
     Type scale_type;
-    const float* zeros;
+    const int8_t* zeros;
 
     Tiles(const Weight& w)
         : bytes(w.tile_bytes()), rows(w.rows), columns(w.columns), blocks(w.blocks()),
@@ -26,7 +26,7 @@ struct Tiles {
 // row_scales: of these rows, or null. zeros: of the tile, or null.
 template <class Isa, Type type, int words, int inputs, int parts>
 void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Rounded& x, int64_t input, float* y,
-                  int64_t left, const float* row_scales, const float* zeros) {
+                  int64_t left, const float* row_scales, const int8_t* zeros) {
     using F = typename Isa::F;
     using I = typename Isa::I;
     constexpr int bits = bits_of(type);
@@ -48,7 +48,7 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
                 scales[p] = span_scales_at<Isa>(span, t.scale_type, group % t.at_once * tile_rows + lane + p * Isa::lanes);
             }
             for (int p = 0; zeros && p < parts; ++p) {
-                zero[p] = Isa::load(zeros + group * tile_rows + lane + p * Isa::lanes);
+                zero[p] = Isa::mul(Isa::load_int8(zeros + group * tile_rows + lane + p * Isa::lanes), scales[p]);
             }
             end += t.group_blocks, ++group;
         }
@@ -115,7 +115,7 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
 
 template <class Isa, Type type, int words, int inputs, int parts>
 int64_t tile_inputs(const Tiles& t, const uint8_t* tile, const Rounded& x, int64_t m, int64_t last, float* y,
-                    int64_t left, const float* row_scales, const float* zeros) {
+                    int64_t left, const float* row_scales, const int8_t* zeros) {
     for (; m + inputs <= last; m += inputs) {
         for (int64_t lane = 0; lane < tile_rows; lane += parts * Isa::lanes) {
             tile_outputs<Isa, type, words, inputs, parts>(t, tile, lane, x, m, y + lane, left - lane,
@@ -138,7 +138,7 @@ void rounded_rows(const Weight& w, const Rounded& x, float* y, int64_t first, in
             float* out = y + row;
             const int64_t left = w.rows - row;
             const float* scales = w.scales ? w.scales + row : nullptr;
-            const float* zeros = t.zeros ? t.zeros + row * w.groups() : nullptr;
+            const int8_t* zeros = t.zeros ? t.zeros + row * w.groups() : nullptr;
             int64_t m = tile_inputs<Isa, type, words, most, 1>(t, tile, x, start, end, out, left, scales, zeros);
             m = tile_inputs<Isa, type, words, 4, 1>(t, tile, x, m, end, out, left, scales, zeros);
             m = tile_inputs<Isa, type, words, 2, 1>(t, tile, x, m, end, out, left, scales, zeros);

@@ -27,7 +27,7 @@ class StoredWeight {
     bool is_exact() const { return exact_ != 0; }
 
     // The weight [rows, columns] in `stored` uint8, [rows, bytes] or [tiles, bytes], with `scales` float32: of e4m3 numbers
-    // [rows, groups], of tiles [rows, 1] or left out; `zeros` float32 of integers in tiles [tiles, groups * 16], or left out.
+    // [rows, groups], of tiles [rows, 1] or left out; `zeros` int8 of integers in tiles [tiles, groups * 16], or left out.
     // False where sizes or attributes do not fit each other.
     bool read(const ort::Tensor& stored, const ort::Tensor& scales, const ort::Tensor& zeros, int64_t rows,
               int64_t columns, Weight& out) const {
@@ -37,7 +37,7 @@ class StoredWeight {
         if (scales.data ? !scales.is({rows, out.is_tiled() ? 1 : out.groups()}) : out.type == e4m3) return false;
         if (zeros.data && ((out.type != int4 && out.type != int8) || !zeros.is({lines, out.groups() * tile_rows}))) return false;
         out.data = static_cast<const uint8_t*>(stored.data);
-        out.scales = scales.floats(), out.zeros = zeros.floats();
+        out.scales = scales.floats(), out.zeros = static_cast<const int8_t*>(zeros.data);
         return true;
     }
 

@@ -89,7 +89,8 @@ void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, floa
     const int64_t lane = row % tile_rows;
     const int64_t per_word = 32 / bits_of(w.type), at_once = w.groups_at_once();
     const int64_t span_bytes = span_scales + at_once * w.group / per_word * 4 * tile_rows;
-    float scales[Isa::lanes], zeros[Isa::lanes] = {};
+    float scales[Isa::lanes];
+    float zeros[Isa::lanes] = {};
     for (int64_t i = 0; i < count; ++i) {
         const int64_t k = start + i, place = k % per_word, group = k / w.group, span = group / at_once;
         const uint8_t* at = tile + span * span_bytes;
@@ -110,7 +111,7 @@ void widen_tile(const Weight& w, int64_t row, int64_t start, int64_t count, floa
                 int pair = word[4 * r + place / 2], half = place % 2 ? pair >> 4 : pair & 15;
                 number = w.type == int4 ? static_cast<float>(half - 8) : 0.5f * (e2m1_sums[half] - e2m1_offset);
             }
-            out[i * stride + r] = number * scales[r] - zeros[r];
+            out[i * stride + r] = (number - zeros[r]) * scales[r];
         }
     }
 }

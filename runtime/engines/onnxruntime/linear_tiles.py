@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.runtime.engines.onnxruntime.dequantize import Read, row_scales, row_zero_points
+from hybridge.runtime.engines.onnxruntime.dequantize import Read, row_zero_points
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
 
 TILE_ROWS = 16
@@ -77,10 +77,10 @@ def write_tiles(matrix: QuantizedMatrix, read: Read, fill: Fill, out: np.ndarray
 
 
 def tile_zeros(matrix: QuantizedMatrix, block: int, read: Read) -> np.ndarray:
-    """float32 [tiles, groups * 16]: zero points times scales, zeros for missing rows; ``block`` is not used."""
-    zeros = row_zero_points(matrix, block, read) * row_scales(matrix, block, read)
+    """int8 [tiles, groups * 16]: zero points, zeros for missing rows; ``block`` is not used."""
+    zeros = row_zero_points(matrix, block, read)
     rows, groups = matrix.shape[0], zeros.shape[1]
-    found = np.zeros((tiles_shape(matrix)[0] * TILE_ROWS, groups), np.float32)
+    found = np.zeros((tiles_shape(matrix)[0] * TILE_ROWS, groups), np.int8)
     found[:rows] = zeros
     return np.ascontiguousarray(found.reshape(-1, TILE_ROWS, groups).swapaxes(1, 2)).reshape(-1, groups * TILE_ROWS)
 

@@ -75,7 +75,9 @@ class LinearWeight:
         numbers = self._input(graph, LINEAR, (tiles, tiles_shape(matrix)[1]), self.parts, ir.DataType.UINT8)
         scales = None if matrix.global_scale is None else self._input(graph, LINEAR_FACTORS, (self.rows, 1))
         zeros_shape = (tiles, self.columns // columns_per_scale(matrix) * TILE_ROWS)
-        return numbers, scales, None if matrix.zero_points is None else self._input(graph, LINEAR_ZEROS, zeros_shape)
+        if matrix.zero_points is None:
+            return numbers, scales, None
+        return numbers, scales, self._input(graph, LINEAR_ZEROS, zeros_shape, dtype=ir.DataType.INT8)
 
     def _input(
         self,

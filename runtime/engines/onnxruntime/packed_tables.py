@@ -72,9 +72,13 @@ def _quantized_rows(insert: Inserter, node: ir.Node, table: ir.Value, matrix: Qu
     assert indices is not None and indices.shape is not None
     lead, scales = [0] * len(indices.shape), matrix.scales.shape
     groups = scales[1] if len(scales) == 2 else 1
+    are_final = len(scales) == 2 and matrix.scales.dtype in _CAST and matrix.global_scale is None
 
     def parameters(form: str) -> ir.Value:
         """Scales or zero points [..., groups, 1] of the rows; [1, 1] for a matrix with one scale."""
+        if form == ROW_SCALES and are_final:
+            rows = _cast_rows(insert, node, f"{table.name}.{form}", matrix.scales)
+            return insert.op("Unsqueeze", rows, insert.ints(-1))
         shape, name = (count, groups) if scales else (1, 1), f"{table.name}.{form}"
         stored = formed_initializer(graph, name, WeightForm((matrix,), form), shape, ir.DataType.FLOAT)
         return insert.op("Unsqueeze", insert.op("Gather", stored, indices), insert.ints(-1)) if scales else stored
@@ -88,13 +92,18 @@ def _quantized_rows(insert: Inserter, node: ir.Node, table: ir.Value, matrix: Qu
 
 def _stored_rows(insert: Inserter, node: ir.Node, table: ir.Value, tensor: StoredTensor) -> ir.Value:
     """The numbers of the rows that ``node`` looks up, as float32: [..., columns], or [..., columns / 2, 2]."""
-    rows, columns = tensor.shape
-    direct = tensor.dtype in _CAST
-    stored = tensor if direct else replace(tensor, dtype=DType.UINT8, shape=(rows, tensor.dtype.nbytes(columns)))
-    form, dtype = WeightForm((stored,), STORED), ir.DataType(stored.dtype.onnx)
-    value = formed_initializer(insert.graph, f"{table.name}.{STORED}", form, stored.shape, dtype)
-    found = insert.op("Gather", value, node.inputs[1])
-    if direct:
-        return insert.op("Cast", found, to=int(ir.DataType.FLOAT))
-    bytes_ = insert.op("Cast", found, to=int(ir.DataType.INT32))
+    (rows, columns), name = tensor.shape, f"{table.name}.{STORED}"
+    if tensor.dtype in _CAST:
+        return _cast_rows(insert, node, name, tensor)
+    stored = replace(tensor, dtype=DType.UINT8, shape=(rows, tensor.dtype.nbytes(columns)))
+    bytes_ = _cast_rows(insert, node, name, stored, ir.DataType.INT32)
     return insert.op("Gather", insert.constant(numbers_of_bytes(tensor.dtype)), bytes_)
+
+
+def _cast_rows(
+    insert: Inserter, node: ir.Node, name: str, stored: StoredTensor, dtype: ir.DataType = ir.DataType.FLOAT
+) -> ir.Value:
+    """The rows of ``stored`` that ``node`` looks up, as ``dtype``; ``name``: of the initializer, which stays mapped."""
+    form = WeightForm((stored,), STORED)
+    value = formed_initializer(insert.graph, name, form, stored.shape, ir.DataType(stored.dtype.onnx))
+    return insert.op("Cast", insert.op("Gather", value, node.inputs[1]), to=int(dtype))

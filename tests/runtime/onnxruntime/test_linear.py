@@ -239,9 +239,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ("form", "scale_bytes"),
     [
         (Form(DType.INT4, 32), 4 * 4),
-        (Form(DType.INT4, 32, zeros=True), 4 * 4 + 4 * 4),
+        (Form(DType.INT4, 32, zeros=True), 4 * 4 + 4),
         (Form(DType.INT8, 32), 4 * 4),
-        (Form(DType.INT8, 32, zeros=True), 4 * 4 + 4 * 4),
+        (Form(DType.INT8, 32, zeros=True), 4 * 4 + 4),
         (Form(DType.FLOAT4E2M1, 16, scales=DType.FLOAT8E4M3FN, is_scaled_twice=True), 8 * 2 + 4),
         (Form(DType.FLOAT8E4M3FN, 32, scales=DType.BFLOAT16), 4 * 4),
         (Form(DType.FLOAT8E4M3FN, 0), 4),
