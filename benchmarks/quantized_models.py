@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.agreement import random_prompt
 from benchmarks.artifacts import exported, weight_bytes
-from hybridge.quantization.options import GPTQ, MSE, QuantizeOptions
+from hybridge.quantization.options import GPTQ, QuantizeOptions
 from hybridge.quantization.quantizer import REPORT_FILE, quantize_checkpoint
 
 BF16, INT4, INT8 = "bf16", "int4", "int8"
@@ -46,30 +46,35 @@ def quantized_models(
 
     most_bytes: of a format's weights; without it the smallest groups are used. Where 4 bits have a limit, the
     sensitivity of matrices is measured, and they get the bits that fit; not in models of more than _MOST_MEASURED
-    bytes. trained: 8 bits are rounded by gptq, and 4 bits calibrated on samples of the model, else on random tokens.
+    bytes. 8 bits are rounded by gptq, but not in models of more bytes. trained: calibrated on samples of the model,
+    else on random tokens.
     """
     models = {BF16: _exported(work, checkpoint, BF16, "as stored")}
+    is_measured = models[BF16].weight_bytes <= _MOST_MEASURED
+    text = None if trained else str(_random_text(checkpoint))
     for name in formats:
         if name == BF16:
             continue
-        method = GPTQ if trained and name == INT8 else MSE
-        models[name], source, embedding = _equal_groups(work, checkpoint, name, most_bytes.get(name, math.inf), method)
-        if name == INT4 and name in most_bytes and models[BF16].weight_bytes <= _MOST_MEASURED:
-            text = None if trained else _random_text(checkpoint)
+        options = QuantizeOptions(format=name)
+        if name == INT8 and is_measured:
+            options = replace(options, method=GPTQ, text=text)
+        most = most_bytes.get(name, math.inf)
+        models[name], source, embedding = _equal_groups(work, checkpoint, name, most, options)
+        if name == INT4 and name in most_bytes and is_measured:
             more = most_bytes[name] - models[name].weight_bytes
             models[name] = _mixed(work, checkpoint, more, source, embedding, text)
     return models
 
 
 def _equal_groups(
-    work: Path, checkpoint: Path, name: str, most_bytes: float, method: str
+    work: Path, checkpoint: Path, name: str, most_bytes: float, options: QuantizeOptions
 ) -> tuple[QuantizedModel, Path, str]:
     """The most precise model of equal groups that fits, or the smallest one; its checkpoint; its embedding's format."""
     tied = bool(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"])
     for group, embedding in _RECIPES[name, tied]:
         source = work / f"{name}-{group}-checkpoint"
         if not source.exists():
-            quantize_checkpoint(checkpoint, source, QuantizeOptions(format=name, group_size=group, method=method))
+            quantize_checkpoint(checkpoint, source, replace(options, group_size=group))
         recipe = f"groups of {group}, embedding {embedding}"
         model = _exported(work, source, f"{name}-{group}-{embedding}", recipe, embedding)
         if model.weight_bytes <= most_bytes:
@@ -93,7 +98,7 @@ def _random_text(checkpoint: Path) -> Path:
 
 
 def _mixed(
-    work: Path, checkpoint: Path, more_bytes: int, equal: Path, embedding: str, text: Path | None
+    work: Path, checkpoint: Path, more_bytes: int, equal: Path, embedding: str, text: str | None
 ) -> QuantizedModel:
     """The model whose matrices take at most ``more_bytes`` more than those of the checkpoint ``equal``."""
     matrices = json.loads((equal / REPORT_FILE).read_text(encoding="utf-8"))["matrices"]
@@ -101,8 +106,7 @@ def _mixed(
     bits = min(math.floor(800 * (nbytes + more_bytes) / weights) / 100, _MOST_BITS)
     source = work / f"{INT4}-{bits}-bits-checkpoint"
     if not source.exists():
-        given = None if text is None else str(text)
-        options = QuantizeOptions(format=INT4, bits=bits, method=GPTQ, text=given, zero_points=True)
+        options = QuantizeOptions(format=INT4, bits=bits, method=GPTQ, text=text, zero_points=True)
         quantize_checkpoint(checkpoint, source, options)
     recipe = f"{bits} bits per weight, zero points, embedding {embedding}"
     return _exported(work, source, f"{INT4}-{bits}-bits", recipe, embedding)
