@@ -78,7 +78,7 @@ def with_rounded_embedding(source: Checkpoint, name: str, form: str) -> Checkpoi
     slot = source.tensors[name]
     columns = slot.shape[1]
     form = INT8 if columns % 2 else form
-    weight = RoundedWeight(slot, form, group_size(columns, _EMBEDDING_GROUPS[form]), Peak((slot,)))
+    weight = RoundedWeight(slot, form, group_size(columns, _EMBEDDING_GROUPS[form]), Peak((slot,)), search=True)
     return replace(
         source,
         tensors={**source.tensors, name: weight.logical_slot()},

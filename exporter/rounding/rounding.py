@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-# Scales to try, as fractions of the scale at which the largest weight of a group just fits.
+# Scales to try, as fractions of the scale at which the largest weight of a group just fits. Integers of 8 bits never
+# gain by clipping: with other scales near that one, more large weights come close to an integer.
 _PARTS = tuple(float(part) for part in np.linspace(0.55, 1.05, 21))
+_FINE_PARTS = tuple(float(part) for part in np.linspace(0.98, 1.07, 19))
+_FINE_BITS = 8
 # Columns whose errors are propagated together, where each row has one scale.
 COLUMNS = 128
 # float32 scales -> the nearest ones above 0 that can be stored, as float32.
@@ -45,7 +48,8 @@ class Levels:
 
 
 def integer_levels(bits: int, zero_points: bool = False) -> Levels:
-    """Signed integers. The peak is between the largest of both signs, so that each is off by at most half a step.
+    """Signed integers. The peak of few bits is between the largest of both signs, so that each is off by at most half a
+    step; of 8 bits it is the smaller one, so that clipping makes no weight smaller.
 
     zero_points: differences of integers and the zero point of their group.
     """
@@ -53,7 +57,7 @@ def integer_levels(bits: int, zero_points: bool = False) -> Levels:
         most = (1 << bits) - 1
         return Levels(most, 0, most, shifted=True)
     half = 1 << (bits - 1)
-    return Levels(half - 0.5, -half, half - 1)
+    return Levels(half - (1 if bits >= _FINE_BITS else 0.5), -half, half - 1)
 
 
 def _float_levels(dtype: type) -> Levels:
@@ -171,9 +175,11 @@ def _first(middle: np.ndarray | None, scales: np.ndarray, levels: Levels) -> np.
     return np.clip(np.rint(middle / scales - np.float32(levels.peak / 2)), -levels.high, 0).astype(np.float32)
 
 
-def parts_to_try(search: bool) -> Sequence[float]:
+def parts_to_try(search: bool, levels: Levels) -> Sequence[float]:
     """The fractions of a scale to try; none without a search."""
-    return _PARTS if search else ()
+    if not search:
+        return ()
+    return _FINE_PARTS if levels.digits is None and levels.high - levels.low >= (1 << _FINE_BITS) - 1 else _PARTS
 
 
 def _error(groups: np.ndarray, numbers: np.ndarray, scales: np.ndarray) -> np.ndarray:

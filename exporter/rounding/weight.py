@@ -24,6 +24,7 @@ from hybridge.exporter.rounding.rounding import (
     e4m3_divisor,
     e4m3_scales,
     integer_levels,
+    parts_to_try,
     powers_of_two,
     rounded,
     scales_as,
@@ -58,7 +59,8 @@ class Peak:
 class RoundedWeight:
     """The matrix in ``slot`` in the format ``form``; ``group`` columns share a scale, None: a row.
 
-    peak: of all weights that share a global scale.
+    peak: of all weights that share a global scale. search: integers get the scales of least squared error, which takes
+    about twenty times as long.
     The weight is read once for the scales and once for the numbers, in blocks of rows. CheckpointError, while it
     is written: a weight is not finite.
     """
@@ -67,6 +69,7 @@ class RoundedWeight:
     form: str
     group: int | None
     peak: Peak
+    search: bool = False
 
     def tensor(self) -> QuantizedTensor:
         """The quantised weight; its numbers are computed when they are read."""
@@ -110,19 +113,38 @@ class RoundedWeight:
             return self._width, E2M1, e4m3_scales(self._divisor)
         return self._width, _LEVELS[self.form], powers_of_two if self.form == MXFP4 else scales_as(self._scale.numpy)
 
-    def _blocks(self, converted: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-        rows, columns = self.slot.shape
-        _ = self._rounding  # computed before the threads need it
-        yield from in_threads(lambda part: converted(float32_rows(self.slot, part)), row_blocks(rows, columns))
+    def _blocks(self, converted: Callable[[slice], np.ndarray]) -> Iterator[np.ndarray]:
+        _ = self._rounding, self._best_scales  # computed before the threads need them
+        yield from in_threads(converted, self._parts())
 
-    def _numbers(self, weights: np.ndarray) -> np.ndarray:
-        numbers = rounded(weights, *self._rounding)[0]
+    def _parts(self) -> Iterator[slice]:
+        return row_blocks(*self.slot.shape)
+
+    @cached_property
+    def _best_scales(self) -> np.ndarray | None:
+        """float32 [rows, groups]; None without a search."""
+        if not self.search:
+            return None
+        parts = parts_to_try(True, self._rounding[1])
+        found = in_threads(
+            lambda part: rounded(float32_rows(self.slot, part), *self._rounding, parts)[1], self._parts()
+        )
+        return np.concatenate(list(found))
+
+    def _numbers(self, part: slice) -> np.ndarray:
+        weights, scales = float32_rows(self.slot, part), self._best_scales
+        if scales is None:
+            numbers = rounded(weights, *self._rounding)[0]
+        else:
+            groups = weights.reshape(len(weights), -1, self._width) / scales[part, :, None]
+            numbers = self._rounding[1].nearest(groups).reshape(weights.shape)
         if self.form == INT4:
             return signed_from_numbers((numbers + 8).astype(np.uint8), 4)
         return packed_e2m1(numbers) if self.form in FLOAT_GROUPS else numbers.astype(_DTYPES[self.form].numpy)
 
-    def _scales(self, weights: np.ndarray) -> np.ndarray:
-        scales = scales_of(weights, *self._rounding)
+    def _scales(self, part: slice) -> np.ndarray:
+        best = self._best_scales
+        scales = scales_of(float32_rows(self.slot, part), *self._rounding) if best is None else best[part]
         if self.form == NVFP4:
             return (scales * self._divisor).astype(ml_dtypes.float8_e4m3fn)
         return scales.astype(self._scale.numpy)

@@ -41,7 +41,7 @@ class MatrixContext:
         self, weights: np.ndarray, group: int, levels: Levels, storable: Storable, parts: Sequence[float] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers and scales as ``rounded`` gives them; parts: to try in a search, None for the usual ones."""
-        tried = parts_to_try(self.search) if parts is None or not self.search else parts
+        tried = parts_to_try(self.search, levels) if parts is None or not self.search else parts
         if self.factor is None:
             return rounded(weights, group, levels, storable, tried)
         if not isinstance(self.factor, np.ndarray):

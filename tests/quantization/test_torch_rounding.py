@@ -56,9 +56,9 @@ def test_numbers_are_those_of_numpy(group: int, levels: Levels, storable: Storab
     weights[5] = 0
     inputs = rng.normal(size=(400, 160)) @ rng.normal(size=(160, 160))
     factor = np.linalg.cholesky(np.linalg.inv(inputs.T @ inputs)).T.astype(np.float32)
-    expected = gptq_rounded(weights, group, levels, storable, parts_to_try(True), factor)
+    expected = gptq_rounded(weights, group, levels, storable, parts_to_try(True, levels), factor)
     on_device = torch.from_numpy(factor).to(device)
-    found = gptq_rounded_in_torch(weights, group, levels, storable, parts_to_try(True), on_device)
+    found = gptq_rounded_in_torch(weights, group, levels, storable, parts_to_try(True, levels), on_device)
     # A sum in another order may move a weight that is half way between two numbers.
     for one, two in zip(found, expected, strict=True):
         assert (one == two).mean() > 0.99
