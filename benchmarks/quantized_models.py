@@ -15,12 +15,9 @@ from hybridge.quantization.quantizer import REPORT_FILE, quantize_checkpoint
 
 BF16, INT4, INT8 = "bf16", "int4", "int8"
 # Columns that share a scale, and the format of the embedding, which a tied head shares: the first that fits is used.
-_INT8_RECIPES = tuple((group, INT8) for group in (32, 64, 128))
 _RECIPES = {
-    (INT8, True): _INT8_RECIPES,
-    (INT8, False): _INT8_RECIPES,
-    (INT4, True): (*_INT8_RECIPES, (128, INT4)),
-    (INT4, False): ((32, INT8), (32, INT4), (64, INT4), (128, INT4)),
+    INT8: tuple((group, INT8) for group in (32, 64, 128)),
+    INT4: ((32, INT8), (32, INT4), (64, INT4), (128, INT4)),
 }
 _MOST_BITS = 12.0
 # Bytes of bf16. On a CPU, transformers would measure a larger model's sensitivities for hours.
@@ -70,8 +67,7 @@ def _equal_groups(
     work: Path, checkpoint: Path, name: str, most_bytes: float, options: QuantizeOptions
 ) -> tuple[QuantizedModel, Path, str]:
     """The most precise model of equal groups that fits, or the smallest one; its checkpoint; its embedding's format."""
-    tied = bool(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"])
-    for group, embedding in _RECIPES[name, tied]:
+    for group, embedding in _RECIPES[name]:
         source = work / f"{name}-{group}-checkpoint"
         if not source.exists():
             quantize_checkpoint(checkpoint, source, replace(options, group_size=group))
