@@ -11,20 +11,18 @@
 // 8 * (lane % 4) on, for x and weights alike: not the hardware's order, which does not matter for a sum.
 // pass_end.cuh writes the outputs.
 #include "common/bulk_copy.cuh"
-#include "common/launch.cuh"
 #include "linear_decode/pass_end.cuh"
+
+constexpr int INPUTS = 256;
+constexpr int PARTS = NORM || ROW_BLOCKS == 2 ? 4 : 1;  // which leave registers for both x and the weights
+#include "linear_decode/phases.cuh"
 
 #if __CUDA_ARCH__ >= 900
 
 namespace {
 
-constexpr int INPUTS = 256;  // of a warp and phase, at most
-constexpr int CHUNKS = INPUTS / 32;
 // Bytes from a weight row to the next in shared memory: an odd multiple of 64, so that two rows cover all banks.
 constexpr int PITCH = 2 * INPUTS + 64;
-// A stage is read in as many parts as leave registers for both x and the weights.
-constexpr int PARTS = NORM || ROW_BLOCKS == 2 ? 4 : 1;
-constexpr int PART = CHUNKS / PARTS;
 
 struct Shared {
     unsigned char ring[WARPS][STAGES][8 * PITCH];
@@ -33,21 +31,9 @@ struct Shared {
     uint64_t released[WARPS];
 };
 
-// How the inputs are shared out: `phases` of WARPS * inputs.
-struct Split {
-    int phases, inputs;
-
-    __device__ __forceinline__ explicit Split(int all) {
-        phases = (all + WARPS * INPUTS - 1) / (WARPS * INPUTS);
-        const int units = phases * WARPS * 32;
-        inputs = (all + units - 1) / units * 32;
-    }
-    __device__ __forceinline__ int first(int phase, int warp) const { return (phase * WARPS + warp) * inputs; }
-};
-
 // A warp's next copy.
-struct Stream {
-    int pass, q, phase, stage;
+struct Stream : Piece {
+    int stage;
     int releases;  // parity
 
     // Copies into the stage that the warp has just read. The copy engine keeps no order with a warp's loads: they are
@@ -80,52 +66,18 @@ struct Stream {
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         advance(span, split);
     }
-
-    __device__ __forceinline__ void advance(const Span& span, const Split& split) {
-        if (++q < MATRICES * span.groups(pass)) return;
-        q = 0;
-        if (++phase < split.phases) return;
-        phase = 0;
-        // The next kernel's stream starts when nothing is left for this one to ask for.
-        if (++pass == span.passes()) let_later_kernels_start();
-    }
 };
 
-// A lane's share of the warp's inputs of a phase.
-struct Phase {
-    Inputs x[CHUNKS];
-    int valid;  // inputs from the lane's first on
-
-    __device__ __forceinline__ void load(const LinearDecode& params, const Split& split, int phase,
-                                         float (&squares)[ROW_BLOCKS]) {
-        const int lane = threadIdx.x % 32, first = split.first(phase, threadIdx.x / 32) + 8 * (lane % 4);
-        const int end = min(params.inputs, first - 8 * (lane % 4) + split.inputs);
-        valid = end - first;
-        load_inputs(x, params, first, end, squares);
-    }
-
-    // Part `part` of a stage: what the lane needs of it, and its products.
-    __device__ __forceinline__ void load_weights(uint4 (&weights)[PART], const unsigned char* stage, int part) const {
-        const int lane = threadIdx.x % 32;
-        const unsigned char* at = stage + lane / 4 * PITCH + lane % 4 * 16 + part * PART * 64;
+// Part `part` of a stage: what the lane needs of it.
+__device__ __forceinline__ void load_weights(uint4 (&weights)[PART], const Phase& phase, const unsigned char* stage, int part) {
+    const int lane = threadIdx.x % 32;
+    const unsigned char* at = stage + lane / 4 * PITCH + lane % 4 * 16 + part * PART * 64;
 #pragma unroll
-        for (int c = 0; c < PART; c++) {
-            weights[c] = make_uint4(0, 0, 0, 0);
-            if (32 * (part * PART + c) < valid) weights[c] = *reinterpret_cast<const uint4*>(at + 64 * c);
-        }
+    for (int c = 0; c < PART; c++) {
+        weights[c] = make_uint4(0, 0, 0, 0);
+        if (32 * (part * PART + c) < phase.valid) weights[c] = *reinterpret_cast<const uint4*>(at + 64 * c);
     }
-
-    __device__ __forceinline__ void multiply_weights(float (&sums)[4], const uint4 (&weights)[PART], int part) const {
-        float odd[4] = {};  // a second sum, which need not wait for the first
-#pragma unroll
-        for (int c = 0; c < PART; c += 2) {
-            multiply(sums, x[part * PART + c], weights[c]);
-            multiply(odd, x[part * PART + c + 1], weights[c + 1]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) sums[i] += odd[i];
-    }
-};
+}
 
 }  // namespace
 
@@ -142,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
     __syncwarp();
     const Span span(params.outputs);
     const Split split(params.inputs);
-    Stream stream = {0, 0, 0, 0, 0};
+    Stream stream = {{0, 0, 0}, 0, 0};
     for (int stage = 0; stage < STAGES; stage++) stream.copy(params, span, split, shared);
     __syncthreads();  // the barriers of the products are there
     wait_for_earlier_kernels();
@@ -163,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_decode(const __g
 #pragma unroll
                 for (int part = 0; part < PARTS; part++) {
                     uint4 weights[PART];
-                    phase.load_weights(weights, shared.ring[warp][stage], part);
+                    load_weights(weights, phase, shared.ring[warp][stage], part);
                     if (part == PARTS - 1) stream.refill(params, span, split, shared);
                     phase.multiply_weights(sums[q], weights, part);
                 }

@@ -34,10 +34,10 @@ def norm_launch(**change):
 
 
 def test_bulk_copies_where_the_hardware_has_them():
-    assert linear_launch().source.file == "linear_decode/bulk_copies.cu"
-    assert linear_launch().overlap
-    assert linear_launch(ORIN).source.file == "linear_decode/thread_queues.cu"
-    assert not linear_launch(ORIN).overlap
+    for device, bulk in ((H200, True), (ORIN, False)):
+        assert linear_launch(device).source.file == f"linear_decode/{'bulk' if bulk else 'row'}_copies.cu"
+        assert dict(linear_launch(device, tiles=INT4).source.defines)["BULK_COPIES"] == str(int(bulk))
+        assert linear_launch(device).overlap == bulk
 
 
 @pytest.mark.parametrize("shared_bytes", [101376, 166912, 232448])

@@ -14,7 +14,7 @@ from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 BULK_FILE = "linear_decode/bulk_copies.cu"
-QUEUE_FILE = "linear_decode/thread_queues.cu"
+COPY_FILE = "linear_decode/row_copies.cu"
 TILE_FILE = "linear_decode/tiles.cu"
 Activation = Literal["none", "relu2", "silu_gate"]
 ACTIVATIONS: tuple[Activation, ...] = ("none", "relu2", "silu_gate")
@@ -23,16 +23,14 @@ LARGEST_NORM_ROWS = 8
 # Inputs of a launch in this order; 0 is passed for the address of one that is absent.
 INPUTS = ("x", "weight", "up_weight", "bias", "residual", "norm_weight", "factors", "up_factors")
 _ACCESS = 8  # elements of 16 bytes
-# Groups of 8 weight rows of a pass.
-_BULK_GROUPS, _QUEUE_GROUPS = 2, 4
-_TILE_GROUPS = {4: 4, 8: 2}  # by bits of a weight: stages of the same size
-# Shared memory of a warp's stage in bulk_copies.cu: 8 rows of 256 inputs, padded by 64 bytes.
-_BULK_STAGE_BYTES = 8 * (2 * 256 + 64)
+# Groups of 8 weight rows of a pass; with bulk copies, of tiles by bits of a weight: stages of the same size.
+_GROUPS = 2
+_BULK_TILE_GROUPS = {4: 4, 8: 2}
+# Shared memory of a warp's stage: in bulk_copies.cu 8 rows of 256 inputs, padded by 64 bytes; in row_copies.cu of 128.
+_BULK_STAGE_BYTES, _COPY_STAGE_BYTES = 8 * (2 * 256 + 64), 8 * 2 * 128
 _BARRIER_BYTES = 8
 # Threads and stages, the fastest first, for GPUs whose blocks may have less shared memory.
-_BULK_SHAPES = ((512, 2), (256, 2), (128, 2))
-_QUEUE_SHAPES = ((512, 3), (256, 4), (256, 3), (128, 3))
-_TILE_SHAPES: tuple[tuple[int, int], ...] = ((512, 2), (256, 2), (128, 2))
+_SHAPES = ((512, 2), (256, 2), (128, 2))
 # Bulk copies and programmatic dependent launch.
 _OVERLAP_SINCE = (9, 0)
 _WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
@@ -149,14 +147,11 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
         "GATED": int(problem.activation == "silu_gate"),
         "RELU2": int(problem.activation == "relu2"),
     }
+    groups, file = _GROUPS, BULK_FILE if bulk else COPY_FILE
     if problem.tiles is not None:
-        file, groups, choices = TILE_FILE, _TILE_GROUPS[problem.tiles.bits], _TILE_SHAPES
+        groups, file = _BULK_TILE_GROUPS[problem.tiles.bits] if bulk else _GROUPS, TILE_FILE
         defines |= problem.tiles.defines(problem.inputs)
-    elif bulk:
-        file, groups, choices = BULK_FILE, _BULK_GROUPS, _BULK_SHAPES
-    else:
-        file, groups, choices = QUEUE_FILE, _QUEUE_GROUPS, _QUEUE_SHAPES
-    shapes = [(*shape, _shared_bytes(problem, file, groups, *shape)) for shape in choices]
+    shapes = [(*shape, _shared_bytes(problem, bulk, groups, *shape)) for shape in _SHAPES]
     threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
     defines |= {"GROUPS": groups, "STAGES": stages, "THREADS": threads}
     if file == TILE_FILE:
@@ -167,18 +162,15 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
     return KernelSource.of(file, "linear_decode", defines, hot), threads, shared_bytes
 
 
-def _shared_bytes(problem: LinearDecode, file: str, groups: int, threads: int, stages: int) -> int:
+def _shared_bytes(problem: LinearDecode, bulk: bool, groups: int, threads: int, stages: int) -> int:
     """The size of the kernel's struct Shared."""
     warps, rows = threads // 32, 8 if problem.rows <= 8 else 16
     products, squares = warps * groups * rows * TILE_ROWS * 4, warps * rows * 4
-    if file == QUEUE_FILE:
-        return stages * groups * threads * 16 + products + squares
-    if file == BULK_FILE:
-        barriers = warps * (stages + 1) + 4
-        return warps * stages * _BULK_STAGE_BYTES + 2 * products + squares + barriers * _BARRIER_BYTES
-    assert problem.tiles is not None
-    barriers_of_a_ring = -(-(stages + 1) * _BARRIER_BYTES // 16) * 16
-    ring = stages * groups * problem.tiles.tile_bytes(problem.inputs) + barriers_of_a_ring
+    barriers = (stages + 1) * _BARRIER_BYTES  # of a ring
+    if problem.tiles is not None:
+        ring = stages * groups * problem.tiles.tile_bytes(problem.inputs) + -(-barriers // 16) * 16
+    else:
+        ring = stages * _BULK_STAGE_BYTES + barriers if bulk else stages * _COPY_STAGE_BYTES
     return warps * ring + 2 * products + squares + 4 * _BARRIER_BYTES
 
 
