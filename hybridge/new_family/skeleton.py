@@ -23,6 +23,8 @@ _FILLED = (
     "pad_token_id",
     "tie_word_embeddings",
 )
+# Models without this field rotate nothing.
+ROPE = "rope_parameters"
 # Of a rotary embedding whose theta no config gives.
 _THETA = 10000.0
 _GATED, _PLAIN, _FUSED = ("gate_proj", "up_proj", "down_proj"), ("up_proj", "down_proj"), ("gate_up_proj", "down_proj")
@@ -49,7 +51,7 @@ def family_text(model_type: str, kinds: Mapping[str, str], defaults: Mapping[str
 
 from __future__ import annotations
 
-{_imports(helpers, pattern, bool(rope))}
+{_imports(helpers, pattern, [*["fill_rope"] * bool(rope), *["rope_from_config"] * (ROPE in kinds)])}
 
 # The kinds of fields that transformers declares, and its defaults.
 KINDS = {{
@@ -85,9 +87,10 @@ def _parser(
         norm += ", output_bias=False"
     if "attention_bias" not in kinds:
         lines.append('config.expect("attention_bias", (False,), False)')
+    if ROPE in kinds:
+        lines.append(f"rope = rope_from_config(config, head_dim{absent_theta}{neighbours})")
     lines += [
-        f"rope = rope_from_config(config, head_dim{absent_theta}{neighbours})",
-        f"attention = attention_of(config, head_dim, rope{norm})",
+        f"attention = attention_of(config, head_dim, {'rope' if ROPE in kinds else None}{norm})",
         'width, activation = config.positive("intermediate_size"), activation_of(config)',
         f"mlp = MlpConfig(width, activation{_projections(model)}{bias})",
     ]
@@ -115,8 +118,11 @@ def _parser(
     return textwrap.indent("\n".join(lines), "    ")
 
 
-def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
-    """The imports of a file that uses ``helpers`` of common_fields; pattern: its kinds of layers with windows."""
+def _imports(helpers: set[str], pattern: list[str], rope: list[str]) -> str:
+    """The imports of a file that uses ``helpers`` of common_fields, and of ``rope``.
+
+    pattern: its kinds of layers with windows.
+    """
     helpers = {"attention_of", "decoder_of", *helpers, *({"FULL"} & {*pattern})} - {"config.positive"}
     windows = "layer_kinds" not in helpers and bool(pattern)
     names = {
@@ -125,7 +131,7 @@ def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
         "decoder_config": "DecoderConfig",
         "hf_config": "HfConfig",
         "mlp_config": "MlpConfig",
-        "rope": "fill_rope, rope_from_config" if rope else "rope_from_config",
+        **({"rope": ", ".join(rope)} if rope else {}),
         **({"sliding_window": ", ".join([*({"SLIDING"} & {*pattern}), "layer_windows"])} if windows else {}),
     }
     lines = [f"from hybridge.exporter.families.{module} import {name}" for module, name in names.items()]
@@ -134,7 +140,7 @@ def _imports(helpers: set[str], pattern: list[str], rope: bool) -> str:
 
 def _absent_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     """The parameters that a config without any has, {} for those of every family; and their theta."""
-    found = dict(config.get("rope_parameters") or {})
+    found = dict(config.get(ROPE) or {})
     theta = found.get("rope_theta", _THETA)
     return ({} if found.get("rope_type", "default") == "default" else found), theta
 

@@ -57,6 +57,7 @@ def test_layers_without_attention_are_listed(monkeypatch: pytest.MonkeyPatch) ->
     assert "linear_attn.A_log [30]" in draft.other_layers[0]
     assert not draft.error and "linear_conv_kernel_dim" in draft.open_fields and "vocab_size" not in draft.open_fields
     assert "tests/support/random_models.py" in draft.rows
+    assert "attention_of(config, head_dim, None)" in draft_of("jamba", monkeypatch).text
     named_alike = draft_of("minimax", monkeypatch)
     assert (
         list(named_alike.other_layers) == [1]
