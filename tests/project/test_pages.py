@@ -6,12 +6,13 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import hybridge
 from hybridge.cli.main import run_command
+from hybridge.exporter.families.decoder_config import BodyConfig
 from tests.project.pages import LANGUAGES, PAGES, Block, blocks_of
 from tests.project.test_wheel import ROOT
 from tests.support.session_folders import copy_cpu_library
@@ -135,6 +136,11 @@ def test_every_block_says_what_it_is() -> None:
 def test_the_example_of_transformers_is_short() -> None:
     (block,) = [block for block in blocks_of("docs/how-to/transformers.md") if block.language == "python"]
     assert len([line for line in block.text.splitlines() if line]) <= 10
+
+
+def test_the_page_of_families_names_every_kind_of_body() -> None:
+    named = re.findall(r"`(\w+Config)`", (ROOT / "docs/how-to/add_a_model.md").read_text(encoding="utf-8"))
+    assert {body.__name__ for body in get_args(BodyConfig)} <= {*named}
 
 
 def test_the_pages_stay_short() -> None:
