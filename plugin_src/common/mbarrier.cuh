@@ -13,6 +13,17 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// One arrival of this warp, whose products no longer read what the barrier guards.
+__device__ __forceinline__ void barrier_arrive_of_warp(uint64_t* barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// The same after all that its lanes have loaded from there.
+__device__ __forceinline__ void barrier_arrive_of_warp_after_loads(uint64_t* barrier) {
+    __syncwarp();
+    barrier_arrive_of_warp(barrier);
+}
+
 // An arrival of this thread once all its asynchronous copies so far have landed.
 __device__ __forceinline__ void barrier_arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -47,3 +58,15 @@ __device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, int 
                  : "memory");
 }
 #endif
+
+// A place in a ring of COUNT whose slots have barriers, and the parity of its current phase.
+template <int COUNT>
+struct RingPlace {
+    int slot = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ void advance() {
+        slot = slot == COUNT - 1 ? 0 : slot + 1;
+        parity ^= slot == 0;
+    }
+};

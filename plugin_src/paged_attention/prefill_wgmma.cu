@@ -46,8 +46,8 @@ __device__ __forceinline__ void load_keys(unsigned char* tile, const E4m3* sourc
 
 // The first warpgroup.
 __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p) {
-    Position<STAGES> at_keys, at_values;
-    Position<QUERY_STAGES> at_queries;
+    RingPlace<STAGES> at_keys, at_values;
+    RingPlace<QUERY_STAGES> at_queries;
     Deal deal;
     for (;;) {
         const Work work = deal.next(p);
@@ -93,8 +93,8 @@ __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p)
 __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p) {
     const int first_row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
     const float factor = score_factor(p);
-    Position<STAGES> at_keys, at_values;
-    for (Position<QUERY_STAGES> at_queries;; at_queries.advance()) {
+    RingPlace<STAGES> at_keys, at_values;
+    for (RingPlace<QUERY_STAGES> at_queries;; at_queries.advance()) {
         barrier_wait(&shared.queries_full[at_queries.slot], at_queries.parity);
         const Work work = shared.work[at_queries.slot];
         if (work.tile.row < 0) return;
@@ -110,7 +110,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
         start_scores(s, queries, shared.keys[at_keys.slot]);
         wgmma_wait<0>();
         in_flight(s);
-        release(&shared.keys_empty[at_keys.slot]);
+        barrier_arrive_of_warp(&shared.keys_empty[at_keys.slot]);
         at_keys.advance();
         rows.weigh(s, correction, p, block * TILE_KEYS, factor);
         round_weights(weights, s);
@@ -121,13 +121,13 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
             start_outputs(rows.y, weights, shared.values[at_values.slot]);
             wgmma_wait<1>();
             in_flight(s);
-            release(&shared.keys_empty[at_keys.slot]);
+            barrier_arrive_of_warp(&shared.keys_empty[at_keys.slot]);
             at_keys.advance();
             const bool corrected = rows.weigh(s, correction, p, block * TILE_KEYS, factor);
             wgmma_wait<0>();
             in_flight(rows.y);
             in_flight(weights);
-            release(&shared.values_empty[at_values.slot]);
+            barrier_arrive_of_warp(&shared.values_empty[at_values.slot]);
             at_values.advance();
             if (corrected) rows.correct(correction);
             round_weights(weights, s);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
         wgmma_wait<0>();
         in_flight(rows.y);
         in_flight(weights);
-        release(&shared.values_empty[at_values.slot]);
+        barrier_arrive_of_warp(&shared.values_empty[at_values.slot]);
         at_values.advance();
         rows.store(p, work, factor);
     }

@@ -37,26 +37,9 @@ struct Shared {
     }
 };
 
-// A place in a ring of COUNT and the parity of its current phase.
-template <int COUNT>
-struct Position {
-    int slot = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot = slot == COUNT - 1 ? 0 : slot + 1;
-        parity ^= slot == 0;
-    }
-};
-
-__device__ __forceinline__ void wait_for_tile(uint64_t* full, const Position<STAGES>& at) {
+__device__ __forceinline__ void wait_for_tile(uint64_t* full, const RingPlace<STAGES>& at) {
     barrier_wait(full, at.parity);
     fence_for_wgmma();
-}
-
-// This warp reads the tile no more.
-__device__ __forceinline__ void release(uint64_t* empty) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
 // Tells the compiler that products in flight read the fragments.

@@ -19,8 +19,8 @@ __device__ __forceinline__ void add_values(Shared& shared, const WideAttention& 
     const PagedAttention& p = wide.call;
     const int warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     float y[NUMBER][QUERIES / 2] = {};
-    Place<SLOTS> at_keys;
-    Place<WEIGHTS> at_weights;
+    RingPlace<SLOTS> at_keys;
+    RingPlace<WEIGHTS> at_weights;
 #pragma unroll 1
     for (int key = work.begin; key < work.end; key += KEYS) {
         barrier_wait(&shared.weights_full[at_weights.slot], at_weights.parity);
@@ -48,12 +48,12 @@ __device__ __forceinline__ void add_values(Shared& shared, const WideAttention& 
         }
         wgmma_commit();
         wgmma_wait<1>();
-        release(&shared.keys_empty[2 * at_keys.slot]);
+        barrier_arrive_of_warp(&shared.keys_empty[2 * at_keys.slot]);
         wgmma_wait<0>();
 #pragma unroll
         for (int panel = 0; panel < NUMBER; ++panel) in_flight(y[panel]);
-        release(&shared.keys_empty[2 * at_keys.slot + 1]);
-        release(&shared.weights_empty[at_weights.slot]);
+        barrier_arrive_of_warp(&shared.keys_empty[2 * at_keys.slot + 1]);
+        barrier_arrive_of_warp(&shared.weights_empty[at_weights.slot]);
         at_keys.advance();
         at_weights.advance();
     }

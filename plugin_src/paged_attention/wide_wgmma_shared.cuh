@@ -39,28 +39,11 @@ struct Shared {
     }
 };
 
-// A place in a ring of COUNT and the parity of its current phase.
-template <int COUNT>
-struct Place {
-    int slot = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot = slot == COUNT - 1 ? 0 : slot + 1;
-        parity ^= slot == 0;
-    }
-};
-
 // Waits for both halves of a step's keys.
-__device__ __forceinline__ void wait_for_keys(Shared& shared, const Place<SLOTS>& at) {
+__device__ __forceinline__ void wait_for_keys(Shared& shared, const RingPlace<SLOTS>& at) {
     barrier_wait(&shared.keys_full[2 * at.slot], at.parity);
     barrier_wait(&shared.keys_full[2 * at.slot + 1], at.parity);
     fence_for_wgmma();
-}
-
-// This warp has no further use for what the barrier guards.
-__device__ __forceinline__ void release(uint64_t* empty) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
 }
 
 // Copies the queries and then all keys, zeros where there are none: 8 lanes a piece of 128 bytes, 16 rows at a time.
@@ -88,7 +71,7 @@ __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p,
     }
     barrier_arrive_after_copies(&shared.queries_full);
     const int halves = (work.end - work.begin + KEYS - 1) / KEYS * 2;
-    Place<2 * SLOTS> at;
+    RingPlace<2 * SLOTS> at;
 #pragma unroll 1
     for (int half = 1; half <= halves; ++half, at.advance()) {
         int64_t own[HALF / 16];

@@ -136,8 +136,8 @@ __device__ __forceinline__ void weigh_keys(Shared& shared, const WideAttention& 
     const int first_for_all = p.sliding_window > 0 ? work.cached + last_query / p.group - p.sliding_window + 1 : 0;
     const unsigned long long queries = operand(shared.queries);
     GroupSoftmax softmax;
-    Place<SLOTS> at_keys;
-    Place<WEIGHTS> at_weights;
+    RingPlace<SLOTS> at_keys;
+    RingPlace<WEIGHTS> at_weights;
     barrier_wait(&shared.queries_full, 0);
 #pragma unroll 1
     for (int key = work.begin; key < work.end; key += KEYS) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ void weigh_keys(Shared& shared, const WideAttention& 
         }
         fence_for_wgmma();
         __syncwarp();
-        release(&shared.weights_full[at_weights.slot]);
+        barrier_arrive_of_warp(&shared.weights_full[at_weights.slot]);
         at_weights.advance();
     }
     softmax.add_up(shared);

@@ -52,12 +52,6 @@ struct Shared {
     }
 };
 
-// A warp of a warpgroup is done with what the barrier guards.
-__device__ __forceinline__ void arrive_as_warp(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 // The rows of a warp in a [64][STATE_COLUMNS] tile as left operands, which two products read from registers.
 using Rows16 = unsigned[STATE_COLUMNS / 16][4];
 __device__ __forceinline__ void load_rows_of_warp(Rows16& rows, const unsigned char* tile) {
@@ -93,7 +87,7 @@ __device__ __forceinline__ void load_chunks(Shared& shared, const PrefillParams&
         raw.load(in.dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays), lane);
     };
     load_steps();
-    Position<STAGES> position;
+    RingPlace<STAGES> position;
     for (int chunk = 0; chunk < task.chunks; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const int64_t token = static_cast<int64_t>(chunk) * CHUNK;
@@ -119,15 +113,15 @@ __device__ __forceinline__ void advance_state(Shared& shared, const PrefillParam
     const Tensors in(p, task);
     State state;
     state.load(in.state, task.columns);
-    Position<STATES> next;
+    RingPlace<STATES> next;
     const auto publish = [&] {
         barrier_wait(&shared.state_empty[next.slot], next.parity ^ 1);
         state.publish(pieces(shared.states[next.slot]));
-        arrive_as_warp(&shared.state_full[next.slot]);
+        barrier_arrive_of_warp_after_loads(&shared.state_full[next.slot]);
         next.advance();
     };
     publish();
-    Position<STAGES> position;
+    RingPlace<STAGES> position;
     for (int chunk = 0; chunk < task.chunks; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const ChunkDecay& decay = shared.decay[position.slot];
@@ -138,7 +132,7 @@ __device__ __forceinline__ void advance_state(Shared& shared, const PrefillParam
         state.start_update(written, stage.B, stage.x, decay);
         wgmma_wait<0>();
         in_flight(state.value);
-        arrive_as_warp(&shared.empty[position.slot]);
+        barrier_arrive_of_warp_after_loads(&shared.empty[position.slot]);
         position.advance();
         if (chunk + 1 < task.chunks) publish();
     }
@@ -149,8 +143,8 @@ __device__ __forceinline__ void advance_state(Shared& shared, const PrefillParam
 __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParams& p, const Task& task, int turn) {
     const Tensors in(p, task);
     const float skip = to_float(static_cast<const D_T*>(p.D)[task.head]);
-    Position<STAGES> position;
-    Position<STATES> entering;
+    RingPlace<STAGES> position;
+    RingPlace<STATES> entering;
     for (int i = 0; i < turn; ++i) position.advance(), entering.advance();
     for (int chunk = turn; chunk < task.chunks; chunk += WRITERS) {
         Shared::Stage& stage = shared.stages[position.slot];
@@ -172,7 +166,7 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         wgmma_wait<0>();
         in_flight(y);
         held_until_here(C);
-        arrive_as_warp(&shared.state_empty[entering.slot]);
+        barrier_arrive_of_warp_after_loads(&shared.state_empty[entering.slot]);
 #pragma unroll
         for (int i = 0; i < 32; ++i) y[i] *= from_start[i / 2 % 2];
         wgmma_fence();
@@ -184,7 +178,7 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         in_flight(y);
         store_output(y, stage.C, in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
                      task.valid(chunk));
-        arrive_as_warp(&shared.empty[position.slot]);
+        barrier_arrive_of_warp_after_loads(&shared.empty[position.slot]);
 #pragma unroll
         for (int i = 0; i < WRITERS; ++i) position.advance(), entering.advance();
     }

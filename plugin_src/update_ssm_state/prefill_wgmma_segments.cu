@@ -78,7 +78,7 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         raw.load(dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays), lane);
     };
     load_steps();
-    Position<STAGES> position;
+    RingPlace<STAGES> position;
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const int64_t token = static_cast<int64_t>(chunk) * CHUNK;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
         synchronize_warpgroup();
     }
     float segment_decay = 1.0f;
-    Position<STAGES> position;
+    RingPlace<STAGES> position;
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const ChunkDecay& decay = shared.decay[position.slot][unit];

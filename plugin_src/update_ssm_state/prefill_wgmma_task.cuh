@@ -15,18 +15,6 @@ constexpr int STATE_REGISTERS = STATE_COLUMNS / 2;
 constexpr int TILE_BYTES = CHUNK * STATE_COLUMNS * 2;
 constexpr int SLICE_BYTES = CHUNK * WIDTH * 2;
 
-// A place in a ring of COUNT and the parity of its current phase.
-template <int COUNT>
-struct Position {
-    int slot = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        slot = slot == COUNT - 1 ? 0 : slot + 1;
-        parity ^= slot == 0;
-    }
-};
-
 // What one unit computes.
 struct Task {
     RowView row;
