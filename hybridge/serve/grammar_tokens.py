@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
+from itertools import cycle
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +19,8 @@ from hybridge.runtime.sandbox.grammar import grammar_error
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Threads that compute masks; more would slow down the engine.
-_THREADS = max(1, min(4, os.cpu_count() or 1))
-# Answers whose masks are computed at a time, so that those that are ready are used while others are computed.
-_PART = 16
+# Threads that compute masks, and lexers that a grammar gets for them; more would slow down the engine.
+MOST_THREADS = max(1, min(12, os.cpu_count() or 1))
 
 
 class MaskBatch:
@@ -34,6 +34,8 @@ class MaskBatch:
         self._words = -(-vocab_size // 32)
         self._waiting: list[GrammarTokens] = []
         self._thread: ThreadPoolExecutor | None = None
+        # The last job that has been waited for: it serves many answers.
+        self.finished: Future[None] | None = None
 
     def close(self) -> None:
         """End the thread; answers get their masks without it from then on."""
@@ -50,29 +52,40 @@ class MaskBatch:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-masks")
+        started, waiting = Event(), self._waiting
         with suppress(RuntimeError):  # closed
-            while self._waiting:
-                part = self._waiting[:_PART]
-                job = self._thread.submit(self._compute, part)
-                for each in part:
-                    each.job = job
-                del self._waiting[:_PART]
+            job = self._thread.submit(self._compute, waiting, started)
+            self._waiting = []
+            for each in waiting:
+                each.job = job
+            # Or it would begin when this thread waits for something else, up to 5 ms later.
+            started.wait()
 
     def compute(self) -> None:
         """Compute the mask of each answer that needs one."""
         waiting, self._waiting = self._waiting, []
         self._compute(waiting)
 
-    def _compute(self, waiting: Sequence[GrammarTokens]) -> None:
-        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+    def _compute(self, waiting: Sequence[GrammarTokens], started: Event | None = None) -> None:
+        """``started`` is set when the rest needs no GIL."""
+        from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
-        for each in waiting:
-            each.follow()
-        masks = np.empty((len(waiting), self._words), np.int32)
-        if len(waiting) == 1:
-            fill_next_token_bitmask(waiting[0].matcher, masks, 0)
+        try:
+            masks = np.empty((len(waiting), self._words), np.int32)
+            # Neighbours go to one thread: a lexer is used by one at a time.
+            by_lexer = sorted(range(len(waiting)), key=[each.lexer for each in waiting].__getitem__)
+            rows = [(waiting[row].matcher, row) for row in by_lexer]
+            tokens = [(waiting[row].matcher, token) for row in by_lexer if (token := waiting[row].only_token()) >= 0]
+            if tokens:
+                consume_token_par(self._executor, tokens)  # one that is refused is an error of its matcher
+            for each in waiting:
+                each.follow()
+        finally:
+            if started is not None:
+                started.set()
+        if len(rows) == 1:
+            fill_next_token_bitmask(waiting[0].matcher, masks)
         else:
-            rows = [(each.matcher, row) for row, each in enumerate(waiting)]
             fill_next_token_bitmask_par(self._executor, rows, masks)
         for each, mask in zip(waiting, masks.view(np.uint32), strict=True):
             each.computed = mask
@@ -81,7 +94,7 @@ class MaskBatch:
     def _executor(self) -> LLExecutor:
         from llguidance import LLExecutor
 
-        return LLExecutor(_THREADS)
+        return LLExecutor(MOST_THREADS)
 
 
 class GrammarTokens:
@@ -91,9 +104,9 @@ class GrammarTokens:
     ``matcher`` is not used until it has ended. ``accept`` only stores a token, which the job gives to the matcher.
     """
 
-    def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch) -> None:
-        """``stops``: tokens that end the answer."""
-        self.matcher, self._stops, self._batch = matcher, stops, batch
+    def __init__(self, matcher: LLMatcher, stops: frozenset[int], batch: MaskBatch, lexer: int = 0) -> None:
+        """``stops``: tokens that end the answer. lexer: which one ``matcher`` shares with others."""
+        self.matcher, self._stops, self._batch, self.lexer = matcher, stops, batch, lexer
         self.computed: np.ndarray | None = None
         self.job: Future[None] | None = None
         # Accepted, but not given to the matcher yet.
@@ -133,6 +146,12 @@ class GrammarTokens:
             self.computed = None
             self._batch.add(self)
 
+    def only_token(self) -> int:
+        """Take the accepted token, which the matcher has to be given, if it is the only one and ends no answer; -1."""
+        if len(self._tokens) != 1 or self._tokens[0] in self._stops:
+            return -1
+        return self._tokens.pop()
+
     def follow(self) -> None:
         """Give the accepted tokens to the matcher."""
         matcher = self.matcher
@@ -142,6 +161,22 @@ class GrammarTokens:
         self._tokens.clear()
 
     def _finish_job(self) -> None:
-        if self.job is not None:
-            job, self.job = self.job, None
+        job, self.job = self.job, None
+        if job is not None and job is not self._batch.finished:
             job.result()
+            self._batch.finished = job
+
+
+class GrammarCopies:
+    """One grammar, compiled several times.
+
+    A copy of a matcher shares its lexer, which one thread at a time can use: each of ``matchers`` has another one.
+    """
+
+    def __init__(self, matchers: Sequence[LLMatcher]) -> None:
+        self._lexers = cycle(matchers)
+
+    def tokens(self, stops: frozenset[int], batch: MaskBatch) -> GrammarTokens:
+        """Those of a new answer; arguments as of GrammarTokens. All calls come from one thread."""
+        matcher = next(self._lexers)
+        return GrammarTokens(matcher.deep_copy(), stops, batch, id(matcher))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,15 @@ from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import AllowedTokens
 from hybridge.runtime.sandbox.grammar import compiled, grammar_error, vocabulary
 from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from hybridge.serve.grammar_tokens import GrammarTokens, MaskBatch
+from hybridge.serve.grammar_tokens import MOST_THREADS, GrammarCopies, MaskBatch
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 # Compiled grammars that a model stores.
 _COMPILED, _COMPILED_CHARACTERS = 64, 4 << 20
+# Seconds in which further matchers of a grammar are compiled.
+_COPYING = 0.02
 # Seconds until a request no longer waits for the child and for this process to compile its grammar.
 _WAIT = 4 * GRAMMAR_SECONDS
 # Between the parts of a JSON value: a space, or a line break with an indentation. A model may not stop writing spaces.
@@ -58,16 +61,28 @@ def lark_grammar(text: str) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
+def grammar_copies(tokens: LLTokenizer, grammar: str) -> GrammarCopies:
+    """``grammar`` for answers of ``tokens``, whose masks several threads can compute; RequestError as of ``compiled``.
+
+    A grammar that takes long is compiled less often.
+    """
+    begin = time.perf_counter()
+    matchers = [compiled(tokens, grammar)]
+    while len(matchers) < MOST_THREADS and time.perf_counter() - begin < _COPYING:
+        matchers.append(compiled(tokens, grammar))
+    return GrammarCopies(matchers)
+
+
 class Grammars:
     """The compiled grammars of one model; the latest are stored."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, GrammarCopies] = OrderedDict()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="hybridge-grammar")
         self._child: LimitedProcess | None = None
         self._turn = asyncio.Lock()
-        self._compiling: asyncio.Future[LLMatcher] | None = None
+        self._compiling: asyncio.Future[GrammarCopies] | None = None
         self._masks = MaskBatch(llm.config.vocab_size)
 
     def close(self) -> None:
@@ -90,9 +105,9 @@ class Grammars:
         else:
             self._compiled.move_to_end(grammar)
         stops = frozenset(self._llm.eos_token_ids)
-        return lambda: GrammarTokens(found.deep_copy(), stops, self._masks)
+        return lambda: found.tokens(stops, self._masks)
 
-    async def _in_turn(self, grammar: str) -> LLMatcher:
+    async def _in_turn(self, grammar: str) -> GrammarCopies:
         """Compile after all earlier grammars; the time limit starts only then."""
         async with self._turn:
             if (found := self._compiled.get(grammar)) is not None:
@@ -122,7 +137,7 @@ class Grammars:
     def _tokens(self) -> LLTokenizer:
         return vocabulary(*self._vocabulary)
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, grammar: str) -> GrammarCopies:
         """Compile in the child first, which ends at its limits, and then here."""
         if self._child is None:
             limits = ProcessLimits(GRAMMAR_SECONDS, GRAMMAR_MEMORY, 2 * TOKENIZER_BYTES)
@@ -131,4 +146,4 @@ class Grammars:
             self._child.call("check_grammar", grammar)
         except LimitError as error:
             raise grammar_error(f"one that needs {error}") from None
-        return compiled(self._tokens, grammar)
+        return grammar_copies(self._tokens, grammar)

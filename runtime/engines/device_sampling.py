@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,6 +42,11 @@ class Table(ABC):
     def upload(self, begin: int = 0, end: int | None = None) -> None:
         """Enqueue the copy of bytes ``begin`` to ``end`` to the device."""
 
+    def send(self, begin: int, end: int) -> None:
+        """As ``upload``, but it may pass by work enqueued before, none of which may use the table;
+        ``SamplingMemory.wait_for_tables`` comes before work that does."""
+        self.upload(begin, end)
+
 
 class SamplingMemory(ABC, Generic[LogitsT]):
     """Memory and kernels of one GPU, for one ``DeviceSampling``."""
@@ -49,6 +54,9 @@ class SamplingMemory(ABC, Generic[LogitsT]):
     @abstractmethod
     def table(self, nbytes: int) -> Table:
         """A new table."""
+
+    def wait_for_tables(self) -> None:
+        """Let work that is enqueued from now on wait for what was sent."""
 
     @abstractmethod
     def mapped(self, nbytes: int) -> np.ndarray:
@@ -82,7 +90,7 @@ class DeviceSampling(Generic[LogitsT]):
 
     def __init__(self, memory: SamplingMemory[LogitsT], rows: int, vocab: int, lists: bool) -> None:
         """``lists``: also list likely tokens, for log-probabilities. UnsupportedError: vocabulary too large."""
-        self._rows, self.lists = rows, lists
+        self._rows, self.lists, self._memory = rows, lists, memory
         self._settings, self._edits, self._masks = map(memory.table, table_bytes(rows, vocab, lists))
         results = [memory.mapped(nbytes) for nbytes in result_bytes(rows, vocab, lists)]
         tokens, logits = (array.view(kind) for array, kind in zip(results[1:], ("<i4", "<f4"), strict=True))
@@ -115,13 +123,17 @@ class DeviceSampling(Generic[LogitsT]):
         return found
 
     def fill(self, samplings: Mapping[int, TokenSampling]) -> None:
-        """Set how the next step's tokens are chosen, by row of its logits; the previous step must have finished."""
+        """Set how the next step's tokens are chosen, by row of its logits; the last step that was sampled with it must
+        have finished."""
         packed = self._packed
         self._chosen = packed.fill(samplings)
         if packed.edited:
-            self._edits.upload(0, packed.edited * edit_type().itemsize)
-        for begin, end in _runs(packed.masked):
-            self._masks.upload(begin * self._mask_bytes, end * self._mask_bytes)
+            self._edits.send(0, packed.edited * edit_type().itemsize)
+        if packed.masked:
+            # In one copy, whatever is between them.
+            self._masks.send(min(packed.masked) * self._mask_bytes, (max(packed.masked) + 1) * self._mask_bytes)
+        if packed.edited or packed.masked:
+            self._memory.wait_for_tables()
 
     def forget(self) -> None:
         """Another user has written to the tables: the next ``fill`` writes everything."""
@@ -135,14 +147,3 @@ class DeviceSampling(Generic[LogitsT]):
     def sampled(self, samplings: Mapping[int, TokenSampling]) -> dict[int, SampledToken]:
         """The tokens by row of ``samplings``, which ``fill`` was given, without rows that the host has to sample."""
         return self._packed.sampled({row: draw for row, draw in samplings.items() if row in self._chosen}, *self._found)
-
-
-def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First row and end of each run of neighbours in ``rows``, which are in any order."""
-    found: list[list[int]] = []
-    for row in sorted(rows):
-        if found and row == found[-1][1]:
-            found[-1][1] += 1
-        else:
-            found.append([row, row + 1])
-    yield from ((begin, end) for begin, end in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -44,8 +44,7 @@ class PackedSampling:
         if filled is not None and self._filled == filled:
             # Only the positions and the masks have changed.
             table["position"][list(samplings)] = [how.position for how in samplings.values()]
-            for row, edits in masks:
-                self._set_mask(row, edits.allowed)
+            self._set_masks([(row, edits.allowed) for row, edits in masks if self._known[row] is not edits.allowed])
             return self._chosen
         self._filled = filled
         table[...] = 0
@@ -116,13 +115,24 @@ class PackedSampling:
         setting["edits_begin"], setting["edits_end"] = begin, end
         if edits.allowed is not None:
             setting["masked"] = 1
-            self._set_mask(row, edits.allowed)
+            if self._known[row] is not edits.allowed:
+                self._set_masks([(row, edits.allowed)])
         return True
 
-    def _set_mask(self, row: int, mask: np.ndarray | None) -> None:
-        if mask is not None and self._known[row] is not mask:
-            self._masks[row] = self._known[row] = mask
-            self.masked.append(row)
+    def _set_masks(self, masks: Sequence[tuple[int, np.ndarray | None]]) -> None:
+        """Write masks that have changed, by row."""
+        found = [(row, mask) for row, mask in masks if mask is not None]
+        for row, mask in found:
+            self._known[row] = mask
+        rows = [row for row, _ in found]
+        if not rows:
+            return
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            np.concatenate([mask for _, mask in found], out=self._masks[rows[0] : rows[-1] + 1].reshape(-1))
+        else:
+            for row, mask in found:
+                self._masks[row] = mask
+        self.masked += rows
 
 
 def merged_edits(edits: LogitEdits) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_token, best_tokens, sample_rows
+from hybridge.runtime.sampling.token_sampling import no_token_left
 
 
 class StepResult(ABC):
@@ -107,6 +108,12 @@ class OrderedResult(StepResult):
 
     def logits(self, index: int) -> np.ndarray:
         return self._result.logits(self._order[index])
+
+
+def lost_token(how: TokenSampling) -> DrawError:
+    """The error of a row without a token that was chosen by ``how``, whose logits have been overwritten."""
+    allowed = None if how.edits is None else how.edits.allowed
+    return lost_logits() if allowed is None or allowed.any() else no_token_left(-np.inf)
 
 
 def lost_logits() -> EngineError:

@@ -7,15 +7,14 @@ repetition (CTRL, Keskar et al. 2019), frequency and presence (OpenAI).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from hybridge.artifact.errors import RequestError, described
 
 
-@dataclass(frozen=True, eq=False)
-class LogitEdits:
+class LogitEdits(NamedTuple):
     """Changes to the logits of one row. All ids are int64 and unique in their array.
 
     allowed     uint32 [ceil(vocab / 32)]: bit t % 32 of word t // 32 says whether token t can be sampled; None for all

@@ -55,7 +55,8 @@ class AnswerHistory:
             if len(word) > 1:
                 self._words.setdefault(word[-2], []).append(word)
         others = self._biased.size or self._stop_ids or self._never or self._words
-        self._only_allows = not others and self._seen is None and self._counts is None
+        # Whether the edits are masks of allowed tokens alone.
+        self.only_allows = not others and self._seen is None and self._counts is None
 
     def add(self, token: int) -> None:
         """The token that was sampled; RequestError where ``params.allowed_tokens`` fails."""
@@ -93,7 +94,7 @@ class AnswerHistory:
     def edits(self, vocab: int) -> LogitEdits:
         """The edits of the logits [vocab] after these tokens; RequestError where ``params.allowed_tokens`` fails."""
         params, counts = self._params, self._counts or {}
-        if self._only_allows:
+        if self.only_allows:
             return only_allowed(self._mask(vocab))
         forbidden = dict.fromkeys(self._forbidden())
         return LogitEdits(

@@ -54,6 +54,13 @@ class Sampler:
         """Whether ``draw`` may wait for a mask that another thread computes."""
         return self._params.allowed_tokens is not None
 
+    @property
+    def masks_follow(self) -> bool:
+        """As ``TokenSampling.masks_follow`` will say of all that ``draw`` gives, unless a mask fails."""
+        params, history = self._params, self._history
+        only_masks = history is not None and history.only_allows and params.allowed_tokens is not None
+        return only_masks and params.logprobs is None and not params.logits_processors
+
     def draw(self, vocab: int) -> TokenSampling:
         """How to choose the next token from logits [vocab]; call ``record`` with the token afterwards."""
         if self._history is None:

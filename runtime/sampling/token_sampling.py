@@ -54,9 +54,17 @@ class TokenSampling(NamedTuple):
     def following(self) -> TokenSampling | None:
         """How the token after this one is chosen, whatever this one is; None where that depends on it, or the host may
         have to look at logits."""
-        if self.edits is not None or self.process is not None or self.params.logprobs is not None:
-            return None
-        return self._replace(position=self.position + 1)
+        return None if self.edits is not None or self._reads_logits else self._replace(position=self.position + 1)
+
+    @property
+    def masks_follow(self) -> bool:
+        """Whether all that the next token needs of this one is its mask, and the host has no need of logits."""
+        is_mask = self.edits is not None and self.edits.is_mask
+        return is_mask and self.params.allowed_tokens is not None and not self._reads_logits
+
+    @property
+    def _reads_logits(self) -> bool:
+        return self.process is not None or self.params.logprobs is not None
 
     def chosen(self, logits: np.ndarray, scores: np.ndarray, draft_token: DraftToken | None = None) -> SampledToken:
         """The token chosen from ``scores`` (``logits`` [vocab] after edits) and its log-probabilities if requested.
@@ -117,14 +125,19 @@ def best_of(scores: np.ndarray, edited: bool = False) -> int:
     # argmax returns the first NaN if there is one, so checking one value is enough.
     if not math.isfinite(scores.item(best)):
         if edited:
-            raise RequestError(
-                f"expected a token that can be sampled, found none (the largest logit is {scores[best]}): allow more "
-                "by allowed_token_ids, bad_words, min_tokens and logits_processors"
-            )
+            raise no_token_left(scores[best])
         raise EngineError(
             f"expected finite logits, found {scores[best]} at token {best}: verify the artifact, or use a wider type"
         )
     return best
+
+
+def no_token_left(largest: float | np.float32) -> RequestError:
+    """The error of a request whose own edits leave no token to sample; ``largest``: the largest logit after them."""
+    return RequestError(
+        f"expected a token that can be sampled, found none (the largest logit is {largest}): allow more by "
+        "allowed_token_ids, bad_words, min_tokens and logits_processors"
+    )
 
 
 def block_size(count: int) -> int:

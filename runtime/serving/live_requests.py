@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, RequestError, described
 from hybridge.runtime.engines.hidden_rows import HiddenRows
@@ -95,25 +95,29 @@ class LiveRequests:
         return found
 
     def continuations(
-        self, sampling: Iterable[tuple[ScheduledSequence, int]], samplings: Mapping[int, TokenSampling]
+        self,
+        sampling: Iterable[tuple[ScheduledSequence, int]],
+        samplings: Mapping[int, TokenSampling],
+        masked: Container[int],
     ) -> dict[ScheduledSequence, Continuation] | None:
         """How the sequences of ``sampling``, which get the tokens at these indices, go on; without those that end.
 
         None if it is not known which tokens end one. A stop string may end others, after the next step has fed the
-        token that completed it. samplings: those of the step.
+        token that completed it. samplings: those of the step, ``masked`` aside: indices whose masks follow.
         """
         request_of, groups, found = self._request_of, self._groups, {}
         for sequence, index in sampling:
             id_ = request_of.get(sequence)
             if id_ is None:
                 continue
-            stops, how = groups[id_].next_stops(sequence), samplings.get(index)
+            stops, waits = groups[id_].next_stops(sequence), index in masked
+            how = None if waits else samplings.get(index)
             if how is not None:
                 how = how.following()
-            if stops is None or (how is None and not groups[id_].takes_best):
+            if stops is None or not (how is not None or waits or groups[id_].takes_best):
                 return None
             if stops is not ANY_TOKEN:
-                found[sequence] = Continuation(index, stops, how)
+                found[sequence] = Continuation(index, stops, how, waits)
         return found
 
     def accept(

@@ -146,15 +146,18 @@ class ServingLoop:
         """
         if self._in_flight is None:
             self._launch(arrivals)
-            self._choose()
         before, next_step = self._in_flight, None
-        continuations = None if self._ahead is None or before is None else self._ahead.continuations(before)
+        continuations = None
+        if self._ahead is not None and before is not None:
+            continuations = self._ahead.continuations(before, self._samplers)
         if continuations is not None:
             if arrivals is not None:
                 # Requests that arrive during a chained step wait for the one after it.
                 arrivals()
                 arrivals = None
             next_step = self._launch_next(continuations)
+        # Masks of allowed tokens are computed in another thread until here, while the step runs.
+        self._choose()
         try:
             planned = self._settle(next_step)
             if self._runs_ahead and self._in_flight is None:
@@ -162,8 +165,9 @@ class ServingLoop:
         finally:
             # Also after an interrupt: make pieces of the tokens chosen last.
             self._requests.make_pieces()
-        # Masks of allowed tokens are computed in another thread until here, while the step runs.
-        self._choose()
+        if self._ahead is None:
+            # Or else after the step behind it has been planned.
+            self._choose()
         if self._speculator is not None:
             self._speculator.update_cost_model()
         return self._requests.take()
@@ -171,6 +175,7 @@ class ServingLoop:
     def settle(self) -> None:
         """Wait for the step in progress, if there is one; the next ``step`` returns its output."""
         if self._in_flight is not None:
+            self._choose()
             self._settle()
             self._requests.make_pieces()
 
@@ -212,8 +217,8 @@ class ServingLoop:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
-                if not self._chooses_later:
-                    # All sequences have their tokens: the next masks may be computed.
+                if not self._chooses_later or self._waits_for_choice:
+                    # All sequences have their tokens: the next masks may be computed, of a device behind the launch.
                     self._prepare_masks()
         except BaseException as error:
             self._end_committed(plan, error, next_step)
@@ -226,7 +231,8 @@ class ServingLoop:
         return None if next_step is None or next_step.result is not None else next_step
 
     def _launch_next(self, continuations: Continuations) -> NextStep | None:
-        """Plan the next step, if there is anything to do, and launch it if the engine can."""
+        """Plan the next step, if there is anything to do; choose the tokens of the one in progress, whose masks have
+        been computed meanwhile; and launch the next one if the engine can."""
         assert self._ahead is not None
         before = self._in_flight
         # Arrivals may have waited for it.
@@ -234,9 +240,16 @@ class ServingLoop:
         if before is None or plan is None:
             return None
         try:
-            return self._ahead.launch(before, plan, continuations)
+            fed = self._ahead.fed(plan, continuations)
+            self._choose(NextStep(plan, continuations, (), {}, None))
+            if self._in_flight is None:
+                return None  # it has failed, and the one before it
+            return self._ahead.launch(before, plan, continuations, fed)
         except BaseException as error:
-            self._fail(plan, error)
+            if self._in_flight is not None:
+                self._fail(plan, error)
+            elif not isinstance(error, Exception):
+                raise
             return None
 
     def _follow(self, before: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
@@ -245,7 +258,8 @@ class ServingLoop:
         self._sampling = next_step.sampling
         if not plan.repeats:
             self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-            self._masked, self._preparations = [], []
+            self._masked = [sampler for sampler in self._samplers.values() if sampler.waits_for_masks]
+            self._preparations = self._mask_preparations()
         self._in_flight = StepInFlight(
             plan, next_step.sampling, next_step.result, next_step.samplings, time.perf_counter()
         )
@@ -269,8 +283,7 @@ class ServingLoop:
                 samplings = CHOSEN_LATER if self._masked and self._chooses_later else self._draw(plan)
             result = self._executor.launch(plan, samplings)
             if not plan.repeats:
-                found = [sampler.mask_preparation() for sampler in self._masked]
-                self._preparations = [prepare for prepare in found if prepare is not None]
+                self._preparations = self._mask_preparations()
             if self._chooses_later or not plan.repeats:
                 # Not before the launch, which other threads would delay.
                 self._prepare_masks()
@@ -297,16 +310,28 @@ class ServingLoop:
             found |= self._draft_check.samplings(plan, self._sampling, self._vocab)
         return found
 
+    def _mask_preparations(self) -> list[Callable[[], object]]:
+        """What begins to compute the masks of the step that was launched last."""
+        found = [sampler.mask_preparation() for sampler in self._masked]
+        return [prepare for prepare in found if prepare is not None]
+
     def _prepare_masks(self) -> None:
         """Let the masks of the next tokens be computed in another thread."""
         for prepare in self._preparations:
             with suppress(Exception):
                 prepare()
 
-    def _choose(self) -> None:
-        """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known."""
+    @property
+    def _waits_for_choice(self) -> bool:
+        """Whether the step in progress was launched before the masks of its rows were known."""
+        return self._in_flight is not None and self._in_flight.samplings is CHOSEN_LATER
+
+    def _choose(self, next_step: NextStep | None = None) -> None:
+        """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known.
+
+        next_step: the one that has been planned after it, perhaps."""
         in_flight = self._in_flight
-        if in_flight is None or in_flight.result is None or in_flight.samplings is not CHOSEN_LATER:
+        if in_flight is None or in_flight.result is None or not self._waits_for_choice:
             return
         try:
             samplings = self._draw(in_flight.plan)
@@ -316,7 +341,10 @@ class ServingLoop:
             self._in_flight = None
             with suppress(Exception):
                 in_flight.result.best_tokens()
-            self._fail(in_flight.plan, error)
+            if in_flight.committed:
+                self._fail_committed(in_flight.plan, next_step, error)
+            else:
+                self._fail(in_flight.plan, error)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hybridge.runtime.engines.paged import Feeding
-from hybridge.runtime.sampling import CHOSEN_LATER, TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.serving.executor import StepExecutor
 from hybridge.runtime.serving.live_requests import LiveRequests
@@ -13,6 +13,7 @@ from hybridge.runtime.serving.prefix_cache import ServedCache
 from hybridge.runtime.serving.step_in_flight import Continuation, NextStep, StepInFlight, sampled_rows
 
 Continuations = Mapping[ScheduledSequence, Continuation]
+Sampled = Sequence[ScheduledSequence]
 
 
 class StepAhead:
@@ -32,12 +33,16 @@ class StepAhead:
         self._scheduler, self._requests, self._executor, self._vocab = scheduler, requests, executor, vocab
         self._has_host_tier = cache is not None and cache.host is not None
 
-    def continuations(self, before: StepInFlight) -> Continuations | None:
+    def continuations(self, before: StepInFlight, samplers: Mapping[int, Sampler]) -> Continuations | None:
         """How the sequences of ``before`` go on; None if what follows depends on its tokens in other ways, or the host
-        reads its logits."""
+        reads its logits. samplers: of its rows, which choose its tokens later perhaps."""
         if before.result is None or before.committed or not before.plan.is_plain:
             return None
-        return self._requests.continuations(sampled_rows(before.plan, before.sampling), before.samplings)
+        samplings, masked = before.samplings, {index for index, each in samplers.items() if each.masks_follow}
+        if samplings is CHOSEN_LATER:
+            plain = {index: each for index, each in samplers.items() if not each.waits_for_masks}
+            samplings = {index: each.draw(self._vocab) for index, each in plain.items()}
+        return self._requests.continuations(sampled_rows(before.plan, before.sampling), samplings, masked)
 
     def plan(self, before: StepInFlight, continuations: Continuations) -> StepPlan | None:
         """Commit ``before`` and plan the step after it; None if there is nothing to do, or a sequence may have to be
@@ -48,26 +53,29 @@ class StepAhead:
         before.committed = True
         return None if self._scheduler.may_preempt() else self._scheduler.plan()
 
-    def launch(self, before: StepInFlight, plan: StepPlan, continuations: Continuations) -> NextStep:
-        """Launch ``plan``, if the engine can, and no sampling waits for a mask."""
+    def launch(
+        self, before: StepInFlight, plan: StepPlan, continuations: Continuations, fed: tuple[Sampled, Feeding]
+    ) -> NextStep:
+        """Launch ``plan``, if the engine can, and the host needs no logits of ``before``; its tokens are chosen later
+        if any of them waits for a mask. fed: as ``fed`` gives it."""
         assert before.result is not None
-        later = NextStep(plan, continuations, (), {}, None)
-        if not plan.is_plain:
-            return later
-        sampling, samplings, feeding = self._fed(plan, continuations)
-        if samplings is CHOSEN_LATER:
-            return later
+        sampling, feeding = fed
+        edited = [how for how in before.samplings.values() if how.edits is not None]
+        if not plan.is_plain or not all([how.masks_follow for how in edited]):
+            return NextStep(plan, continuations, (), {}, None)
         result = self._executor.launch_next(before.result, plan, feeding)
-        return NextStep(plan, continuations, sampling, samplings, result)
+        return NextStep(plan, continuations, sampling, feeding.samplings, result)
 
-    def _fed(
-        self, plan: StepPlan, continuations: Continuations
-    ) -> tuple[list[ScheduledSequence], Mapping[int, TokenSampling], Feeding]:
-        """The sequences that get a token from ``plan``, how that is chosen, and what their rows are fed."""
+    def fed(self, plan: StepPlan, continuations: Continuations) -> tuple[Sampled, Feeding]:
+        """The sequences that get a token from ``plan``, and what their rows are fed."""
+        if not plan.is_plain:
+            return [], Feeding((), {})
+        masked = any([each.masked for each in continuations.values()])
         if plan.repeats:
             # Rows, in this order, whose objects are not made for this.
-            samplings = {source: how for source, _, how in continuations.values() if how is not None}
-            return list(continuations), samplings, Feeding([stops for _, stops, _ in continuations.values()], samplings)
+            every = continuations.values()
+            chosen = {} if masked else {each.source: each.sampling for each in every if each.sampling is not None}
+            return list(continuations), Feeding([each.stops for each in every], CHOSEN_LATER if masked else chosen)
         known, sampling, samplings = self._scheduler.sequences, list[ScheduledSequence](), dict[int, TokenSampling]()
         stops, sources = list[frozenset[int]](), list[int]()
         # Sequences that get the first token after a prompt, and its index.
@@ -85,8 +93,7 @@ class StepAhead:
                 samplings[len(sampling)] = going_on.sampling
             sampling.append(sequence)
         samplers = self._requests.samplers(firsts)
-        if any(sampler.waits_for_masks for sampler in samplers.values()):
-            return sampling, CHOSEN_LATER, Feeding(stops, {}, sources)
+        if masked or any(sampler.waits_for_masks for sampler in samplers.values()):
+            return sampling, Feeding(stops, CHOSEN_LATER, sources)
         samplings |= {index: sampler.draw(self._vocab) for index, sampler in samplers.items()}
-        samplings = dict(sorted(samplings.items()))
-        return sampling, samplings, Feeding(stops, samplings, sources)
+        return sampling, Feeding(stops, dict(sorted(samplings.items())), sources)

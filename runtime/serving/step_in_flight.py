@@ -27,11 +27,13 @@ class StepTimes:
 
 class Continuation(NamedTuple):
     """How a sequence goes on after a step, unless it ends: index of the step's logits that give its token, the tokens
-    that end it, and how the token after that one is chosen; None: it is the most likely one."""
+    that end it, and how the token after that one is chosen; None: it is the most likely one, or ``masked``, by a mask
+    that is known once the step's token is."""
 
     source: int
     stops: frozenset[int]
     sampling: TokenSampling | None
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class NextStep:
         """The sequences that end with their token of ``fed``, the tokens that the step before it has chosen."""
         return {
             sequence.id
-            for sequence, (source, stops, _) in self.continuations.items()
+            for sequence, (source, stops, *_) in self.continuations.items()
             if fed[source] < 0 or fed[source] in stops
         }
 

@@ -54,6 +54,11 @@ class TorchDevice:
         """Streams for parts of the work that may run at the same time; none on a CPU."""
         return tuple(torch.cuda.Stream() for _ in range(MOST_PARTS)) if self.is_gpu else ()
 
+    @cached_property
+    def copy_stream(self) -> torch.cuda.Stream:
+        """A stream for copies to the device that pass by the work of a running step."""
+        return torch.cuda.Stream()
+
     def _made_pool(self) -> Any:
         """A new pool. torch gives it back with its last graph, and lets no other one have it then: a graph of next to
         nothing is kept."""

@@ -11,7 +11,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.feeding_tables import token_rows
 from hybridge.runtime.engines.paged import Feeding
-from hybridge.runtime.engines.step_result import StepResult, lost_logits
+from hybridge.runtime.engines.step_result import StepResult, lost_logits, lost_token
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling
@@ -70,9 +70,10 @@ class TorchStepResult(StepResult):
         rows = self._requested
         return {index if isinstance(rows, slice) else rows[index]: how for index, how in samplings.items()}
 
-    def choosing(self, chooser: TorchSampling) -> TorchStepResult:
-        """This result with tokens sampled by ``chooser``, which has been enqueued after the step."""
-        return TorchStepResult(self._device, self._best, self._logits, self._requested, chooser)
+    def choosing(self, chooser: TorchSampling, done: torch.cuda.Event | None) -> TorchStepResult:
+        """This result with tokens sampled by ``chooser``, which has been enqueued after the step; done: after both."""
+        parts = self._device, self._best, self._logits, self._requested
+        return TorchStepResult(*parts, chooser, done, chooser.tokens)
 
     @property
     def is_ready(self) -> bool:
@@ -96,7 +97,7 @@ class TorchStepResult(StepResult):
             chosen = self._chooser.sampled(by_row)
             found = {index: chosen[row] for index, row in zip(samplings, by_row, strict=True) if row in chosen}
         if not self._has_logits:
-            return {index: found.get(index, lost_logits()) for index in samplings}
+            return {index: found.get(index) or lost_token(how) for index, how in samplings.items()}
         # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: samplings[index] for index in samplings if index not in found})}
 

@@ -24,6 +24,7 @@ from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep, padded_
 from hybridge.runtime.engines.torch.paged_pools import TorchPools
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
 from hybridge.runtime.engines.torch.program import StepProgram
+from hybridge.runtime.engines.torch.recording import RepeatedWork
 from hybridge.runtime.engines.torch.sampling_memory import TorchSampling, torch_sampling
 from hybridge.runtime.engines.torch.step_memory import StepMemory
 from hybridge.runtime.engines.torch.step_shapes import STEP, draft_shape, multiple, own_shape, padded_shape
@@ -61,6 +62,10 @@ class PagedSteps:
         self.ring_rows: int | None = None
         # By rows of logits, whether likely tokens are listed, and the turn of a step that is launched in a chain.
         self._choosers: dict[tuple[int, bool, bool | None], TorchSampling] = {}
+        # By whether likely tokens are listed, and by rows and address of the logits.
+        self._choices: dict[tuple[bool, int, int], RepeatedWork] = {}
+        # After the last sampling behind a step.
+        self._chosen = torch.cuda.Event() if device.is_gpu else None
         # Steps of a chain take turns, as each is launched while the one before still runs.
         self._turn = False
         # Of the last step, as in ``_chooser``.
@@ -100,13 +105,28 @@ class PagedSteps:
 
     def choose(self, result: TorchStepResult, samplings: Mapping[int, TokenSampling]) -> TorchStepResult:
         """As ``PagedEngine.choose``."""
-        chooser = self._chooser(len(result.device_logits), samplings, self._drafts) if samplings else None
+        if not samplings:
+            return result
+        chooser = self._chooser(len(result.device_logits), samplings, self._drafts)
         if chooser is None:
+            result.lose_tokens()  # the host samples
             return result
         chooser.fill(result.by_row(samplings))
         with self._device.active():
-            chooser.enqueue(result.device_logits)
-        return result.choosing(chooser)
+            self._choice(chooser, result.device_logits).run()
+        if self._chosen is not None:
+            self._chosen.record(self._device.stream)
+        return result.choosing(chooser, self._chosen)
+
+    def _choice(self, chooser: TorchSampling, logits: torch.Tensor) -> RepeatedWork:
+        """Sampling by ``chooser``, which is that of all logits of this size: recorded behind steps that come again."""
+        key = chooser.lists, len(logits), logits.data_ptr()
+        found = self._choices.get(key)
+        if found is None:
+            found = RepeatedWork(self._device, lambda: chooser.enqueue(logits))
+            if self._last is None and not self._drafts:
+                self._choices[key] = found
+        return found
 
     def launch_next(
         self,
@@ -171,6 +191,7 @@ class PagedSteps:
         self.sampling.clear()
         self.chained.clear()
         self._choosers.clear()
+        self._choices.clear()
         self.drafts.clear()
         self.sampling_drafts.clear()
         self.mixed.clear()

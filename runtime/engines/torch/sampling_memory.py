@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hybridge.runtime.engines.device_sampling import DeviceSampling, SamplingMemory, Table
-from hybridge.runtime.engines.torch.device import TorchDevice
+from hybridge.runtime.engines.torch.device import TorchDevice, current_stream
 from hybridge.trt_plugins.kernels.fused import sampling
 from hybridge.trt_plugins.kernels.fused.sampling import SamplingProblem
 
@@ -30,6 +30,10 @@ class TorchSamplingMemory(SamplingMemory[torch.Tensor]):
 
     def table(self, nbytes: int) -> TorchTable:
         return TorchTable(self._device, nbytes)
+
+    def wait_for_tables(self) -> None:
+        if self._device.stream is not None:
+            self._device.stream.wait_stream(self._device.copy_stream)
 
     def mapped(self, nbytes: int) -> np.ndarray:
         host, there = self._device.mapped(nbytes, dtype=torch.uint8)
@@ -61,4 +65,14 @@ class TorchTable(Table):
 
     def upload(self, begin: int = 0, end: int | None = None) -> None:
         with self._device.active():
-            self.there[begin:end].copy_(self._host[begin:end], non_blocking=True)
+            self._copy(begin, end)
+
+    def send(self, begin: int, end: int) -> None:
+        if self._device.stream is None:
+            self._copy(begin, end)
+            return
+        with current_stream(self._device.copy_stream):
+            self._copy(begin, end)
+
+    def _copy(self, begin: int, end: int | None) -> None:
+        self.there[begin:end].copy_(self._host[begin:end], non_blocking=True)

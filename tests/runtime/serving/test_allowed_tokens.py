@@ -13,6 +13,7 @@ from hybridge.runtime.sampling.edits import mask_of
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.sampling.edited import edited
 from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
+from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_paged_engine import VOCAB, toy_logits
 
 NEW, FEW = 9, range(3, 9)
@@ -51,10 +52,11 @@ class Failing(OtherThanLast):
             self._broken()
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("drafts", [None, SpeculationSettings(3, adaptive=False, shortest=1)], ids=["plain", "ngram"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.4, "seed": 3}, {"repetition_penalty": 1.5, "logprobs": 1}])
-def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSettings | None) -> None:
-    loop, engine = toy_loop(speculation=drafts)
+def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSettings | None, ahead: bool) -> None:
+    loop, engine = toy_loop(speculation=drafts, ahead=ahead)
     made: list[OtherThanLast] = []
 
     def make() -> OtherThanLast:
@@ -68,6 +70,9 @@ def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSetti
     assert [tuple(each.tokens) for each in made] == [found[masked, choice] for choice in range(2)]
     assert len(found[plain, 0]) == NEW
     assert drafts is None or (loop.speculation is not None and loop.speculation.proposed)
+    if isinstance(engine, AheadToyEngine):
+        # Before the tokens that the masks follow, unless the host needs the logits.
+        assert (engine.chained >= NEW - 3) == (drafts is None and "logprobs" not in options)
     if options.get("temperature"):
         return
     # The same without a mask, written out.
@@ -84,6 +89,7 @@ def fail() -> np.ndarray:
     raise ValueError("no such rule")
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize(
     ("broken", "on_accept", "words"),
     [
@@ -94,8 +100,10 @@ def fail() -> np.ndarray:
         (lambda: mask_of(np.array([], np.int64), VOCAB), False, "expected a token that can be sampled, found none"),
     ],
 )
-def test_a_bad_mask_ends_its_own_request(broken: Callable[[], np.ndarray], on_accept: bool, words: str) -> None:
-    loop, _ = toy_loop()
+def test_a_bad_mask_ends_its_own_request(
+    broken: Callable[[], np.ndarray], on_accept: bool, words: str, ahead: bool
+) -> None:
+    loop, _ = toy_loop(ahead=ahead)
     plain = loop.add(make_request([7], NEW))
     bad = loop.add(make_request([7], NEW, allowed_tokens=lambda: Failing(broken, on_accept)))
     no_mask = loop.add(make_request([7], NEW, allowed_tokens=lambda: None))
@@ -125,13 +133,15 @@ def test_masks_are_read_after_a_step_is_launched(
         def prepare(self) -> None:
             order.append("prepare")
 
-    launch = engine.launch
+    def recorded(launch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            order.append("run")
+            return launch(*given)
 
-    def recorded(*given: Any) -> Any:
-        order.append("run")
-        return launch(*given)
+        return run
 
-    monkeypatch.setattr(engine, "launch", recorded)
+    monkeypatch.setattr(engine, "launch", recorded(engine.launch))
+    monkeypatch.setattr(engine, "launch_next", recorded(engine.launch_next))
     loop.add(make_request([3, 4] * 3, 6, allowed_tokens=Recorded))
     run_all(loop)
     # Behind each run, the masks of its tokens. They are prepared when the tokens of the run before are known; behind

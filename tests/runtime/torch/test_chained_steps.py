@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,12 @@ from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.trt_plugins.kernels.fused.token_feeding import FeedingProblem, plan
-from tests.runtime.serving.toy_loop import run_all
+from tests.runtime.serving.toy_loop import answers, run_all
+from tests.runtime.torch.test_draft_sampling import SamplingKernels
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.kernel_calls import H200
+from tests.support.thirds import Thirds
 
 
 class FeedTokens(KernelRunner):
@@ -96,3 +99,65 @@ def test_answers_and_states_are_those_of_single_steps(family: str, artifacts: Ar
         found.append(turns)
         engine.device.kernels = None
     assert found[0] == found[1] and kernels.ended
+
+
+class AllKernels(FeedTokens, SamplingKernels):
+    """The kernels of a step whose tokens are sampled behind it and fed to the next one."""
+
+    def launch(self, key, *given, **named) -> None:
+        kind = FeedTokens if isinstance(key, FeedingProblem) else SamplingKernels
+        kind.launch(self, key, *given, **named)
+
+
+class ChoosingSteps(PreparedSteps):
+    """Their tokens are sampled behind them, as masks need it."""
+
+    chooses_later = samples_in_steps = True
+    chained = 0
+
+    def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> TorchStepResult:
+        self._check(inputs)
+        return self._steps.launch(inputs, self.pools, self._program, None, samplings)
+
+    def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TorchStepResult | None:
+        found = super().launch_next(result, inputs, feeding)
+        self.chained += found is not None
+        return found
+
+
+class NothingLeft(Thirds):
+    """No token at all from the third one on."""
+
+    tokens = 0
+
+    def mask(self) -> np.ndarray:
+        return super().mask() * np.uint32(self.tokens < 2)
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        self.tokens += 1
+
+
+def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache) -> None:
+    """Rows with and without masks, which end at different steps by their tokens and lengths."""
+    exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6, max_seq_len=96)
+    eos = tuple(range(0, exported.config.vocab_size, 7))
+    kinds: list[dict[str, Any]] = [{"temperature": 0.6}, {}, {"temperature": 0.6}]
+    found, kernels = [], AllKernels()
+    for kind in (ChoosingSteps, TorchPagedEngine):
+        engine = kind(exported.folder, device="cpu")
+        engine.device.kernels = kernels if kind is ChoosingSteps else None
+        loop = ServingLoop(engine, ServingSettings(memory_bytes=1 << 24, max_tokens=24), eos, None)
+        for row in range(9):
+            masks = {} if row % 3 == 2 else {"allowed_tokens": Thirds}
+            params = SamplingParams(seed=row, ignore_eos=row == 5, **kinds[row % 3], **masks)
+            loop.add(ServingRequest(Request((3 + row, 4, 5 + row), params, 12 + 2 * row)))
+        params = SamplingParams(temperature=0.6, seed=1, ignore_eos=True, allowed_tokens=NothingLeft)
+        loop.add(ServingRequest(Request((3, 4), params, 12)))
+        outputs = run_all(loop)
+        found.append((answers(outputs), [str(output.error) for output in outputs if output.error]))
+        if isinstance(engine, ChoosingSteps):
+            assert engine.chained > loop.steps // 2
+        engine.device.kernels = None
+    assert found[0] == found[1] and kernels.ended
+    assert len(found[0][1]) == 1 and "expected a token that can be sampled" in found[0][1][0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,7 @@ from tests.runtime.torch.test_paged_gpu import exported
 from tests.runtime.torch.test_paged_kernel_calls import BLOCK
 from tests.runtime.toy_ahead_engine import fed
 from tests.support.artifacts import ArtifactCache
+from tests.support.thirds import Thirds
 
 pytestmark = pytest.mark.gpu
 ROWS, PROMPT, STEPS = 5, 6, 12
@@ -136,9 +139,11 @@ def test_a_chain_computes_what_single_steps_do(samples: bool, artifacts: Artifac
             np.testing.assert_array_equal(pool[row], expected[row], err_msg=f"{spec.name} of row {row}")
 
 
-@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize(("samples", "masks"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
-def test_served_answers_are_those_without_a_chain(family: str, samples: bool, artifacts: ArtifactCache) -> None:
+def test_served_answers_are_those_without_a_chain(
+    family: str, samples: bool, masks: bool, artifacts: ArtifactCache
+) -> None:
     """More requests than rows, so that prompts begin beside rows that decode."""
     folder, found = exported(artifacts, DType.FLOAT32, family).folder, []
     for chains_steps in (True, False):
@@ -154,7 +159,8 @@ def test_served_answers_are_those_without_a_chain(family: str, samples: bool, ar
         rng = np.random.default_rng(3)
         for row in range(40):
             ids = tuple(rng.integers(0, engine.config.vocab_size, 5 + row % 12).tolist())
-            params = SamplingParams(temperature=1.0, seed=row) if row % 2 and samples else SamplingParams()
+            given: dict[str, Any] = {"temperature": 1.0, "seed": row} if row % 2 and samples else {}
+            params = SamplingParams(**given, allowed_tokens=Thirds if row % 3 and masks else None)
             loop.add(ServingRequest(Request(ids, params, 10 + row)))
         found.append(answers(run_all(loop)))
         replayed = [step.decode.repeated.is_replayed for step in engine.chained_steps.values()]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hybridge.runtime.engines.device_sampling import ChosenTokens
-from hybridge.runtime.engines.step_result import StepResult, lost_logits
+from hybridge.runtime.engines.step_result import StepResult, lost_logits, lost_token
 from hybridge.runtime.engines.tensorrt.paged.step_output import StepOutput
 from hybridge.runtime.engines.tensorrt.pending_step import PendingStep
 from hybridge.runtime.sampling import DrawError, SampledToken, TokenSampling, best_tokens
@@ -66,7 +66,7 @@ class DeviceResult(StepResult):
         chosen = self._pending.read().sampled({place: samplings[index] for place, index in own.items()})
         found: dict[int, SampledToken | DrawError] = {own[place]: token for place, token in chosen.items()}
         if not self._has_logits:
-            return {index: found.get(index, lost_logits()) for index in samplings}
+            return {index: found.get(index) or lost_token(how) for index, how in samplings.items()}
         # The host samples the other rows and reports errors.
         return {**found, **super().sampled({index: how for index, how in samplings.items() if index not in found})}
 
