@@ -231,8 +231,9 @@ class ServingLoop:
         return None if next_step is None or next_step.result is not None else next_step
 
     def _launch_next(self, continuations: Continuations) -> NextStep | None:
-        """Plan the next step, if there is anything to do; choose the tokens of the one in progress, whose masks have
-        been computed meanwhile; and launch the next one if the engine can."""
+        """Plan the next step, if there is anything to do, and launch it if the engine can.
+
+        Between both the tokens of the one in progress are chosen, whose masks another thread computes until then."""
         assert self._ahead is not None
         before = self._in_flight
         # Arrivals may have waited for it.
