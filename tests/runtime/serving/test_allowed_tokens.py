@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hybridge.artifact.errors import RequestError
+from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.sampling.edits import mask_of
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.sampling.edited import edited
-from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
+from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_paged_engine import VOCAB, toy_logits
 
@@ -150,3 +151,31 @@ def test_masks_are_read_after_a_step_is_launched(
     assert not first and len(steps) > 2 and steps[0].startswith("pm")
     for step in steps[:-1]:
         assert step.startswith("pm") if ahead else step.lstrip("p")[0] == "m" and step[-1] == "p"
+
+
+@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("kind", [EngineError, KeyboardInterrupt])
+def test_a_choice_that_fails_ends_its_step_and_no_other(
+    at: int, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one behind a step alone, others when the step after it has been planned."""
+    loop, engine = ahead_loop(block_size=4)
+    calls, choose = [0], engine.choose
+
+    def failing(*given: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == at:
+            raise kind("no choice")
+        return choose(*given)
+
+    monkeypatch.setattr(engine, "choose", failing)
+    for row in range(2):
+        loop.add(make_request([7, row], NEW, allowed_tokens=OtherThanLast))
+    outputs = []
+    with contextlib.suppress(KeyboardInterrupt):
+        outputs += run_all(loop)
+    outputs += run_all(loop)
+    assert len([output for output in outputs if output.error]) == 2
+    loop.scheduler.check_integrity()
+    again = loop.add(make_request([7, 1], NEW, allowed_tokens=OtherThanLast))
+    assert len(answers(run_all(loop))[again, 0]) == NEW
