@@ -25,11 +25,13 @@ from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
+from tests.support.thirds import Thirds
 
 pytestmark = pytest.mark.slow
 ROWS, MAX_SEQ, LONGEST, NEW = 4, 96, 40, 16
 SIZES = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ}
 PARAMS: list[dict[str, Any]] = [{}, {}, {"temperature": 0.9, "seed": 5}, {"logprobs": 1}, {"n": 2}]
+PARAMS += [{"allowed_tokens": Thirds}, {"temperature": 0.9, "seed": 7, "allowed_tokens": Thirds}]
 FORMS = [("nemotron_h", {"hybrid_override_pattern": "M*"}), ("llama", {"num_hidden_layers": 1})]
 
 
@@ -129,7 +131,7 @@ def run_machine(engine: PagedEngine, folder: Path, most: int, after_each: Callab
 
         def alone(request: Request) -> list[tuple[int, ...]]:
             params = request.params
-            key = request.prompt_ids, params.seed, params.n, request.max_new_tokens
+            key = request.prompt_ids, params.seed, params.n, params.allowed_tokens, request.max_new_tokens
             if key not in known:
                 loop = ServingLoop(llm.engine, ServingSettings(memory_bytes=1 << 24, prefix_cache="off"), eos, None)
                 loop.add(ServingRequest(request))
@@ -152,10 +154,10 @@ def run_machine(engine: PagedEngine, folder: Path, most: int, after_each: Callab
 @pytest.mark.parametrize(("family", "overrides"), FORMS, ids=lambda value: value if isinstance(value, str) else "")
 def test_any_history_on_the_torch_engine(family: str, overrides: dict[str, Any], artifacts: ArtifactCache) -> None:
     pytest.importorskip("torch", reason="the torch engine needs torch")
-    from tests.runtime.torch.test_chained_steps import FeedTokens, PreparedSteps
+    from tests.runtime.torch.test_chained_steps import AllKernels, ChoosingSteps
 
     folder = artifacts.get(family, "float32", overrides, **SIZES).folder
-    engine, kernels = PreparedSteps(folder, device="cpu"), FeedTokens()
+    engine, kernels = ChoosingSteps(folder, device="cpu"), AllKernels()
     engine.device.kernels = kernels
     run_machine(engine, folder, 60)
     assert kernels.ended
