@@ -231,7 +231,7 @@ def _quality(document: Document) -> str:
             lines.append(f"\n- {model}: {'; '.join(parts)}")
     if not lines:
         return ""
-    goal = "(goal: no more; **missed** where bold)"
+    goal = "(**missed** where bold)"
     return f"\n\nBytes times llama.cpp's; mean, 99.9 % KL divergence, ours/llama.cpp's {goal}:\n" + "".join(lines)
 
 
