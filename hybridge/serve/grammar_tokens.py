@@ -58,7 +58,7 @@ class MaskBatch:
             self._waiting = []
             for each in waiting:
                 each.job = job
-            # Or it would begin when this thread waits for something else, up to 5 ms later.
+            # Let the job take the GIL now: otherwise it starts up to 5 ms later, when this thread next releases it.
             started.wait()
 
     def compute(self) -> None:
@@ -67,10 +67,10 @@ class MaskBatch:
         self._compute(waiting)
 
     def _compute(self, waiting: Sequence[GrammarTokens], started: Event | None = None) -> None:
-        """``started`` is set when the rest needs no GIL."""
-        from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
-
+        """``started`` is set when the rest needs no GIL, and after an error."""
         try:
+            from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
+
             masks = np.empty((len(waiting), self._words), np.int32)
             # Neighbours go to one thread: a lexer is used by one at a time.
             by_lexer = sorted(range(len(waiting)), key=[each.lexer for each in waiting].__getitem__)
@@ -170,7 +170,7 @@ class GrammarTokens:
 class GrammarCopies:
     """One grammar, compiled several times.
 
-    A copy of a matcher shares its lexer, which one thread at a time can use: each of ``matchers`` has another one.
+    A copy of a matcher shares its lexer, which one thread at a time can use; each of ``matchers`` has its own.
     """
 
     def __init__(self, matchers: Sequence[LLMatcher]) -> None:

@@ -85,3 +85,15 @@ def test_masks_that_another_thread_computes_are_the_same(tokenizer: LLTokenizer)
     batch.close()
     prepared[0].prepare()
     assert allowed(prepared[0]) == "$"
+
+
+def test_an_error_in_the_other_thread_is_raised_with_the_mask(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = MaskBatch(tokenizer.vocab_size)
+    tokens = GrammarTokens(matcher(tokenizer, "ab"), frozenset(), batch)
+    monkeypatch.delattr("llguidance.numpy.consume_token_par")
+    tokens.prepare()
+    with pytest.raises(ImportError, match="consume_token_par"):
+        tokens.mask()
+    batch.close()
