@@ -16,6 +16,7 @@ from hybridge.artifact.version import __version__
 from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, AnswerInterrupted, Failure, failure_of
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.parser import Commands
+from hybridge.cli.process_end import end_process
 from hybridge.cli.terminal import json_text
 from hybridge.cli.text import printable
 
@@ -94,7 +95,7 @@ def main() -> NoReturn:
     if signals.interrupted:
         # Everything is cleaned up; while Python shuts down, a late signal would still change the exit code.
         os._exit(code)
-    sys.exit(code)
+    end_process(code)
 
 
 def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = None) -> int:

@@ -1,0 +1,33 @@
+"""End the process of a command without freeing every object first."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import NoReturn
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit with ``code``: as ``sys.exit`` does up to the functions of ``atexit``, then at once.
+
+    At its end Python looks for garbage and frees objects one by one, a quarter of the time of an export; the system
+    frees their memory in one go. Threads other than daemons are joined, and buffers are flushed, those of C too. A
+    profiler and ``python -i`` need what Python still holds: for them the exit is the usual one.
+    """
+    if sys.getprofile() is not None or sys.gettrace() is not None or sys.flags.inspect:
+        sys.exit(code)
+    # The two steps that Python's own end begins with; they have no public names.
+    for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        with contextlib.suppress(KeyboardInterrupt):
+            step()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    with contextlib.suppress(ImportError, OSError, TypeError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+    os._exit(code)
