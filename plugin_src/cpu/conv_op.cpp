@@ -1,7 +1,7 @@
 // The custom operator `CausalConv1d` of the domain hybridge.cpu.
 //
 // Inputs: x, weight [channels, 1, taps] and state of cpu::Convolution in float32; then bias float32 and lengths int32,
-// which may be left out. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
+// which may be left out. x and y may be [rows * time, channels]. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
 // cpu::Checkpoints. Attributes: silu; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -36,13 +36,15 @@ class CausalConv1d {
         for (size_t i = 0; i < 5; ++i) {
             if (auto* status = ort::read(*api_, context, i, *in[i])) return status;
         }
-        if (x.sizes.size() != 3 || past.sizes.size() != 3) return refusal();
+        if (past.sizes.size() != 3) return refusal();
+        y.sizes = x.sizes, x.divide(past.sizes[0]);
+        if (x.sizes.size() != 3) return refusal();
         const int64_t rows = x.sizes[0], time = x.sizes[1], channels = x.sizes[2], taps = past.sizes[2];
         if (taps < 1 || taps > cpu::most_taps || !weight.is({channels, 1, taps}) || !past.is({rows, channels, taps}) ||
             (bias.data && !bias.is({channels})) || (lengths.data && !lengths.is({rows}))) {
             return refusal();
         }
-        y.sizes = x.sizes, state.sizes = past.sizes;
+        state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::Convolution convolution{x.floats(), weight.floats(), bias.floats(), past.floats(),

@@ -1,7 +1,8 @@
 // The custom operator `GatedDeltaRule` of the domain hybridge.cpu.
 //
 // Inputs: q, k, v, g, beta and state of cpu::DeltaRule in float32, and lengths int32, which may be left out. q, k, v, g
-// and the output o have one axis for heads and their numbers. Second output: new_state. With the last input
+// and the output o have one axis for heads and their numbers; these and beta may have one axis for all tokens,
+// [rows * time, ...]. Second output: new_state. With the last input
 // `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
 // Attributes: key_heads, scale, normed; instructions (cpu::Choice).
 #include "kernel_table.h"
@@ -40,8 +41,9 @@ class GatedDeltaRule {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
         const auto& [q, k, v, g, beta, past, lengths] = in;
+        o.sizes = v.sizes;
         if (!fit(in)) return refusal();
-        o.sizes = v.sizes, state.sizes = past.sizes;
+        state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, o)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         const int64_t value_heads = past.sizes[1];
@@ -66,9 +68,12 @@ class GatedDeltaRule {
                             "GatedDeltaRule: expected inputs whose sizes agree, and keys of at most 1024 numbers");
     }
 
-    bool fit(const ort::Tensor (&in)[7]) const {
+    // Whether the sizes agree; those of tokens have an axis for rows after this.
+    bool fit(ort::Tensor (&in)[7]) const {
         const auto& [q, k, v, g, beta, past, lengths] = in;
-        if (v.sizes.size() != 3 || g.sizes.size() != 3 || past.sizes.size() != 4 || key_heads_ <= 0) return false;
+        if (past.sizes.size() != 4) return false;
+        for (size_t i = 0; i < 5; ++i) in[i].divide(past.sizes[0]);
+        if (v.sizes.size() != 3 || g.sizes.size() != 3 || key_heads_ <= 0) return false;
         const int64_t rows = v.sizes[0], time = v.sizes[1];
         const int64_t value_heads = past.sizes[1], key_size = past.sizes[2], value_size = past.sizes[3];
         if (value_heads <= 0 || value_heads % key_heads_ || key_size > cpu::most_key_size) return false;

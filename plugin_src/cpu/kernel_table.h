@@ -11,6 +11,7 @@
 #include "paged_attention.h"
 #include "ssm.h"
 #include "state_8bit.h"
+#include "token_attention.h"
 
 namespace cpu {
 
@@ -52,6 +53,8 @@ struct Kernels {
     // memory.
     int64_t strip_queries;
     bool (*attend_blocks)(const PagedAttention&, int64_t kv_head, int64_t first, Memory&);
+    // Task row * kv_heads + kv_head of an attention layer with one token for each row; `memory` has its task_bytes.
+    void (*attend_token)(const TokenAttention&, int64_t task, float* memory);
     // Matrices first to last of a state of 8 bits: to floats, and back with new scales.
     void (*widen_states)(const State8&, int64_t first, int64_t last);
     void (*round_states)(const State8&, int64_t first, int64_t last);

@@ -15,6 +15,7 @@ const ort::CustomOp& delta_rule_op();
 const ort::CustomOp& conv_op();
 const ort::CustomOp& gated_norm_op();
 const ort::CustomOp& paged_attention_op();
+const ort::CustomOp& token_attention_op();
 const ort::CustomOp& widen_state_op();
 const ort::CustomOp& round_state_op();
 

@@ -15,6 +15,15 @@ struct Tensor {
 
     const float* floats() const { return static_cast<const float*>(data); }
     bool is(const std::vector<int64_t>& expected) const { return sizes == expected; }
+    int64_t count() const {
+        int64_t product = 1;
+        for (int64_t size : sizes) product *= size;
+        return product;
+    }
+    // Tokens [rows * time, width] of `rows` rows become [rows, time, width]; other sizes stay.
+    void divide(int64_t rows) {
+        if (sizes.size() == 2 && rows > 0 && sizes[0] % rows == 0) sizes = {rows, sizes[0] / rows, sizes[1]};
+    }
 };
 
 // Input `index` of a call. An omitted one has no data.

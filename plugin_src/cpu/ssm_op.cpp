@@ -1,7 +1,8 @@
 // The custom operators `UpdateSsmState` and `UpdateSsmState8Bit` of the domain hybridge.cpu.
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
-// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size. Second output: new_state, which
+// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size; these and dt may have one axis
+// for all tokens, [rows * time, ...]. Second output: new_state, which
 // may be left out.
 // With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
 // `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
@@ -55,9 +56,12 @@ class SsmOp {
         return api_->status(ort::invalid_argument, "UpdateSsmState: expected inputs whose sizes agree");
     }
 
-    bool fit(const ort::Tensor (&in)[9]) const {
+    // Whether the sizes agree; those of tokens have an axis for rows after this.
+    bool fit(ort::Tensor (&in)[9]) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
-        if (x.sizes.size() != 3 || past.sizes.size() != 4 || heads_ <= 0 || groups_ <= 0 || heads_ % groups_) return false;
+        if (past.sizes.size() != 4) return false;
+        for (size_t i : {0, 2, 3, 5}) in[i].divide(past.sizes[0]);
+        if (x.sizes.size() != 3 || heads_ <= 0 || groups_ <= 0 || heads_ % groups_) return false;
         const int64_t rows = x.sizes[0], time = x.sizes[1], state_size = past.sizes[2], head_dim = past.sizes[3];
         return x.sizes[2] == heads_ * head_dim && B.is({rows, time, groups_ * state_size}) && C.is(B.sizes) &&
                dt.is({rows, time, heads_}) && A.is({heads_}) && D.is({heads_}) && dt_bias.is({heads_}) &&
@@ -84,8 +88,8 @@ class UpdateSsmState : public SsmOp {
         for (size_t i = 0; i < 9; ++i) {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
-        if (!fit(in)) return refusal();
         y.sizes = in[0].sizes, state.sizes = in[7].sizes;
+        if (!fit(in)) return refusal();
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::SsmUpdate found = update(in, y);
@@ -112,8 +116,9 @@ class UpdateSsmState8Bit : public SsmOp {
         }
         if (auto* status = ort::read(*api_, context, 8, scales)) return status;
         if (auto* status = ort::read(*api_, context, 9, in[8])) return status;
+        y.sizes = in[0].sizes;
         if (!fit(in) || !scales.is({in[0].sizes[0], heads_, in[7].sizes[3]})) return refusal();
-        y.sizes = in[0].sizes, values.sizes = in[7].sizes, new_scales.sizes = scales.sizes;
+        values.sizes = in[7].sizes, new_scales.sizes = scales.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, values)) return status;
         if (auto* status = ort::make(*api_, context, 2, new_scales)) return status;

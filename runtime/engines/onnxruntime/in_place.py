@@ -13,6 +13,7 @@ ALIAS_SAFE = {
     ("GroupQueryAttention", 4, 2),
     ("CachedAttention", 3, 1),
     ("CachedAttention", 4, 2),
+    ("PagedTokenAttention", 3, 1),
     ("LinearAttention", 3, 1),
     ("UpdateSsmState", 7, 1),
     ("GatedDeltaRule", 5, 1),

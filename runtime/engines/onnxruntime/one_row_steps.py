@@ -50,7 +50,12 @@ class OneRowSteps:
         # A graph without rotary embeddings reads no positions.
         reads_positions = names.POSITIONS in session.inputs
         self._positions = session.fed(names.POSITIONS).data if reads_positions else None
-        by_name = {shape.kv_indices: shape for shape in shapes}
+        reads_table = names.BLOCK_TABLE in session.inputs
+        self._slots = session.fed(names.SLOT_MAPPING).data if reads_table else None
+        self._lengths = session.fed(names.SEQ_LENS).data if reads_table else None
+        # Those of which the graph reads what the engine computes.
+        self._computed = [shape for shape in shapes if shape.kv_indices in session.inputs]
+        by_name = {shape.kv_indices: shape for shape in self._computed}
         self._kv = [shape.by_token(session.fed(name), self._tokens) for name, shape in by_name.items()]
         # What a token that follows in its block changes: its offset there, and the numbers of tokens that are seen.
         self._offsets = [kv[..., 3] for kv in self._kv]
@@ -98,6 +103,8 @@ class OneRowSteps:
         self._ids[0] = inputs.input_ids.item(0)
         if self._positions is not None:
             self._positions[0] = start
+        if self._slots is not None and self._lengths is not None:
+            self._slots[0], self._lengths[0] = inputs.slot_mapping.item(0), start + 1
         for offsets in self._offsets:
             offsets[...] = start % self._block_size
         for ends in self._ends:
@@ -166,12 +173,16 @@ class OneRowSteps:
         if begun:
             self._pools.zero_blocks(begun)
         positions = [divmod(at, size) for at in range(start, end)]
+        if self._slots is not None and self._lengths is not None:
+            for index, (column, offset) in enumerate(positions):
+                self._slots[index] = blocks[column] * size + offset
+            self._lengths[0] = end
         for kv in self._kv:
             for index, (column, offset) in enumerate(positions):
                 kv[:, index, :, 1], kv[:, index, :, 3] = blocks[column], offset
         if blocks != self._blocks:
             self._set_columns(blocks)
-        for shape in self._shapes:
+        for shape in self._computed:
             if shape.seen in self._session.inputs:
                 self._session.fed(shape.seen)[0] = end
             if shape.last_seen in self._session.inputs:
@@ -185,7 +196,9 @@ class OneRowSteps:
         """Set the blocks that the row sees, in wider arrays if there are more than before."""
         sizes, more = self._pools.sizes, len(blocks) - len(self._blocks)
         self._blocks, columns = blocks, np.array(blocks, np.int64)
-        for shape in self._shapes:
+        if self._slots is not None:
+            self._session.feed(names.BLOCK_TABLE, columns.astype(np.int32)[None])
+        for shape in self._computed:
             keys = (columns * shape.kv_heads + np.arange(shape.kv_heads)[:, None])[None]
             for name, rows in shape.block_feeds(keys, sizes.num_blocks).items():
                 self._session.feed(name, rows)

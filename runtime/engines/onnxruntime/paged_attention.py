@@ -5,7 +5,8 @@ gives the keys of each head in one piece: keys, then values, or one part that is
 pool in place; then the blocks of each row are gathered from it, up to those of the longest row. Which ones, and what a
 token may see of them, comes from the engine (paged_feeds.py) as graph inputs that all layers of one shape share.
 
-Prompts take kernels that never hold the scores of all tokens at all positions (paged_prompts.py).
+Prompts take kernels that never hold the scores of all tokens at all positions (paged_prompts.py), rows of one token an
+operator of the library of CPU kernels where it can be compiled (paged_tokens.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hybridge.runtime.engines.onnxruntime.graph_edit import (
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_prompts import attention_in_place, has_prompt_kernel, prompt_attention
+from hybridge.runtime.engines.onnxruntime.paged_tokens import has_token_kernel, use_token_attention
 from hybridge.runtime.engines.onnxruntime.ragged_rows import rows_from_tokens, tokens_from_rows
 from hybridge.trt_plugins import e4m3
 from hybridge.trt_plugins.catalog import DOMAIN
@@ -43,7 +45,7 @@ def use_paged_attention(model: ir.Model, form: PagedForm, kernels: Kernels | Non
     """Rewrite every paged_attention with the reshape_and_cache before it, and their forms over pools of e4m3.
 
     ``form``: a step is one row of any number of tokens (ONE_ROW), rows of a few tokens each (RAGGED), or else every row
-    has one token. ``kernels``: of ONE_ROW, for prompts.
+    has one token. ``kernels``: for prompts (ONE_ROW), and for rows of one token.
     """
     for node in list(model.graph):
         if node.domain == DOMAIN and node.op_type in _ATTENTION:
@@ -62,9 +64,14 @@ def _replace(graph: ir.Graph, node: ir.Node, form: PagedForm, kernels: Kernels |
     shape = KvShape(kv_heads, int(attributes["sliding_window"]), parts)
     insert = Inserter(graph, node)
     sinks = None if _is_absent(node.inputs[-1]) else node.inputs[-1]
-    pool, scales = _updated_pools(graph, cache, shape, head_dim)
     scale = float(attributes["scale"]) or head_dim**-0.5
     numbers = {"scale": scale, "softcap": float(attributes["softcap"])}
+    if form in (PagedForm.ONE_TOKEN, PagedForm.TOKEN_PER_ROW):
+        if kernels is not None and has_token_kernel(kernels, cache):
+            _lay_out(*use_token_attention(insert, node, cache, sinks, numbers | {"window": shape.window}))
+            return
+        kernels = None
+    pool, scales = _updated_pools(graph, cache, shape, head_dim)
     own = None
     if kernels is not None and scales is None:
         own = attention_in_place(insert, query, pool, shape, sinks, kernels, numbers)
@@ -107,18 +114,22 @@ def _updated_pools(graph: ir.Graph, cache: ir.Node, shape: KvShape, head_dim: in
     assert key is not None and pool is not None
     kv_indices = add_input(graph, shape.kv_indices, ir.DataType.INT64, ["kv_indices", 4])
     updates, scales = key if shape.parts == 1 else insert.op("Concat", key, value, axis=0), None
-    declared = pool.shape, cache.outputs[0].shape
     if len(cache.outputs) == 2:
         updates, factors = e4m3.quantized(insert, updates)
         scales = insert.op("ScatterND", cache.inputs[3], kv_indices, insert.reshape(factors, -1))
         scales.shape = cache.outputs[1].shape
     updated = insert.op("ScatterND", pool, kv_indices, insert.reshape(updates, -1, head_dim))
     replace_node(cache, [updated] if scales is None else [updated, scales])
-    for laid_out, axes in zip((pool, updated), declared, strict=True):
-        assert axes is not None
-        laid_out.shape = ir.Shape([axes.dims[axis] for axis in KV_POOL_ORDER])
-    pool.meta[POOL_ORDER] = KV_POOL_ORDER
+    _lay_out(pool, updated)
     return updated, scales
+
+
+def _lay_out(pool: ir.Value, updated: ir.Value) -> None:
+    """Give both, of the declared shape, the engine's order of axes."""
+    for value in (pool, updated):
+        assert value.shape is not None
+        value.shape = ir.Shape([value.shape.dims[axis] for axis in KV_POOL_ORDER])
+    pool.meta[POOL_ORDER] = KV_POOL_ORDER
 
 
 def _keys_and_values(

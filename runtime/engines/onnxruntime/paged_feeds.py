@@ -100,10 +100,14 @@ def run_feeds(
     }
     if run.is_ragged:
         feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)
+    if names.SLOT_MAPPING in read:
+        feeds[names.SLOT_MAPPING] = inputs.slot_mapping[run.tokens]
+        feeds[names.BLOCK_TABLE], feeds[names.SEQ_LENS] = inputs.block_table[run.rows], inputs.seq_lens[run.rows]
     for shape in shapes:
-        if shape.kv_indices not in feeds:
+        if shape.kv_indices in read and shape.kv_indices not in feeds:
             feeds[shape.kv_indices] = _kv_indices(inputs.slot_mapping[run.tokens], shape, sizes)
-        feeds |= _seen(inputs, run, shape, sizes, shape.bias in read)
+        if shape.blocks("key") in read:
+            feeds |= _seen(inputs, run, shape, sizes, shape.bias in read)
     return feeds
 
 

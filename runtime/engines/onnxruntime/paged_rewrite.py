@@ -24,6 +24,7 @@ from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
+from hybridge.runtime.engines.onnxruntime.packed_operators import read_packed_tokens
 from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -108,9 +109,12 @@ def rewrite_paged(
     use_quantized_experts(model, kernels, exact)
     # Draft tokens are few, and their states need a run of their own.
     is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers
-    use_paged_attention(model, form, kernels if is_prompt else None)
+    has_kernels = is_prompt or form in (PagedForm.ONE_TOKEN, PagedForm.TOKEN_PER_ROW)
+    use_paged_attention(model, form, kernels if has_kernels else None)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
+    if not defers:
+        read_packed_tokens(model, form is PagedForm.ONE_ROW)
     if is_prompt and neighbours:
         return_checkpoints(model.graph, {b.name for b in config.bindings.states if not b.grows})
     left_alone = frozenset(pool.name for state in deferred for pool in state.pools_read)

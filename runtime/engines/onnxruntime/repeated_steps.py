@@ -39,12 +39,16 @@ class RepeatedSteps:
         self._positions = session.fed(names.POSITIONS) if reads_positions else np.zeros(rows, np.int64)
         # Position of the next token of each row of the run.
         self._next: list[int] = (inputs.positions[run.tokens] + 1).tolist()
-        self._shapes = shapes
+        # Arrays of the step that the graph reads as they are, and those of the session.
+        direct = {names.SLOT_MAPPING: inputs.slot_mapping, names.SEQ_LENS: inputs.seq_lens}
+        self._direct = [(array, session.fed(name)) for name, array in direct.items() if name in session.inputs]
+        shapes = self._shapes = [shape for shape in shapes if shape.kv_indices in session.inputs]
         by_name = {shape.kv_indices: shape for shape in shapes}
         self._kv = [shape.by_token(session.fed(name), rows) for name, shape in by_name.items()]
         biases = [session.fed(name) for name in dict.fromkeys(shape.bias for shape in shapes)]
         self._biases = [bias.reshape(-1) for bias in biases]
-        self._width = min((bias.shape[-1] for bias in biases), default=0)
+        room = inputs.block_table.shape[1] * pools.sizes.block_size
+        self._width = min((bias.shape[-1] for bias in biases), default=room)
         # Where each row's next token is in a flat bias.
         self._seen = np.arange(rows) * self._width + self._next
 
@@ -57,7 +61,8 @@ class RepeatedSteps:
             return False
         if shapes and (inputs.slot_mapping < 0).any():
             return False
-        return session.is_repeatable and not any(s.window or s.seen in session.inputs for s in shapes)
+        computed = [shape for shape in shapes if shape.kv_indices in session.inputs]
+        return session.is_repeatable and not any(s.window or s.seen in session.inputs for s in computed)
 
     def step(self, inputs: PackedInputs) -> np.ndarray | None:
         """The logits of the step after the last one; None, and nothing is changed, if ``inputs`` are of another one.
@@ -69,8 +74,14 @@ class RepeatedSteps:
         begun = self._begun_blocks()
         if begun is None:
             return None
+        if begun:
+            self._pools.zero_blocks([block for _, block in begun])
         self._ids[...] = inputs.input_ids[self._order]
         self._positions += 1
+        for array, fed in self._direct:
+            fed[...] = array[self._order]
+        if begun and self._direct:
+            self._session.fed(names.BLOCK_TABLE)[...] = inputs.block_table[self._order]
         for kv in self._kv:
             kv[..., 3] += 1
         if begun:
@@ -84,18 +95,18 @@ class RepeatedSteps:
 
     def _begun_blocks(self) -> list[tuple[int, int]] | None:
         """Row of the run and block, of those that begin one; None if the arrays have no room for them."""
-        if not self._shapes:
+        if not (self._shapes or self._direct):
             return []
         sizes, table = self._pools.sizes, self._inputs.block_table
-        begun = [(row, at) for row, at in enumerate(self._next) if not at % sizes.block_size]
-        if any(at >= self._width for _, at in begun):
+        size, width = sizes.block_size, self._width
+        begun = [(row, at) for row, at in enumerate(self._next) if not at % size]
+        if any([at >= width for _, at in begun]):
             return None
         found = [(row, int(table[self._run.rows[row], at // sizes.block_size])) for row, at in begun]
         return found if all(0 <= block < sizes.num_blocks for _, block in found) else None
 
     def _use_blocks(self, begun: Sequence[tuple[int, int]]) -> None:
         sizes = self._pools.sizes
-        self._pools.zero_blocks([block for _, block in begun])
         for row, block in begun:
             for kv in self._kv:
                 kv[:, row, :, 1], kv[:, row, :, 3] = block, 0

@@ -25,7 +25,7 @@ def join_reshapes(model: ir.Model) -> None:
     for node in list(model.graph):
         if not _is_reshape(node):
             continue
-        sizes, sources = _sizes(node.outputs[0]), list(_sources(node))
+        sizes, sources = _sizes(node.outputs[0]), list(reshape_sources(node.outputs[0]))
         same = next((value for value in sources if _same(value, node.outputs[0])), None)
         if same is not None and not node.outputs[0].is_graph_output():
             shape = same.shape
@@ -50,17 +50,18 @@ def reshape_gathers_of_one(model: ir.Model) -> None:
             replace_node(node, [insert.op("Reshape", data, insert.ints(-1, *(int(size or 0) for size in found[1:])))])
 
 
+def reshape_sources(value: ir.Value) -> Iterator[ir.Value]:
+    """The values of which ``value`` is a Reshape, from its own input to the one that is not reshaped."""
+    producer = value.producer()
+    while producer is not None and _is_reshape(producer):
+        source = producer.inputs[0]
+        assert source is not None
+        yield source
+        producer = source.producer()
+
+
 def _is_reshape(node: ir.Node | None) -> bool:
     return node is not None and node.op_type in _RESHAPES and not node.domain
-
-
-def _sources(node: ir.Node) -> Iterator[ir.Value]:
-    """The inputs of ``node`` and of the Reshapes before it, up to the value that is not reshaped."""
-    value = node.inputs[0]
-    while value is not None:
-        yield value
-        producer = value.producer()
-        value = producer.inputs[0] if producer is not None and _is_reshape(producer) else None
 
 
 def _sizes(value: ir.Value) -> _Sizes | None:

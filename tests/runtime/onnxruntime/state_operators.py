@@ -35,7 +35,7 @@ def updated(
     per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
     inputs = {**flat, **per_head, "state": state, "lengths": case.context_lengths if padded else None} | changes
     names = ("x", "A", "B", "C", "D", "dt", "dt_bias", "state", "lengths")
-    shapes = {"y": flat["x"].shape}
+    shapes = {"y": inputs["x"].shape}
     if writes_state:
         shapes |= {"new_state": state.shape, **checkpoint_shapes(checkpoints, state)}
     found = run_operator(
@@ -86,7 +86,11 @@ def convolved(
     return run_operator(
         "CausalConv1d",
         {**inputs, "lengths": case.context_lengths, "checkpoint_lengths": checkpoints},
-        {"y": case.x.shape, "new_state": case.conv_state.shape, **checkpoint_shapes(checkpoints, case.conv_state)},
+        {
+            "y": np.shape(inputs["x"]),
+            "new_state": case.conv_state.shape,
+            **checkpoint_shapes(checkpoints, case.conv_state),
+        },
         {"new_state": "state"},
         threads=2,
         silu=silu,

@@ -140,7 +140,11 @@ def test_every_run_equals_the_eager_operators(
     for run in paged_runs(inputs, together=together):
         feeds = {"query": query[run.tokens], "key": new[0, run.tokens], "value": new[1, run.tokens], "pool": held}
         form = form_of(run)
-        for kernels in (None, NEWEST, installed_kernels()) if form is PagedForm.ONE_ROW else (None,):
+        forms = {
+            PagedForm.ONE_ROW: (None, NEWEST, installed_kernels()),
+            PagedForm.TOKEN_PER_ROW: (None, installed_kernels()),
+        }
+        for kernels in forms.get(form, (None,)):
             found = session(attributes, sinks, parts, form, kernels)
             names = {value.name for value in found.get_inputs()}
             read = {**feeds, **run_feeds(inputs, run, [shape], SIZES, names)}
@@ -170,7 +174,8 @@ def test_rows_that_run_together_are_packed_one_after_the_other() -> None:
 def test_a_window_reads_its_own_blocks_alone() -> None:
     inputs = step([1], [21], np.random.default_rng(0))
     run = PagedRun(np.array([0]), np.array([0]), np.array([1]))
-    full, near = (run_feeds(inputs, run, [KvShape(1, window)], SIZES, {KvShape(1, window).bias}) for window in (0, 5))
+    shapes = [KvShape(1, window) for window in (0, 5)]
+    full, near = (run_feeds(inputs, run, [shape], SIZES, {shape.bias, shape.blocks("key")}) for shape in shapes)
     table = inputs.block_table[0].tolist()
     assert full[KvShape(1, 0).blocks("key")][0, 0].tolist() == table[:6]
     assert near[KvShape(1, 5).blocks("key")][0, 0].tolist() == table[4:6]

@@ -146,3 +146,21 @@ def test_lengths_of_checkpoints_that_do_not_ascend_are_refused(after: list[int],
         ruled(delta_case(lengths, 5), 0, checkpoints=counts)
     with pytest.raises(Exception, match="CausalConv1d: expected inputs whose sizes agree"):
         convolved(conv_case(lengths, 5), 0, 0, counts)
+
+
+@pytest.mark.parametrize(("rows", "time"), [(3, 1), (1, 5), (3, 5)])
+def test_tokens_need_no_axis_for_rows(rows: int, time: int) -> None:
+    lengths = (time,) * rows
+
+    def packed(case: object, *names: str) -> dict[str, np.ndarray]:
+        return {name: np.float32(getattr(case, name)).reshape(rows * time, -1) for name in names}
+
+    ssm, delta, conv = ssm_case(lengths, time), delta_case(lengths, time), conv_case(lengths, time)
+    pairs = (
+        (updated(ssm, 0), updated(ssm, 0, **packed(ssm, "x", "B", "C", "dt"))),
+        (ruled(delta, 0), ruled(delta, 0, **packed(delta, "q", "k", "v", "g", "beta"))),
+        (convolved(conv, 0, 1), convolved(conv, 0, 1, **packed(conv, "x"))),
+    )
+    for expected, found in pairs:
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name].reshape(array.shape), array)
