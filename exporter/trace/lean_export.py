@@ -1,7 +1,8 @@
 """torch.export and torch.onnx without the steps that a decoder's program does not need.
 
-torch.export writes down the Python stack of every operator, which is no part of the model, and remembers each call for
-another with the same arguments, which hardly ever comes. Both take a third of its time.
+torch.export writes down the Python stack of every operator and the memory format of every tensor, which are no part of
+the model, and remembers each call for another with the same arguments, which hardly ever comes. This takes a third of
+its time.
 
 torch.onnx prepares for any program: it loads a translation of every ATen operator, decomposes the program by tracing
 it a second time, and runs it again to find the types that an operator would promote. A decoder is made of operators
@@ -38,11 +39,14 @@ _PROMOTING = frozenset(
 
 @contextlib.contextmanager
 def lean_tracing() -> Iterator[None]:
-    """Inside, torch.export records no stacks and remembers no calls, where torch has the settings."""
+    """Inside, torch.export records no stacks and formats, and remembers no calls, where torch has these names."""
     with contextlib.ExitStack() as changed:
         for module, name, value in (
             ("torch.fx.config", "do_not_emit_stack_traces", True),
             ("torch._dynamo.config", "fake_tensor_cache_enabled", False),
+            ("torch.fx.experimental.proxy_tensor", "_extract_tensor_metadata", lambda _value: None),
+            # Its result tells the frames of users from those of torch; it imports what torch's compiler replaces.
+            ("torch.fx.experimental.symbolic_shapes", "uninteresting_files", frozenset),
         ):
             _replace(changed, module, (name,), value)
         yield
