@@ -38,11 +38,16 @@ COMMAND = Command(
 
 
 def _export(checkpoint: Path, out: Path, options: ExportOptions, terminal: Terminal) -> None:
-    from hybridge.exporter.export import export_checkpoint
+    from hybridge.exporter.trace.deferred_imports import deferred_imports
+    from hybridge.exporter.trace.preload import preload_torch
     from hybridge.requirements import require
 
     require("torch", "onnxscript")
-    report = export_checkpoint(checkpoint, out, options, terminal.progress)
+    preload_torch()
+    with deferred_imports():
+        from hybridge.exporter.export import export_checkpoint
+
+        report = export_checkpoint(checkpoint, out, options, terminal.progress)
     terminal.progress.finish()
     terminal.show(
         f"exported {report.model_type} ({report.layers} layers, {report.dtype}) to {report.out}: {report.nodes} nodes, "
