@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from hybridge.cli.options import ARTIFACT, ENGINE_NAME, JSON, QUIET
+from hybridge.cli.engine_option import ENGINE_NAME
+from hybridge.cli.options import ARTIFACT, JSON, QUIET
 from hybridge.cli.parser import FLAGS, INTEGER, INTEGERS, NUMBER, PATH, Command, Option, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.runtime.engines.factory import AUTO, EngineOptions

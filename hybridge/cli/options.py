@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from hybridge.cli.parser import ENGINE, OUTPUT, Argument, Option, Switch, Value
-from hybridge.runtime.engines.factory import AUTO, ENGINE_NAMES
+from hybridge.cli.parser import OUTPUT, Argument, Switch
 
 ARTIFACT = Argument("out", "Folder written by hybridge export.")
 CHECKPOINT = Argument("checkpoint", "Folder of a Hugging Face checkpoint, or the id of one on the hub.")
 CHECK = Switch(
     "--check",
     help="First compare OUT with its manifest.json; weights by header, or in full after export --full-hash.",
-)
-ENGINE_NAME = Option(
-    "--engine",
-    help="auto (the best available), onnxruntime, onnxruntime-portable, tensorrt or torch.",
-    type=Value(choices=ENGINE_NAMES),
-    metavar="NAME",
-    default=AUTO,
-    group=ENGINE,
 )
 JSON = Switch("--json", "as_json", help="Print one JSON document on standard output.", group=OUTPUT)
 QUIET = Switch("--quiet", "-q", help="Print results and errors only.", group=OUTPUT)

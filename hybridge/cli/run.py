@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hybridge.cli.drafts import draft_settings, draft_summary
+from hybridge.cli.engine_option import ENGINE_NAME
 from hybridge.cli.failures import AnswerInterrupted
 from hybridge.cli.generation_options import DRAFTS, PROMPTS, RECOMMENDED, SAMPLING, one_of, text_of
 from hybridge.cli.generation_report import generation_document, generation_summary, interruption_summary
-from hybridge.cli.options import ARTIFACT, CHECK, ENGINE_NAME, JSON, QUIET
+from hybridge.cli.options import ARTIFACT, CHECK, JSON, QUIET
 from hybridge.cli.parser import FLAGS, Command, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.runtime.engines.factory import AUTO, EngineOptions

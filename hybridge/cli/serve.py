@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from hybridge.artifact.errors import SettingError
+from hybridge.cli.engine_option import ENGINE_NAME
 from hybridge.cli.generation_options import DRAFT
-from hybridge.cli.options import ARTIFACT, ENGINE_NAME
+from hybridge.cli.options import ARTIFACT
 from hybridge.cli.parser import PATH, Command, Option, Switch, given, options_of
 from hybridge.runtime.engines.factory import AUTO, EngineOptions
 from hybridge.serve.settings import ModelSettings, ServeSettings

@@ -77,6 +77,10 @@ class Terminal:
         """Print texts, tables or other rich renderables for a person."""
         if self.as_json:
             return
+        if all(isinstance(renderable, str) for renderable in renderables):
+            # rich takes long to import, and writes the same.
+            self._out.writelines(f"{printable(text)}\n" for text in renderables)
+            return
         from rich.console import Console
 
         # Also into a pipe, as wide as the terminal: "hybridge inspect OUT | less".
@@ -105,7 +109,7 @@ class Terminal:
 
     def notes(self, notes: Iterable[str]) -> None:
         """Notes of the library, as remarks."""
-        for note in notes:
+        for note in () if self.quiet else notes:
             self.remark(f"note: {in_flags(note, {})}")
 
     def report(self, report: Report) -> None:
