@@ -36,6 +36,7 @@ class Calibration:
         self._model = TransformersModel(checkpoint, device=device)
         self.torch = self._model.torch
         self.vocab_size = int(self._model.model.config.get_text_config().vocab_size)
+        self.parameters = sum(parameter.numel() for parameter in self._model.model.parameters())
         if given is not None:
             check_tokens(given, self.vocab_size, checkpoint)
         self.windows = own_samples(self._model, progress) if given is None else given

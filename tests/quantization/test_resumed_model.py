@@ -12,7 +12,7 @@ import torch
 from hybridge.artifact.errors import EngineError
 from hybridge.quantization import sensitivity
 from hybridge.quantization.resumed_model import ResumedModel
-from hybridge.quantization.sensitivity import mean_divergence
+from hybridge.quantization.sensitivity import compared_tokens, mean_divergence
 from hybridge.verification.transformers_model import TransformersModel
 from tests.support.effort import sample
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
@@ -61,6 +61,14 @@ def test_layers_that_pass_more_than_they_return(tmp_path: Path) -> None:
     change(last.mlp.up_proj)
     resumed.prepare([last.mlp.up_proj])
     torch.testing.assert_close(resumed.logits(), whole(model), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "vocab_size", "tokens"),
+    [(150_000_000, 32768, 1024), (850_000_000, 65536, 323), (9_000_000_000, 131072, 256), (1000, 2**22, 64)],
+)
+def test_compared_tokens(parameters: int, vocab_size: int, tokens: int) -> None:
+    assert compared_tokens(parameters, vocab_size) == tokens
 
 
 def test_mean_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
