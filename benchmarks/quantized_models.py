@@ -20,8 +20,8 @@ _RECIPES = {
     INT4: ((32, INT8), (32, INT4), (64, INT4), (128, INT4)),
 }
 _MOST_BITS = 12.0
-# Bytes of bf16. On a CPU, transformers would measure a larger model's sensitivities for hours.
-_MOST_MEASURED = 1 << 30
+# Bytes of bf16. Larger models are rounded to 8 bits without calibration: gptq would take minutes, and gain little.
+_MOST_CALIBRATED = 1 << 30
 # The seed is none of the windows' that KL divergences are measured over.
 _CALIBRATION_TOKENS, _CALIBRATION_SEED = 4096, 10
 
@@ -42,22 +42,20 @@ def quantized_models(
     """Models of bf16 and of ``formats`` from ``checkpoint``; what the folder ``work`` has already is used again.
 
     most_bytes: of a format's weights; without it the smallest groups are used. Where 4 bits have a limit, the
-    sensitivity of matrices is measured, and they get the bits that fit; not in models of more than _MOST_MEASURED
-    bytes. 8 bits are rounded by gptq, but not in models of more bytes. trained: calibrated on samples of the model,
-    else on random tokens.
+    sensitivity of matrices is measured, and they get the bits that fit. 8 bits are rounded by gptq, but not in models
+    of more than _MOST_CALIBRATED bytes. trained: calibrated on samples of the model, else on random tokens.
     """
     models = {BF16: _exported(work, checkpoint, BF16, "as stored")}
-    is_measured = models[BF16].weight_bytes <= _MOST_MEASURED
     text = None if trained else str(_random_text(checkpoint))
     for name in formats:
         if name == BF16:
             continue
         options = QuantizeOptions(format=name)
-        if name == INT8 and is_measured:
+        if name == INT8 and models[BF16].weight_bytes <= _MOST_CALIBRATED:
             options = replace(options, method=GPTQ, text=text)
         most = most_bytes.get(name, math.inf)
         models[name], source, embedding = _equal_groups(work, checkpoint, name, most, options)
-        if name == INT4 and name in most_bytes and is_measured:
+        if name == INT4 and name in most_bytes:
             more = most_bytes[name] - models[name].weight_bytes
             models[name] = _mixed(work, checkpoint, more, source, embedding, text)
     return models
