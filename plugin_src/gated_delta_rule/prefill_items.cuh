@@ -1,9 +1,10 @@
 // What a block of prefill_prepare.cu takes one after another, and how it loads that ahead.
 //
-// Macros: DATA_T; KEY_SIZE; ALIGNED.
+// Macros: DATA_T.
 #pragma once
 
-#include "gated_delta_rule/prefill_tiles.cuh"
+#include "common/math.cuh"
+#include "gated_delta_rule/prefill_params.cuh"
 
 namespace {
 
@@ -62,13 +63,9 @@ struct Item {
     int64_t row = 0, token = 0;  // factor of the row stride; of the token stride for the chunk's first
     int slot = 0, key_head = 0, valid = 0;
 
-    // The tiles of k and q.
-    __device__ __forceinline__ void load_tiles(DATA_T* to_k, DATA_T* to_q, const GatedDeltaPrefill& p) const {
-        const DATA_T* k = static_cast<const DATA_T*>(p.k) + row * p.k_row + token * p.k_token + key_head * p.k_head;
-        const DATA_T* q = static_cast<const DATA_T*>(p.q) + row * p.q_row + token * p.q_token + key_head * p.q_head;
-        load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(to_k, k, p.k_token, valid, threadIdx.x);
-        load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(to_q, q, p.q_token, valid, threadIdx.x);
-        commit_copies();
+    // Its first token in q or k, whose strides these are.
+    __device__ __forceinline__ const DATA_T* first_of(const void* tensor, int64_t of_row, int64_t of_token, int64_t of_head) const {
+        return static_cast<const DATA_T*>(tensor) + row * of_row + token * of_token + key_head * of_head;
     }
     // Value head `index` of the key head; nothing where it has none.
     __device__ __forceinline__ void load_head(HeadInputs& to, const GatedDeltaPrefill& p, int index) const {
@@ -79,33 +76,50 @@ struct Item {
     }
 };
 
-// The items of a block, of all first chunks of rows, then all second ones. For whole warps.
+// The items of a block, in the order in which the second kernel reads them: of the rows that it has at once all first chunks,
+// then all second ones. In reverse where it runs later: what it reads first was used last, and is still in the L2.
 struct Items {
-    int count, place;
+    int count, chunks, place;
 
     __device__ __forceinline__ void begin(const GatedDeltaPrefill& p) {
         int longest = 0;
         for (int row = threadIdx.x % 32; row < p.rows.rows; row += 32) longest = max(longest, row_view(p.rows, row).length);
 #pragma unroll
         for (int distance = 16; distance > 0; distance /= 2) longest = max(longest, __shfl_xor_sync(~0u, longest, distance));
-        count = (longest + CHUNK - 1) / CHUNK * p.rows.rows * p.key_heads;
+        chunks = (longest + CHUNK - 1) / CHUNK;
+        count = chunks * p.rows.rows * p.key_heads;
         place = blockIdx.x;
     }
     __device__ __forceinline__ Item next(const GatedDeltaPrefill& p) {
         Item item;
         for (; item.valid <= 0 && place < count; place += gridDim.x) {
-            const int chunk = place / (p.rows.rows * p.key_heads), index = place % (p.rows.rows * p.key_heads);
-            const int row = index / p.key_heads;
+            const int at = p.together ? place : count - 1 - place, of_rows = chunks * p.rows_at_once * p.key_heads;
+            const int first_row = at / of_rows * p.rows_at_once;
+            const int width = min(p.rows_at_once, p.rows.rows - first_row) * p.key_heads;
+            const int chunk = at % of_rows / width, row = first_row + at % of_rows % width / p.key_heads;
             const RowView view = row_view(p.rows, row);
             if (view.slot < 0) continue;
             item.row = view.row;
             item.token = view.first_token + int64_t(chunk) * CHUNK;
             item.slot = int(first_chunk_slot(p, view, row)) + chunk;
-            item.key_head = index % p.key_heads;
+            item.key_head = at % p.key_heads;
             item.valid = min(CHUNK, view.length - chunk * CHUNK);
         }
         return item;
     }
 };
+
+// The block's next item to shared.item[to], by its first warp.
+template <typename SHARED>
+__device__ __forceinline__ void find_next(SHARED& shared, const GatedDeltaPrefill& p, int to) {
+    Items items = shared.items;
+    const Item found = items.next(p);
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        shared.items = items;
+        shared.item[to] = found;
+    }
+    __syncwarp();
+}
 
 }  // namespace

@@ -45,6 +45,7 @@ struct GatedDeltaPrefill {
     int row_chunks;      // dense: chunk slots of a row
     int key_heads;
     int readers;         // blocks that read a chunk
+    int rows_at_once;    // whose blocks of the second kernel run at the same time
     int together;        // whether the second kernel runs together with the first, all of whose blocks run at once
 };
 

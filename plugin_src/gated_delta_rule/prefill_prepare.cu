@@ -11,6 +11,7 @@
 #include "common/math.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
 #include "gated_delta_rule/prefill_items.cuh"
+#include "gated_delta_rule/prefill_tiles.cuh"
 
 namespace {
 
@@ -162,6 +163,13 @@ __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& share
     }
 }
 
+__device__ __forceinline__ void load_tiles(Shared& shared, const Item& item, const GatedDeltaPrefill& p) {
+    const DATA_T *k = item.first_of(p.k, p.k_row, p.k_token, p.k_head), *q = item.first_of(p.q, p.q_row, p.q_token, p.q_head);
+    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, p.k_token, item.valid, threadIdx.x);
+    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, p.q_token, item.valid, threadIdx.x);
+    commit_copies();
+}
+
 // All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
 __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
                                         const Item& later) {
@@ -175,7 +183,7 @@ __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill&
         const bool first_of_four = i % WARPS == 0;
         if (first_of_four && i + warp < p.values_per_key) inputs.add_up(shared.heads[warp]);
         __syncthreads();
-        if (i == 0 && later.valid > 0) later.load_tiles(shared.k, shared.q, p);
+        if (i == 0 && later.valid > 0) load_tiles(shared, later, p);
         if (first_of_four) {
             const bool same = i + WARPS < p.values_per_key;
             (same ? item : later).load_head(inputs, p, same ? i + WARPS + warp : warp);
@@ -187,18 +195,6 @@ __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill&
         __syncthreads();  // before the next head overwrites what this one read
         if (p.waiting && threadIdx.x == 0) allow_readers(p.waiting + place + i, p.readers);
     }
-}
-
-// By one warp.
-__device__ __forceinline__ void find_next(Shared& shared, const GatedDeltaPrefill& p, int to) {
-    Items items = shared.items;
-    const Item found = items.next(p);
-    __syncwarp();
-    if (threadIdx.x == 0) {
-        shared.items = items;
-        shared.item[to] = found;
-    }
-    __syncwarp();
 }
 
 }  // namespace
@@ -218,7 +214,7 @@ gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     }
     __syncthreads();
     HeadInputs inputs = {};
-    shared.item[0].load_tiles(shared.k, shared.q, params);
+    load_tiles(shared, shared.item[0], params);
     shared.item[0].load_head(inputs, params, threadIdx.x / 32);
     for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
         if (threadIdx.x < 32) find_next(shared, params, at ^ 1);

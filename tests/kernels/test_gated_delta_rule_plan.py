@@ -177,8 +177,9 @@ def test_refuses_states_that_are_strided_or_not_aligned():
 @pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
 def test_many_tokens_run_in_chunks(device):
     prepare, columns = plan(call_of(rows=2, time=1000), device).launches
-    second = "gated_delta_rule_prefill_groups" if device is H200 else "gated_delta_rule_prefill"
-    assert (prepare.source.entry, columns.source.entry) == ("gated_delta_rule_prepare", second)
+    hopper = ("gated_delta_rule_prepare_pairs", "gated_delta_rule_prefill_groups")
+    others = ("gated_delta_rule_prepare", "gated_delta_rule_prefill")
+    assert (prepare.source.entry, columns.source.entry) == (hopper if device is H200 else others)
     # With the second kernel one block per multiprocessor, else one for each chunk of a key head.
     assert prepare.grid == ((132 if device is H200 else 16 * 16 * 2), 1, 1) and columns.grid[1:] == (16, 2)
     assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
@@ -190,7 +191,8 @@ def test_chunks_are_announced_to_concurrent_warpgroups():
         found = plan(call_of(rows=rows, value_size=value_size, time=1000), H200)
         prepare, groups = found.launches
         assert prepare.params.together == groups.params.together == together
-        assert prepare.grid == ((132 if together else 16 * 16 * rows), 1, 1)
+        assert prepare.grid == ((132 if together else 4 * 132), 1, 1)
+        assert prepare.params.rows_at_once == (1 if value_size == 192 else rows)
         assert prepare.params.readers == groups.grid[0] // 2
         assert prepare.pointers["waiting"].memory is groups.pointers["waiting"].memory is Memory.COUNTERS
         assert found.counter_bytes == 4 * rows * 16 * 32

@@ -16,6 +16,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_pairs import BLOCKS_AT_ONCE, Pairs, pairs_sources
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -26,7 +27,7 @@ CHUNK = 64
 _WARP = 32
 _PREPARE_THREADS = 128
 _COUNTER_BYTES = 4
-_ITEM_WORDS = 2 + 2 * 8  # Items and two of Item in prefill_prepare.cu
+_ITEM_WORDS = 4 + 2 * 8  # Items and two of Item in prefill_prepare.cu
 _COLUMNS_OF_WARP = 16
 _MOST_WARPS, _LEAST_WARPS = 8, 2
 _LOADERS = 2
@@ -136,12 +137,16 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
     blocks = chunks * call.key_heads * call.rows
     prepared = chunk_slots(call, chunks) * call.value_heads
     work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
+    source, shared_bytes = variant.prepare_source(), variant.prepare_bytes
     if takes(call, device):
         groups = Groups.of(call, device, variant.chunk_bytes)
         params = prefill_params(call, chunks)
         params.readers, params.together = groups.slices, groups.fits_together(call, device)
         work["waiting"] = PointerSource(Memory.COUNTERS)
-        blocks = min(blocks, device.multiprocessors) if params.together else blocks
+        params.rows_at_once = groups.rows_at_once(call, device)
+        pairs = Pairs.of(call)
+        source, shared_bytes = pairs.source(), pairs.shared_bytes
+        blocks = min(blocks, device.multiprocessors * (1 if params.together else BLOCKS_AT_ONCE))
         states = groups.launch(params, call, _states_pointers(call, work))
         counters = prepared * _COUNTER_BYTES
     else:
@@ -149,12 +154,12 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
         states = columns_launch(call, device, variant, params, work)
         counters = 0
     prepare = KernelLaunch(
-        variant.prepare_source(),
+        source,
         (blocks, 1, 1),
         (_PREPARE_THREADS, 1, 1),
         params,
         call.inputs("q", "k", "g", "beta") | work,
-        variant.prepare_bytes,
+        shared_bytes,
         overlap=device.capability >= OVERLAP_SINCE,
     )
     return CallPlan((prepare, states), prepared * variant.chunk_bytes, states.source.label, counters)
@@ -193,6 +198,7 @@ def prefill_sources() -> Iterator[KernelSource]:
             sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
             yield sized.prepare_source()
             yield sized.columns_source()
+    yield from pairs_sources()
     yield from groups_sources()
 
 
@@ -214,6 +220,7 @@ def prefill_params(call: DeltaCall, chunks: int) -> Any:
     call.fill(params)
     params.rows.rows, params.rows.time = call.rows, call.time
     params.key_heads, params.value_heads, params.row_chunks = call.key_heads, call.value_heads, chunks
+    params.rows_at_once = max(1, call.rows)
     return params
 
 

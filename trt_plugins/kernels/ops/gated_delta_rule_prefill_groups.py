@@ -66,6 +66,10 @@ class Groups:
         """
         return self.groups == 1 and call.rows * call.value_heads * self.slices <= device.multiprocessors
 
+    def rows_at_once(self, call: DeltaCall, device: DeviceTraits) -> int:
+        """Rows whose blocks run at the same time, each on a multiprocessor of its own."""
+        return max(1, min(call.rows, device.multiprocessors // (call.value_heads * self.slices)))
+
     def launch(self, params: Any, call: DeltaCall, pointers: dict[str, PointerSource]) -> KernelLaunch:
         grid = (params.values_per_key * self.slices, call.key_heads, call.rows)
         return KernelLaunch(

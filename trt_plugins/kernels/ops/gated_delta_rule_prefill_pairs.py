@@ -1,0 +1,52 @@
+"""The first kernel of chunked ``gated_delta_rule`` on Hopper: two value heads of a key head at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from hybridge.trt_plugins.kernels.source import KernelSource
+
+FILE, ENTRY = "gated_delta_rule/prefill_prepare_pairs.cu", "gated_delta_rule_prepare_pairs"
+THREADS = 128
+BLOCKS_AT_ONCE = 4  # of a multiprocessor
+_CHUNK, _HEADS = 64, 2
+_TRIANGLE_BYTES = (4 + 6) * 16 * 16 * 4  # HeadTriangle
+_HEAD_FLOATS = 3 * _CHUNK + 6 * 16 + 2 * _CHUNK  # HeadTokens and HeadFactors
+_ITEM_WORDS = 4 + 2 * 8
+_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The macros of prefill_prepare_pairs.cu."""
+
+    dtype: DType
+    key_size: int
+    normed: bool
+
+    @classmethod
+    def of(cls, call: DeltaCall) -> Pairs:
+        """The variant for a call that ``takes`` of the second kernel accepts."""
+        return cls(call.dtype, call.key_size, call.normed)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Size of Shared in prefill_prepare_pairs.cu."""
+        tiles = 2 * _CHUNK * self.key_size * self.dtype.itemsize
+        floats = _HEADS * _HEAD_FLOATS + 2 * _CHUNK + _ITEM_WORDS
+        used = tiles + _HEADS * _TRIANGLE_BYTES + 4 * floats
+        return -(-used // _ALIGNMENT) * _ALIGNMENT
+
+    def source(self) -> KernelSource:
+        defines = {"DATA_T": self.dtype, "KEY_SIZE": self.key_size, "NORMED": self.normed}
+        return KernelSource.of(FILE, ENTRY, defines)
+
+
+def pairs_sources() -> Iterator[KernelSource]:
+    """Both types and sizes, with and without norms."""
+    for dtype in (DType.BFLOAT16, DType.FLOAT16):
+        for key_size, normed in ((128, True), (64, False)):
+            yield Pairs(dtype, key_size, normed).source()
