@@ -108,13 +108,16 @@ struct GroupState {
         const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
         return (i / 4 * 8 + lane % 4 * 2 + i % 2) * VALUE_SIZE + column;
     }
-    // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile.
+    // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile. What sums held before is no operand, as it would be in place.
     __device__ static __forceinline__ void start_read(Sums& sums, const unsigned (&state)[KEY_STEPS][4], const unsigned char* rows) {
         const unsigned long long first = operand(rows);
+        Sums started;
 #pragma unroll
         for (int j = 0; j < KEY_STEPS; ++j)
-            GroupProduct<DATA_T, CHUNK>::multiply(sums, state[j], first + j / 4 * (PANEL_BYTES >> 4) + j % 4 * NEXT_16_COLUMNS, j > 0);
+            GroupProduct<DATA_T, CHUNK>::multiply(started, state[j], first + j / 4 * (PANEL_BYTES >> 4) + j % 4 * NEXT_16_COLUMNS, j > 0);
         wgmma_commit();
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; ++i) sums[i] = started[i];
     }
     // Starts state += k^T @ written.
     __device__ __forceinline__ void start_write(const Operand& written, const unsigned char* k) {

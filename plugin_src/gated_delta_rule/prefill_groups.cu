@@ -105,7 +105,10 @@ __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const
             wait_as_reader(in.waiting + chunk);
             fence_for_bulk_copies();
             barrier_arrive_expecting(full, sizeof(Prepared));
-            copy_bulk(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
+            if constexpr (SLICES == 1)
+                copy_bulk_once(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
+            else
+                copy_bulk(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
         }
         __syncwarp();
         position.advance();
@@ -151,22 +154,25 @@ __device__ __forceinline__ void pack_tokens(Operand& to, const Sums& sums) {
     for (int j = 0; j < TOKEN_STEPS; ++j) pack_operand<T>(to[j], sums + 8 * j);
 }
 
-// One chunk of a warpgroup; o goes through the memory of v, which only this warp's lanes read.
-__device__ __forceinline__ void step(GroupState& state, Stage& stage, const WarpTile& tile, DATA_T* o_to, int64_t o_token, int valid) {
-    const Prepared& chunk = stage.chunk;
-    unsigned before[KEY_STEPS][4];
-    Sums u, o;
-    Operand inner, written;
+// Starts predicted = k @ state, of the state as `before`, and lets the state decay by `total`.
+__device__ __forceinline__ void start_prediction(Sums& predicted, unsigned (&before)[KEY_STEPS][4], GroupState& state,
+                                                 const Stage& stage, float total) {
 #pragma unroll
     for (int j = 0; j < KEY_STEPS; ++j) pack_operand<DATA_T>(before[j], state.value + 8 * j);
 #pragma unroll
-    for (int i = 0; i < KEY_SIZE / 2; ++i) state.value[i] *= chunk.total;
+    for (int i = 0; i < KEY_SIZE / 2; ++i) state.value[i] *= total;
     wgmma_fence();
-    GroupState::start_read(u, before, stage.k[0]);
+    GroupState::start_read(predicted, before, stage.k[0]);
+}
+
+// The state after a chunk, whose u = k @ state at first. Ends with the last products of o in flight, which read `inner`.
+__device__ __forceinline__ void update(GroupState& state, Sums& o, Operand& inner, Sums& u,
+                                       const unsigned (&before)[KEY_STEPS][4], const Stage& stage, const WarpTile& v) {
+    const Prepared& chunk = stage.chunk;
+    Operand written;
+    wgmma_fence();
     GroupState::start_read(o, before, stage.q[0]);
-    wgmma_wait<1>();
-    in_flight(u);
-    subtract_prediction(u, chunk, tile);
+    subtract_prediction(u, chunk, v);
     pack_tokens<Inner>(inner, u);
     wgmma_fence();
     start_earlier(u, inner, chunk.inverse);
@@ -182,34 +188,57 @@ __device__ __forceinline__ void step(GroupState& state, Stage& stage, const Warp
     scale_tokens(u, chunk.write);
     pack_tokens<DATA_T>(written, u);
     wgmma_fence();
+    state.start_write(written, stage.k[0]);
     start_earlier(o, inner, chunk.scores);
     wgmma_commit();
-    state.start_write(written, stage.k[0]);
     wgmma_wait<1>();
-    in_flight(o);
-    held_until_here(inner);
-    tile.store(o);
-    __syncwarp();
-    tile.write(o_to, o_token, valid);
-    wgmma_wait<0>();
     in_flight(state.value);
     held_until_here(written);
 }
 
+__device__ __forceinline__ void wait_for_stage(Shared& shared, const Position& position) {
+    barrier_wait(&shared.full[position.slot], position.parity);
+    fence_for_wgmma();
+}
+
+// The last products of a chunk's outputs run while the next chunk begins. Outputs go through the memory of v, which only this
+// warp's lanes read. The compiler keeps products in flight where no branch is around them and no loop carries them.
 __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
     const int group = threadIdx.x / 128;
     GroupState state;
+    Sums u;
+    unsigned before[KEY_STEPS][4];
     state.load(in.state + group * GROUP_COLUMNS);
     Position position;
+    wait_for_stage(shared, position);
+    start_prediction(u, before, state, shared.stages[0], shared.stages[0].chunk.total);
+    wgmma_wait<0>();
+    in_flight(u);
     for (int first = 0; first < length; first += CHUNK) {
-        Stage& stage = shared.stages[position.slot];
-        barrier_wait(&shared.full[position.slot], position.parity);
-        fence_for_wgmma();
-        step(state, stage, WarpTile(stage.v[group]), in.o + int64_t(first) * p.o_token + group * GROUP_COLUMNS, p.o_token,
-             min(CHUNK, length - first));
+        const int slot = position.slot;
+        const WarpTile tile(shared.stages[slot].v[group]);
+        Sums o, predicted;
+        Operand inner;
+        update(state, o, inner, u, before, shared.stages[slot], tile);
+        const bool more = first + CHUNK < length;
+        if (more) {
+            position.advance();
+            wait_for_stage(shared, position);
+        }
+        const Stage& next = shared.stages[position.slot];  // after the last chunk that one, for an unused product
+        start_prediction(predicted, before, state, next, more ? next.chunk.total : 1.0f);
+        wgmma_wait<1>();
+        in_flight(o);
+        held_until_here(inner);
+        tile.store(o);
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&shared.empty[position.slot]);
-        position.advance();
+        tile.write(in.o + int64_t(first) * p.o_token + group * GROUP_COLUMNS, p.o_token, min(CHUNK, length - first));
+        __syncwarp();
+        barrier_arrive_of_warp(&shared.empty[slot]);
+        wgmma_wait<0>();
+        in_flight(predicted);
+#pragma unroll
+        for (int i = 0; i < CHUNK / 2; ++i) u[i] = predicted[i];
     }
     state.store(in.state_out + group * GROUP_COLUMNS);
 }
@@ -257,7 +286,7 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
         produce(shared, in, params, view.length);
     } else {
         if constexpr (GROUPS == 2) grow_registers<CONSUMER_REGISTERS>();
-        consume(shared, in, params, view.length);
+        consume(shared, in, params, __shfl_sync(~0u, view.length, 0));
     }
     wait_for_earlier_kernels();
 #endif
