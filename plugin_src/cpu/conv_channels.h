@@ -13,12 +13,12 @@ namespace {
 template <class Isa>
 void convolve(const Convolution& c, int64_t row, int64_t first) {
     const int64_t count = std::min(conv_channels, c.channels - first);
-    const int64_t taps = c.taps, length = c.lengths ? std::clamp<int64_t>(c.lengths[row], 0, c.time) : c.time;
+    const int64_t taps = c.taps, length = c.tokens.count(row), begin = c.tokens.first(row) * c.channels + first;
     const float* state = c.state + (row * c.channels + first) * taps;
     float* new_state = c.new_state + (row * c.channels + first) * taps;
     const float* weight = c.weight + first * taps;
-    const float* x = c.x + row * c.time * c.channels + first;
-    float* y = c.y + row * c.time * c.channels + first;
+    const float* x = c.x + begin;
+    float* y = c.y + begin;
     // Taps and the old columns, one row of channels each.
     float weights[most_taps][conv_channels], columns[most_taps][conv_channels];
     for (int64_t i = 0; i < count; ++i) {
@@ -39,7 +39,7 @@ void convolve(const Convolution& c, int64_t row, int64_t first) {
         }
         std::copy(sums, sums + count, out);
     }
-    for (int64_t t = length; t < c.time; ++t) std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
+    for (int64_t t = length; t < c.tokens.padded(row); ++t) std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
     // The columns before token `end`.
     auto write_state = [&](int64_t end, float* out) {
         for (int64_t j = 0; j < taps; ++j) {

@@ -1,7 +1,8 @@
 // The custom operator `CausalConv1d` of the domain hybridge.cpu.
 //
 // Inputs: x, weight [channels, 1, taps] and state of cpu::Convolution in float32; then bias float32 and lengths int32,
-// which may be left out. x and y may be [rows * time, channels]. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
+// which may be left out. x and y may be [tokens, channels], of equally long rows, or with starts of cpu::RowTokens in the
+// place of lengths. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
 // cpu::Checkpoints. Attributes: silu; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
@@ -37,26 +38,30 @@ class CausalConv1d {
             if (auto* status = ort::read(*api_, context, i, *in[i])) return status;
         }
         if (past.sizes.size() != 3) return refusal();
-        y.sizes = x.sizes, x.divide(past.sizes[0]);
-        if (x.sizes.size() != 3) return refusal();
-        const int64_t rows = x.sizes[0], time = x.sizes[1], channels = x.sizes[2], taps = past.sizes[2];
+        const int64_t rows = past.sizes[0], taps = past.sizes[2];
+        cpu::RowTokens tokens;
+        y.sizes = x.sizes;
+        if (!ort::rows_of(x, rows, lengths, tokens)) return refusal();
+        x.divide(rows, tokens.starts);
+        if (x.sizes.size() != 3 || (!tokens.starts && x.sizes[0] != rows)) return refusal();
+        const int64_t channels = x.sizes[2], time = tokens.time;
         if (taps < 1 || taps > cpu::most_taps || !weight.is({channels, 1, taps}) || !past.is({rows, channels, taps}) ||
-            (bias.data && !bias.is({channels})) || (lengths.data && !lengths.is({rows}))) {
+            (bias.data && !bias.is({channels}))) {
             return refusal();
         }
         state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::Convolution convolution{x.floats(), weight.floats(), bias.floats(), past.floats(),
-                                           static_cast<const int32_t*>(lengths.data), static_cast<float*>(y.data),
-                                           static_cast<float*>(state.data), rows, time, channels, taps, silu_ != 0};
+                                     tokens, static_cast<float*>(y.data), static_cast<float*>(state.data), rows, channels,
+                                     taps, silu_ != 0};
         bool fits = true;
         auto* status = ort::make_checkpoints(*api_, context, 5, 2, past, time, fits, convolution.checkpoints);
         if (status || !fits) return status ? status : refusal();
         if (rows == 0 || channels == 0) return nullptr;
         // Blocks of channels of a row, counted over all rows.
         const int64_t blocks = (channels + cpu::conv_channels - 1) / cpu::conv_channels;
-        const int64_t products = rows * (time + 1) * channels * taps;
+        const int64_t products = (x.sizes[0] * x.sizes[1] + rows) * channels * taps;
         return ort::spread_ranges(*api_, context, rows * blocks, products, task_products,
                                   [&](int64_t first, int64_t last) {
                                       for (int64_t i = first; i < last; ++i) {

@@ -109,13 +109,13 @@ void delta_heads(const DeltaRule& d, int64_t first, int64_t last) {
     DeltaTokens tokens;
     for (int64_t number = first; number < last; ++number) {
         const int64_t row = number / d.value_heads, head = number % d.value_heads;
-        const int64_t length = d.lengths ? std::clamp<int64_t>(d.lengths[row], 0, d.time) : d.time;
+        const int64_t length = d.tokens.count(row), begin = d.tokens.first(row);
         float* state = d.new_state + number * size;
         const float* past = d.state + number * size;
         int64_t next = 0;
         for (int64_t t = 0, count = 0; t < length; t += count, past = state) {
             count = std::min({delta_tokens, length - t, d.checkpoints.tokens_until(next, t)});
-            const int64_t token = row * d.time + t;
+            const int64_t token = begin + t;
             for (int64_t i = 0; i < count; ++i) read_token<Isa>(d, token + i, head, i, tokens);
             const int64_t soon = std::min(length - t, count + delta_tokens);
             for (int64_t i = count; i < soon; ++i) fetch_token(d, token + i, head);
@@ -136,8 +136,8 @@ void delta_heads(const DeltaRule& d, int64_t first, int64_t last) {
             }
         }
         if (past != state) std::copy(past, past + size, state);
-        for (int64_t t = length; t < d.time; ++t) {
-            float* o = d.o + ((row * d.time + t) * d.value_heads + head) * d.value_size;
+        for (int64_t t = length; t < d.tokens.padded(row); ++t) {
+            float* o = d.o + ((begin + t) * d.value_heads + head) * d.value_size;
             std::fill(o, o + d.value_size, 0.0f);
         }
     }

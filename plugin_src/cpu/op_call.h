@@ -6,6 +6,7 @@
 
 #include "checkpoints.h"
 #include "ort_api.h"
+#include "row_tokens.h"
 
 namespace ort {
 
@@ -20,8 +21,9 @@ struct Tensor {
         for (int64_t size : sizes) product *= size;
         return product;
     }
-    // Tokens [rows * time, width] of `rows` rows become [rows, time, width]; other sizes stay.
-    void divide(int64_t rows) {
+    // Tokens [tokens, width] become [rows, time, width], or [1, tokens, width] where the rows differ; other sizes stay.
+    void divide(int64_t rows, bool differ) {
+        if (differ) rows = 1;
         if (sizes.size() == 2 && rows > 0 && sizes[0] % rows == 0) sizes = {rows, sizes[0] / rows, sizes[1]};
     }
 };
@@ -50,15 +52,35 @@ inline Status* make(const Api& api, Context* context, size_t index, Tensor& out)
     return value ? api.data(value, &out.data) : nullptr;
 }
 
+// The rows of a call on tokens [tokens, width] or [rows, time, width], from the input lengths [rows] or starts [rows + 1] of
+// cpu::RowTokens, or without one. False if these do not fit.
+inline bool rows_of(const Tensor& tokens, int64_t rows, const Tensor& given, cpu::RowTokens& out) {
+    const auto* numbers = static_cast<const int32_t*>(given.data);
+    if (tokens.sizes.size() == 2 && given.is({rows + 1})) {
+        if (numbers[0] != 0 || numbers[rows] != tokens.sizes[0]) return false;
+        for (int64_t row = 0; row < rows; ++row) {
+            const int64_t count = numbers[row + 1] - numbers[row];
+            if (count < 0) return false;
+            out.time = count > out.time ? count : out.time;
+        }
+        out.starts = numbers;
+        return true;
+    }
+    if (tokens.sizes.size() < 2 || (given.data && !given.is({rows}))) return false;
+    out.lengths = numbers;
+    out.time = tokens.sizes.size() == 3 ? tokens.sizes[1] : rows ? tokens.sizes[0] / rows : 0;
+    return true;
+}
+
 // Output `index`, the states after the numbers of tokens in input `input`; nothing where that was left out.
 // past: the state [1, ...] of the call's only row, which has `time` tokens. False in `fits` if the numbers do not ascend
-// from 1 to `time`, or there are other rows.
+// from 1 to `time`, or there are numbers and several rows.
 inline Status* make_checkpoints(const Api& api, Context* context, size_t input, size_t index, const Tensor& past,
                                 int64_t time, bool& fits, cpu::Checkpoints& out) {
     Tensor lengths, states;
     if (auto* status = read(api, context, input, lengths)) return status;
     if (lengths.sizes.empty()) return nullptr;
-    fits = lengths.sizes.size() == 1 && past.sizes[0] == 1;
+    fits = lengths.sizes.size() == 1 && (past.sizes[0] == 1 || lengths.sizes[0] == 0);
     if (!fits) return nullptr;
     out.lengths = static_cast<const int32_t*>(lengths.data), out.count = lengths.sizes[0];
     for (int64_t n = 0, before = 0; n < out.count; before = out.lengths[n++]) {

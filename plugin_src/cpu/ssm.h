@@ -2,20 +2,21 @@
 #pragma once
 
 #include "checkpoints.h"
+#include "row_tokens.h"
 
 namespace cpu {
 
 // One call of the operator UpdateSsmState: per head, with d[t] = clamp(softplus(dt[t] + dt_bias)):
 // state = exp(A d[t]) state + outer(B[t], d[t] x[t]); y[t] = C[t] state + D x[t].
-// x and y [rows, time, heads, head_dim]; B and C [rows, time, groups, state_size]; dt [rows, time, heads]; A, D and
+// x and y [tokens, heads, head_dim]; B and C [tokens, groups, state_size]; dt [tokens, heads], of `rows`; A, D and
 // dt_bias [heads]; state and new_state [rows, heads, state_size, head_dim], which may be the same memory; new_state may be
-// null. lengths [rows]: valid tokens of each row, after which y is zero; null: all. checkpoints: states
+// null. y is zero where a token does not count. checkpoints: states
 // [n, heads, state_size, head_dim] of a single row.
 struct SsmUpdate {
     const float *x, *A, *B, *C, *D, *dt, *dt_bias, *state;
-    const int32_t* lengths;
+    RowTokens tokens;
     float *y, *new_state;
-    int64_t rows, time, heads, head_dim, groups, state_size;
+    int64_t rows, heads, head_dim, groups, state_size;
     bool softplus;
     float lowest, highest;
     Checkpoints checkpoints = {};

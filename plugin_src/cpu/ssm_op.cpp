@@ -2,7 +2,7 @@
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
 // x and the output y have one axis of heads * head_dim, B and C one of groups * state_size; these and dt may have one axis
-// for all tokens, [rows * time, ...]. Second output: new_state, which
+// for all tokens, of equally long rows, or with starts of cpu::RowTokens in the place of lengths. Second output: new_state, which
 // may be left out.
 // With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
 // `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
@@ -35,11 +35,11 @@ class SsmOp {
 
   protected:
     // Of a call whose inputs `fit`, into y.
-    cpu::SsmUpdate update(const ort::Tensor (&in)[9], const ort::Tensor& y) const {
+    cpu::SsmUpdate update(const ort::Tensor (&in)[9], const cpu::RowTokens& tokens, const ort::Tensor& y) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
         return {x.floats(), A.floats(), B.floats(), C.floats(), D.floats(), dt.floats(), dt_bias.floats(), nullptr,
-                static_cast<const int32_t*>(lengths.data), static_cast<float*>(y.data), nullptr,
-                x.sizes[0], x.sizes[1], heads_, x.sizes[2] / heads_, groups_, B.sizes[2] / groups_,
+                tokens, static_cast<float*>(y.data), nullptr, past.sizes[0], heads_, x.sizes[2] / heads_, groups_,
+                B.sizes[2] / groups_,
                 softplus_ != 0, lowest_, highest_};
     }
 
@@ -48,7 +48,7 @@ class SsmOp {
     ort::Status* spread(ort::Context* context, const cpu::SsmUpdate& u, const Run& run) const {
         const int64_t heads = u.rows * u.heads;
         if (heads == 0) return nullptr;
-        const int64_t bytes = 4 * heads * u.head_dim * u.state_size * (u.time + 1) / 2;
+        const int64_t bytes = 4 * heads * u.head_dim * u.state_size * (u.tokens.time + 1) / 2;
         return ort::spread_ranges(*api_, context, heads, bytes, task_bytes, run);
     }
 
@@ -57,15 +57,15 @@ class SsmOp {
     }
 
     // Whether the sizes agree; those of tokens have an axis for rows after this.
-    bool fit(ort::Tensor (&in)[9]) const {
+    bool fit(ort::Tensor (&in)[9], cpu::RowTokens& tokens) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
-        if (past.sizes.size() != 4) return false;
-        for (size_t i : {0, 2, 3, 5}) in[i].divide(past.sizes[0]);
+        if (past.sizes.size() != 4 || !ort::rows_of(x, past.sizes[0], lengths, tokens)) return false;
+        for (size_t i : {0, 2, 3, 5}) in[i].divide(past.sizes[0], tokens.starts);
         if (x.sizes.size() != 3 || heads_ <= 0 || groups_ <= 0 || heads_ % groups_) return false;
         const int64_t rows = x.sizes[0], time = x.sizes[1], state_size = past.sizes[2], head_dim = past.sizes[3];
         return x.sizes[2] == heads_ * head_dim && B.is({rows, time, groups_ * state_size}) && C.is(B.sizes) &&
                dt.is({rows, time, heads_}) && A.is({heads_}) && D.is({heads_}) && dt_bias.is({heads_}) &&
-               past.is({rows, heads_, state_size, head_dim}) && (!lengths.data || lengths.is({rows}));
+               past.sizes[1] == heads_ && (tokens.starts || past.sizes[0] == rows);
     }
 
     const ort::Api* api_ = nullptr;
@@ -89,13 +89,14 @@ class UpdateSsmState : public SsmOp {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
         y.sizes = in[0].sizes, state.sizes = in[7].sizes;
-        if (!fit(in)) return refusal();
+        cpu::RowTokens tokens;
+        if (!fit(in, tokens)) return refusal();
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
-        cpu::SsmUpdate found = update(in, y);
+        cpu::SsmUpdate found = update(in, tokens, y);
         found.state = in[7].floats(), found.new_state = static_cast<float*>(state.data);
         bool fits = true;
-        auto* status = ort::make_checkpoints(*api_, context, 9, 2, in[7], found.time, fits, found.checkpoints);
+        auto* status = ort::make_checkpoints(*api_, context, 9, 2, in[7], tokens.time, fits, found.checkpoints);
         if (status || !fits) return status ? status : refusal();
         return spread(context, found, [&](int64_t first, int64_t last) { kernels_->update_ssm(found, first, last); });
     }
@@ -117,12 +118,13 @@ class UpdateSsmState8Bit : public SsmOp {
         if (auto* status = ort::read(*api_, context, 8, scales)) return status;
         if (auto* status = ort::read(*api_, context, 9, in[8])) return status;
         y.sizes = in[0].sizes;
-        if (!fit(in) || !scales.is({in[0].sizes[0], heads_, in[7].sizes[3]})) return refusal();
+        cpu::RowTokens tokens;
+        if (!fit(in, tokens) || !scales.is({in[7].sizes[0], heads_, in[7].sizes[3]})) return refusal();
         values.sizes = in[7].sizes, new_scales.sizes = scales.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, values)) return status;
         if (auto* status = ort::make(*api_, context, 2, new_scales)) return status;
-        const cpu::SsmUpdate found = update(in, y);
+        const cpu::SsmUpdate found = update(in, tokens, y);
         const cpu::SsmState8 state{static_cast<const int8_t*>(in[7].data), scales.floats(),
                                    static_cast<int8_t*>(values.data), static_cast<float*>(new_scales.data)};
         return spread(context, found, [&](int64_t first, int64_t last) {

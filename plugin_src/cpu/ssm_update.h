@@ -56,7 +56,7 @@ void ssm_token(const SsmUpdate& u, const float* past, float* state, const float*
 
 // Valid tokens of the row of head `number`, counted over all rows: head h of row r is number r * heads + h.
 inline int64_t ssm_tokens(const SsmUpdate& u, int64_t number) {
-    return u.lengths ? std::clamp<int64_t>(u.lengths[number / u.heads], 0, u.time) : u.time;
+    return u.tokens.count(number / u.heads);
 }
 
 // y of head `number`, and its state after the valid tokens; `past` and `state` may be the same memory. Without tokens
@@ -69,7 +69,7 @@ void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* stat
     if (!state && length > chunk_reads) unread.resize(static_cast<size_t>(size)), state = unread.data();
     int64_t next = 0;
     for (int64_t t = 0, count = 0; t < length; t += count, past = state) {
-        const int64_t token = row * u.time + t;
+        const int64_t token = u.tokens.first(row) + t;
         if (!state) {
             count = length;
             run_chunk<Isa, chunk_reads, false>(ssm_chunk<Isa>(u, token, head, count), past, nullptr);
@@ -88,8 +88,8 @@ void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* stat
             std::copy(state, state + size, u.checkpoints.states + (next++ * u.heads + head) * size);
         }
     }
-    for (int64_t t = length; t < u.time; ++t) {
-        float* y = u.y + ((row * u.time + t) * u.heads + head) * u.head_dim;
+    for (int64_t t = length; t < u.tokens.padded(row); ++t) {
+        float* y = u.y + ((u.tokens.first(row) + t) * u.heads + head) * u.head_dim;
         std::fill(y, y + u.head_dim, 0.0f);
     }
 }
@@ -172,7 +172,7 @@ void ssm_heads_8bit(const SsmUpdate& u, const SsmState8& s, int64_t first, int64
         int8_t* new_values = s.new_values + number * size;
         float* new_scales = s.new_scales + number * u.head_dim;
         const int64_t tokens = ssm_tokens(u, number);
-        if (tokens == 1 && u.time == 1 && u.head_dim % Isa::lanes == 0) {
+        if (tokens == 1 && u.tokens.time == 1 && !u.tokens.starts && u.head_dim % Isa::lanes == 0) {
             ssm_token_8bit<Isa>(u, number, values, scales, new_values, new_scales, wide.data());
             continue;
         }

@@ -38,3 +38,8 @@ def checkpoint_output(pool: str) -> str:
 def natural_layouts(specs: tuple[Binding, ...]) -> dict[str, StateLayout]:
     """Every state as the artifact declares it."""
     return {spec.name: StateLayout(False, int(spec.shape[-1])) for spec in specs}
+
+
+ROW_STARTS = "engine.row_starts"
+"""Input of graphs for several rows of any numbers of tokens: the first token of each row, and their number, int32
+[rows + 1]."""

@@ -13,6 +13,7 @@ from hybridge.artifact.names import LOGITS
 from hybridge.runtime.engines.onnxruntime.engine import MOST_BLOCK_BYTES, available_cpus
 from hybridge.runtime.engines.onnxruntime.engine_inputs import MOST_REPLAYED, KvShape
 from hybridge.runtime.engines.onnxruntime.graph_cache import GraphCache
+from hybridge.runtime.engines.onnxruntime.graph_form import ROW_STARTS
 from hybridge.runtime.engines.onnxruntime.linear_form import library_notes
 from hybridge.runtime.engines.onnxruntime.paged_array_engine import PagedArrayEngine
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
@@ -56,7 +57,8 @@ _DEFERRING = SessionKey(PagedForm.ONE_ROW, True, 2, defers=True)
 class OnnxRuntimePagedEngine(PagedArrayEngine):
     """Runs a paged artifact with ONNX Runtime's CPU provider.
 
-    A step becomes one run of all rows with one token, and one run for each longer row. Rows with draft tokens share one
+    A step becomes one run of all rows with one token, and one run for all longer rows in neighbouring slots; where the
+    graph has other operators than those of the library, each longer row has its own. Rows with draft tokens share one
     run with those of one token. All sessions share one set of weights and the pools. The sessions for one token of each
     of several rows with contiguous slots and for longer rows are created at once; those for a single token, for slots
     with gaps, for each number of draft tokens of a single row and for rows with draft tokens on first use. Each session
@@ -104,6 +106,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         self._snapshots, self._deferred_tokens = self._operators - self._replayable, MOST_REPLAYED
         self._sessions = {key: self._created(key, graph)}
         self._takes_checkpoints = self._sessions[key].takes_checkpoints
+        self._joins_rows = ROW_STARTS in self._sessions[key].inputs
         self.notes = (*graph.rounding_notes(exact_products), *library_notes(graph))
         self._saves_sessions = graph.block_bytes > MOST_BLOCK_BYTES
         if not self._saves_sessions:
@@ -138,7 +141,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         logits = np.zeros((len(inputs.logits_indices), self.config.vocab_size), np.float32)
         place = np.full(len(inputs.input_ids), -1, np.int32)
         alone = () if deferred is None else np.flatnonzero(deferred).tolist()
-        for unordered in paged_runs(inputs, alone, self._together(inputs, deferred)):
+        for unordered in paged_runs(inputs, alone, self._together(inputs, deferred), self._joins_rows):
             run, slots = by_slot(unordered, inputs, pools.sizes.num_slots)
             place[run.tokens] = np.arange(len(run.tokens), dtype=np.int32)
             requested = np.flatnonzero(place[inputs.logits_indices] >= 0)
@@ -372,7 +375,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
 
 def _row_checkpoints(checkpoints: np.ndarray, run: PagedRun) -> RowCheckpoints:
     """The states of ``checkpoints`` [n, 2] that are those of the tokens of ``run``."""
-    if run.time == 1:
+    if run.time == 1 or len(run.rows) > 1:
         return NO_CHECKPOINTS
     mine = checkpoints[(checkpoints[:, 0] >= run.tokens[0]) & (checkpoints[:, 0] < run.tokens[-1])]
     return RowCheckpoints((mine[:, 0] - run.tokens[0] + 1).astype(np.int32), mine[:, 1])

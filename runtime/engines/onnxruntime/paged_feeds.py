@@ -10,6 +10,7 @@ import numpy as np
 
 from hybridge.artifact import names
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape, decay_feeds, ragged_feeds
+from hybridge.runtime.engines.onnxruntime.graph_form import ROW_STARTS
 from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 
 
@@ -17,7 +18,8 @@ from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
 class PagedRun:
     """Rows of one step that run together, ``counts`` [rows] new tokens each, and their tokens, row by row.
 
-    Either one row, or rows of one token each, or ``is_ragged``, rows of a few tokens.
+    Either rows of one token each, or one row or, in neighbouring slots, several of any numbers of tokens, or
+    ``is_ragged``, rows of a few tokens.
     """
 
     rows: np.ndarray
@@ -31,11 +33,13 @@ class PagedRun:
         return int(self.counts.max())
 
 
-def paged_runs(inputs: PackedInputs, alone: Collection[int] = (), together: Collection[int] = ()) -> Iterator[PagedRun]:
-    """The rows ``together`` if they are several, all other rows of one token, then each longer row alone, and so those
-    that ``alone`` names; padding rows (seq_lens 0) are in no run.
+def paged_runs(
+    inputs: PackedInputs, alone: Collection[int] = (), together: Collection[int] = (), joins: bool = False
+) -> Iterator[PagedRun]:
+    """The rows ``together`` if they are several, all other rows of one token, then longer rows, and each that ``alone``
+    names by itself; padding rows (seq_lens 0) are in no run.
 
-    A longer row shares no run: its tokens alone keep the processor busy while the weights are read.
+    joins: longer rows in neighbouring slots share a run, except those with checkpoints; else each has its own.
     """
     counts = inputs.query_start_loc[1:] - inputs.query_start_loc[:-1]
     others = inputs.seq_lens > 0
@@ -50,8 +54,26 @@ def paged_runs(inputs: PackedInputs, alone: Collection[int] = (), together: Coll
     single = np.flatnonzero(others & are_single)
     if single.size:
         yield _run(inputs, single)
-    for row in np.flatnonzero(others & ~are_single):
+    longer = others & ~are_single
+    if joins:
+        for rows in _neighbours(inputs, np.flatnonzero(longer & (counts > 1) & ~_has_checkpoints(inputs))):
+            longer[rows] = False
+            yield _run(inputs, rows)
+    for row in np.flatnonzero(longer):
         yield _run(inputs, np.array([row]))
+
+
+def _has_checkpoints(inputs: PackedInputs) -> np.ndarray:
+    """Which rows have some."""
+    tokens = np.empty(0, np.int32) if inputs.checkpoints is None else inputs.checkpoints[:, 0]
+    return np.diff(np.searchsorted(tokens, inputs.query_start_loc)) > 0
+
+
+def _neighbours(inputs: PackedInputs, rows: np.ndarray) -> list[np.ndarray]:
+    """``rows`` in the order of their slots, divided where slots are between two; rows without slots are not."""
+    slots = inputs.state_indices[rows]
+    order = np.argsort(slots, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(slots[order]) > 1) + 1) if rows.size else []
 
 
 def _run(inputs: PackedInputs, rows: np.ndarray, is_ragged: bool = False) -> PagedRun:
@@ -97,6 +119,7 @@ def run_feeds(
         names.POSITIONS: inputs.positions[run.tokens],
         names.STATE_INDICES: np.where(slots < 0, sizes.num_slots, slots).astype(np.int32),
         names.QUERY_START_LOC: bounds,
+        ROW_STARTS: bounds,
     }
     if run.is_ragged:
         feeds |= ragged_feeds(run.counts) | decay_feeds(run.time)

@@ -10,5 +10,5 @@ class PagedForm(Enum):
 
     ONE_TOKEN = "one token of one row"
     TOKEN_PER_ROW = "one token of each row"
-    ONE_ROW = "any number of tokens of one row"
+    ONE_ROW = "any number of tokens of one row, or where it can of several"
     RAGGED = "a few tokens of each row, of some rows more than of others"

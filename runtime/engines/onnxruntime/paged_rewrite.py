@@ -24,7 +24,7 @@ from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
-from hybridge.runtime.engines.onnxruntime.packed_operators import read_packed_tokens
+from hybridge.runtime.engines.onnxruntime.packed_operators import read_packed_tokens, take_several_rows
 from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
@@ -85,8 +85,8 @@ def rewrite_paged(
     snapshots: frozenset[str] = frozenset(),
     exact: bool = False,
 ) -> RewrittenPaged:
-    """Rewrite ``model`` (it is changed) for steps of one row (ONE_ROW), of one token per row, of one token, or of rows
-    of a few tokens each (RAGGED; without states, or with ``defers``).
+    """Rewrite ``model`` (it is changed) for steps of one row, or where it can of several (ONE_ROW), of one token per
+    row, of one token, or of rows of a few tokens each (RAGGED; without states, or with ``defers``).
 
     ``neighbours``: the rows have neighbouring slots, in their order. ``tokens``: those of the one row, 2 or more, of
     RAGGED the longest; 0: any number. ``packs``: the session packs its weights. ``defers``: instead of new states
@@ -115,10 +115,14 @@ def rewrite_paged(
     parts = use_dense_bodies(model, kernels, form, neighbours)
     if not defers:
         read_packed_tokens(model, form is PagedForm.ONE_ROW)
+    several = False
     if is_prompt and neighbours:
-        return_checkpoints(model.graph, {b.name for b in config.bindings.states if not b.grows})
+        recurrent, growing = ({b.name for b in config.bindings.states if b.grows is grows} for grows in (False, True))
+        several = take_several_rows(model, recurrent, growing)
+        return_checkpoints(model.graph, recurrent)
     left_alone = frozenset(pool.name for state in deferred for pool in state.pools_read)
-    fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
+    if not several:
+        fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
     if not packs and (tokens or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
         put_weights_left(model)

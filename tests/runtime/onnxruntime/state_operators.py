@@ -52,7 +52,7 @@ def updated(
         instructions=instructions,
     )
     states = {name: found[name].swapaxes(2, 3) for name in shapes if name != "y"}
-    return {"y": found["y"].reshape(case.x.shape), **states}
+    return {"y": found["y"] if "x" in changes else found["y"].reshape(case.x.shape), **states}
 
 
 def ruled(
@@ -62,7 +62,7 @@ def ruled(
     rows, time, key_heads = case.q.shape[:3]
     tokens = {name: getattr(case, name).reshape(rows, time, -1) for name in ("q", "k", "v", "g", "beta")}
     arrays = {**tokens, "state": case.state} | changes
-    inputs: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items()}
+    inputs: dict[str, Any] = {name: array.astype(np.float32) for name, array in arrays.items() if name != "lengths"}
     found = run_operator(
         "GatedDeltaRule",
         {**inputs, "lengths": changes.get("lengths", case.context_lengths), "checkpoint_lengths": checkpoints},
@@ -74,18 +74,22 @@ def ruled(
         normed=normed,
         instructions=instructions,
     )
-    return {**found, "o": found["o"].reshape(case.v.shape)}
+    return found if "v" in changes else {**found, "o": found["o"].reshape(case.v.shape)}
 
 
 def convolved(
-    case: ConvCase, instructions: int, silu: int, checkpoints: Lengths = None, **changes: Any
+    case: ConvCase, instructions: int, silu: int, checkpoints: Lengths = None, lengths: Lengths = None, **changes: Any
 ) -> dict[str, np.ndarray]:
     """y, new_state, whose memory is that of state, and the states after ``checkpoints`` tokens."""
     arrays = {"x": case.x, "weight": case.weight, "state": case.conv_state, "bias": case.bias} | changes
     inputs = {name: None if array is None else array.astype(np.float32) for name, array in arrays.items()}
     return run_operator(
         "CausalConv1d",
-        {**inputs, "lengths": case.context_lengths, "checkpoint_lengths": checkpoints},
+        {
+            **inputs,
+            "lengths": case.context_lengths if lengths is None else lengths,
+            "checkpoint_lengths": checkpoints,
+        },
         {
             "y": np.shape(inputs["x"]),
             "new_state": case.conv_state.shape,
@@ -98,17 +102,20 @@ def convolved(
     )
 
 
-def updated_8bit(case: SsmCase, before: dict[str, np.ndarray], instructions: int) -> dict[str, np.ndarray]:
+def updated_8bit(
+    case: SsmCase, before: dict[str, np.ndarray], instructions: int, **changes: np.ndarray
+) -> dict[str, np.ndarray]:
     """y, values and scales, whose memory is that of ``before``."""
     rows, time, heads = case.x.shape[:3]
     flat = {name: getattr(case, name).reshape(rows, time, -1).astype(np.float32) for name in ("x", "B", "C", "dt")}
     per_head = {name: getattr(case, name).astype(np.float32) for name in ("A", "D", "dt_bias")}
     names = ("x", "A", "B", "C", "D", "dt", "dt_bias")
     inputs = {**{name: (flat | per_head)[name] for name in names}, "v": before["values"], "s": before["scales"]}
+    inputs |= {"lengths": case.context_lengths, **changes}
     return run_operator(
         "UpdateSsmState8Bit",
-        {**inputs, "lengths": case.context_lengths},
-        {"y": flat["x"].shape, "values": before["values"].shape, "scales": before["scales"].shape},
+        inputs,
+        {"y": inputs["x"].shape, "values": before["values"].shape, "scales": before["scales"].shape},
         {"values": "v", "scales": "s"},
         threads=2,
         dtypes={"values": np.int8},

@@ -86,7 +86,7 @@ def attended(case: Case, given: dict[str, Any], instructions: int) -> np.ndarray
     """The operator's outputs."""
     return run_operator(
         "PagedAttention",
-        {name: given.get(name) for name in ("q", "pool", "blocks", "seen", "sinks")},
+        {name: given.get(name) for name in ("q", "pool", "blocks", "seen", "sinks", "starts")},
         {"y": given["q"].shape},
         threads=2,
         window=case.window,
@@ -102,6 +102,30 @@ def test_it_is_that_of_float64(name: str, instructions: int) -> None:
     case = CASES[name]
     given = inputs(case)
     assert relative_error(attended(case, given, instructions), expected(case, given)) < 3e-6
+
+
+def test_rows_of_any_length_share_a_call() -> None:
+    cases = [Case(tokens, seen, (2, 2), 16, 4, window=30, sinks=True) for tokens, seen in ((9, 40), (1, 3), (50, 50))]
+    rows = [inputs(case) for case in cases]
+    for row in rows:
+        row["sinks"] = rows[0]["sinks"]
+    expected = np.concatenate([attended(case, row, 0) for case, row in zip(cases, rows, strict=True)])
+    # The pools follow each other, and shorter rows repeat their last block.
+    first = np.cumsum([0, *(2 * row["pool"].shape[1] for row in rows)])
+    blocks = [row["blocks"] + at for row, at in zip(rows, first, strict=False)]
+    most = max(each.shape[2] for each in blocks)
+    given = {
+        "q": np.concatenate([row["q"] for row in rows]),
+        "pool": np.concatenate([row["pool"] for row in rows], axis=1),
+        "blocks": np.concatenate([np.pad(b, ((0, 0), (0, 0), (0, most - b.shape[2])), "edge") for b in blocks]),
+        "seen": np.concatenate([row["seen"] for row in rows]),
+        "sinks": rows[0]["sinks"],
+        "starts": np.array([0, 9, 10, 60], np.int32),
+    }
+    np.testing.assert_array_equal(attended(cases[0], given, 0), expected)
+    for starts in ([0, 9, 10, 61], [0, 11, 10, 60], [1, 9, 10, 60], [0, 60]):
+        with pytest.raises(Exception, match="PagedAttention: expected inputs whose sizes agree"):
+            attended(cases[0], given | {"starts": np.array(starts, np.int32)}, 0)
 
 
 @pytest.mark.parametrize(

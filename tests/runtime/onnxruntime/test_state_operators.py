@@ -12,7 +12,7 @@ from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import SsmCase, conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
 from tests.runtime.onnxruntime.own_operator import EACH_SET
-from tests.runtime.onnxruntime.state_operators import LENGTHS, convolved, ruled, updated
+from tests.runtime.onnxruntime.state_operators import LENGTHS, convolved, ruled, updated, updated_8bit
 from tests.runtime.onnxruntime.steps import TOLERANCE
 
 pytestmark = pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
@@ -148,19 +148,27 @@ def test_lengths_of_checkpoints_that_do_not_ascend_are_refused(after: list[int],
         convolved(conv_case(lengths, 5), 0, 0, counts)
 
 
-@pytest.mark.parametrize(("rows", "time"), [(3, 1), (1, 5), (3, 5)])
-def test_tokens_need_no_axis_for_rows(rows: int, time: int) -> None:
-    lengths = (time,) * rows
+@pytest.mark.parametrize("lengths", [(1, 1, 1), (5,), (4, 4), LENGTHS, (0, 9, 1)], ids=str)
+def test_tokens_need_no_axis_for_rows(lengths: tuple[int, ...]) -> None:
+    time, differ = max(lengths), len(set(lengths)) > 1
+    valid = np.arange(time) < np.array(lengths)[:, None]
+    starts = {"lengths": np.array([0, *np.cumsum(lengths)], np.int32)} if differ else {}
+    ssm, delta, conv = ssm_case(lengths, time), delta_case(lengths, time), conv_case(lengths, time)
+    state = np.ascontiguousarray(ssm.state.swapaxes(2, 3), np.float32)
+    before = {"values": np.int8(state), "scales": np.float32(ssm.state[..., 0])}
 
     def packed(case: object, *names: str) -> dict[str, np.ndarray]:
-        return {name: np.float32(getattr(case, name)).reshape(rows * time, -1) for name in names}
+        """The tokens that count, and where each row starts if they differ."""
+        given = {name: np.float32(getattr(case, name))[valid] for name in names}
+        return {name: array.reshape(len(array), -1) for name, array in given.items()} | starts
 
-    ssm, delta, conv = ssm_case(lengths, time), delta_case(lengths, time), conv_case(lengths, time)
     pairs = (
         (updated(ssm, 0), updated(ssm, 0, **packed(ssm, "x", "B", "C", "dt"))),
+        (updated_8bit(ssm, before, 0), updated_8bit(ssm, before, 0, **packed(ssm, "x", "B", "C", "dt"))),
         (ruled(delta, 0), ruled(delta, 0, **packed(delta, "q", "k", "v", "g", "beta"))),
         (convolved(conv, 0, 1), convolved(conv, 0, 1, **packed(conv, "x"))),
     )
     for expected, found in pairs:
         for name, array in expected.items():
-            np.testing.assert_array_equal(found[name].reshape(array.shape), array)
+            right = array.reshape(*valid.shape, -1)[valid] if name in ("y", "o") else array
+            np.testing.assert_array_equal(found[name].reshape(right.shape), right)
