@@ -61,7 +61,7 @@ struct Stream : Piece {
         if (lane < rows && bytes > 0) {
             const void* matrix = q % MATRICES ? params.up_weight : params.weight;
             const DATA_T* from = static_cast<const DATA_T*>(matrix) + (row + lane) * params.weight_stride + input;
-            copy_bulk_once(&shared.ring[warp][stage][lane * PITCH], from, bytes, arrived);
+            copy_bulk(&shared.ring[warp][stage][lane * PITCH], from, bytes, arrived);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         advance(span, split);
