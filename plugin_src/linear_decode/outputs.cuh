@@ -1,7 +1,7 @@
 // What the algorithms of linear_decode share: which outputs a block computes, x in registers, and the epilogue.
 //
-// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); GROUPS (of 8 weight rows
-// that a block works on at a time); THREADS; NORM; GATED (silu(gate) * up); RELU2.
+// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); SUM_ROWS (of x whose sums are
+// stored: 1, or all); GROUPS (of 8 weight rows that a block works on at a time); THREADS; NORM; GATED (silu(gate) * up); RELU2.
 #pragma once
 
 #include "common/math.cuh"
@@ -15,7 +15,7 @@ constexpr int PASS = GROUPS / MATRICES;  // groups of outputs of a pass; group q
 static_assert(GROUPS % MATRICES == 0, "a pass has whole outputs");
 
 // Every warp's sums over its share of the inputs: of the products of a pass, and of the squares of x.
-using Products = float[WARPS][GROUPS][ROWS][8];
+using Products = float[WARPS][GROUPS][SUM_ROWS][8];
 using Squares = float[WARPS][ROWS];
 
 // The outputs of this block, in groups of 8 and passes. In a round all blocks read one after another, so that what is
@@ -110,6 +110,7 @@ __device__ __forceinline__ void store_products(Products& shared, const float (&s
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int b = 0; b < ROW_BLOCKS; b++) {
+        if (g + 8 * b >= SUM_ROWS) continue;
 #pragma unroll
         for (int q = 0; q < GROUPS; q++)
             *reinterpret_cast<float2*>(&shared[warp][q][g + 8 * b][2 * t]) =

@@ -31,6 +31,8 @@ _BULK_STAGE_BYTES, _COPY_STAGE_BYTES = 8 * (2 * 256 + 64), 8 * 2 * 128
 _BARRIER_BYTES = 8
 # Threads and stages, the fastest first, for GPUs whose blocks may have less shared memory.
 _SHAPES = ((512, 2), (256, 2), (128, 2))
+# Of bulk copies for one row of x, whose sums leave room for another stage.
+_ONE_ROW_SHAPES = ((512, 3), *_SHAPES)
 # Bulk copies and programmatic dependent launch.
 _OVERLAP_SINCE = (9, 0)
 _WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
@@ -111,11 +113,12 @@ def sources() -> Iterator[KernelSource]:
     """Every activation, with and without the norm, up to 8 and up to 16 rows: for an H200 and for an Orin."""
     for device in (DeviceTraits((9, 0), 132, 232448, 60 << 20), DeviceTraits((8, 7), 16, 166912, 4 << 20)):
         for activation in ACTIVATIONS:
-            for rows in (LARGEST_NORM_ROWS, LARGEST_ROWS):
+            for rows in (1, LARGEST_NORM_ROWS, LARGEST_ROWS):
                 for dtype in _WEIGHT_TYPES:
                     yield _source(_example(rows, dtype, activation), device)[0]
-            yield _source(_example(LARGEST_NORM_ROWS, DType.BFLOAT16, activation, 1e-5), device)[0]
-        for rows in (LARGEST_NORM_ROWS, LARGEST_ROWS):
+            for rows in (1, LARGEST_NORM_ROWS):
+                yield _source(_example(rows, DType.BFLOAT16, activation, 1e-5), device)[0]
+        for rows in (1, LARGEST_NORM_ROWS, LARGEST_ROWS):
             yield _source(_example(rows, DType.BFLOAT16, out_dtype=DType.FLOAT32), device)[0]
         for tiles in formats():
             yield _source(replace(_example(LARGEST_NORM_ROWS, tiles.dtype), tiles=tiles), device)[0]
@@ -143,6 +146,7 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
         "DATA_T": problem.dtype,
         "OUT_T": problem.out_dtype,
         "ROW_BLOCKS": 1 if problem.rows <= 8 else 2,
+        "SUM_ROWS": _sum_rows(problem, bulk),
         "NORM": int(norm),
         "GATED": int(problem.activation == "silu_gate"),
         "RELU2": int(problem.activation == "relu2"),
@@ -151,7 +155,8 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
     if problem.tiles is not None:
         groups, file = _BULK_TILE_GROUPS[problem.tiles.bits] if bulk else _GROUPS, TILE_FILE
         defines |= problem.tiles.defines(problem.inputs)
-    shapes = [(*shape, _shared_bytes(problem, bulk, groups, *shape)) for shape in _SHAPES]
+    sizes = _ONE_ROW_SHAPES if _sum_rows(problem, bulk) == 1 else _SHAPES
+    shapes = [(*shape, _shared_bytes(problem, bulk, groups, *shape)) for shape in sizes]
     threads, stages, shared_bytes = next((shape for shape in shapes if shape[2] <= device.shared_bytes), shapes[-1])
     defines |= {"GROUPS": groups, "STAGES": stages, "THREADS": threads}
     if file == TILE_FILE:
@@ -162,10 +167,17 @@ def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, 
     return KernelSource.of(file, "linear_decode", defines, hot), threads, shared_bytes
 
 
+def _sum_rows(problem: LinearDecode, bulk: bool) -> int:
+    """Rows whose sums have room in shared memory."""
+    if bulk and problem.tiles is None and problem.rows == 1:
+        return 1
+    return 8 if problem.rows <= 8 else 16
+
+
 def _shared_bytes(problem: LinearDecode, bulk: bool, groups: int, threads: int, stages: int) -> int:
     """The size of the kernel's struct Shared."""
     warps, rows = threads // 32, 8 if problem.rows <= 8 else 16
-    products, squares = warps * groups * rows * TILE_ROWS * 4, warps * rows * 4
+    products, squares = warps * groups * _sum_rows(problem, bulk) * TILE_ROWS * 4, warps * rows * 4
     barriers = (stages + 1) * _BARRIER_BYTES  # of a ring
     if problem.tiles is not None:
         ring = stages * groups * problem.tiles.tile_bytes(problem.inputs) + -(-barriers // 16) * 16
