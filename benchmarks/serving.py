@@ -20,7 +20,7 @@ from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, scr
 from benchmarks.measure import Spread, seconds, spreads, take_turns, timed
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
-from benchmarks.traffic import Served, host_microseconds, poisson_arrivals, serve
+from benchmarks.traffic import Served, host_microseconds, old_objects_frozen, poisson_arrivals, serve
 from hybridge.runtime.generation import Generation
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.prefix_cache.settings import OFF, RADIX
@@ -255,11 +255,14 @@ def _alone(folder: Path, tokens: int, threads: int, repeats: int) -> dict[str, S
 def _latencies(
     loop: ServingLoop, prompts: Prompts, new_tokens: int, each: float, loads: Sequence[float]
 ) -> dict[str, dict[str, float]]:
-    """By load; a request takes ``each`` seconds when the loop is busy."""
+    """By load, and the longest step; a request takes ``each`` seconds when the loop is busy."""
     found = {}
     for load in loads:
         arrivals = poisson_arrivals(len(prompts), each / load)
-        found[str(load)] = serve(loop, prompts, arrivals, new_tokens).latencies_ms()
+        with old_objects_frozen():
+            served = serve(loop, prompts, arrivals, new_tokens)
+        longest = max(step.wall for step in served.steps)
+        found[str(load)] = {**served.latencies_ms(), "longest_step": 1e3 * longest}
     return found
 
 

@@ -12,7 +12,7 @@ from benchmarks.traffic import Served, ServedStep, host_microseconds
 from tests.benchmarks.measured import correct
 from tests.benchmarks.shapes import TINY
 
-LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99"}
+LATENCIES = {"first_token_p50", "first_token_p99", "between_tokens_p50", "between_tokens_p99", "longest_step"}
 
 
 @pytest.mark.slow
