@@ -1,7 +1,8 @@
 // What the algorithms of linear_decode share: which outputs a block computes, x in registers, and the epilogue.
 //
-// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); SUM_ROWS (of x whose sums are
-// stored: 1, or all); GROUPS (of 8 weight rows that a block works on at a time); THREADS; NORM; GATED (silu(gate) * up); RELU2.
+// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); SUM_ROWS (of x, whose sums are
+// stored: 1, or all); GROUPS (of 8 weight rows that a block works on at a time); THREADS; NORM; GATED (silu(gate) * up);
+// RELU2.
 #pragma once
 
 #include "common/math.cuh"
