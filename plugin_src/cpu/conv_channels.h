@@ -13,19 +13,19 @@ namespace {
 template <class Isa>
 void convolve(const Convolution& c, int64_t row, int64_t first) {
     const int64_t count = std::min(conv_channels, c.channels - first);
-    const int64_t taps = c.taps, length = c.tokens.count(row), begin = c.tokens.first(row) * c.channels + first;
+    const int64_t taps = c.taps, length = c.tokens.count(row), begin = c.tokens.first(row);
     const float* state = c.state + (row * c.channels + first) * taps;
     float* new_state = c.new_state + (row * c.channels + first) * taps;
     const float* weight = c.weight + first * taps;
-    const float* x = c.x + begin;
-    float* y = c.y + begin;
+    const float* x = c.x + begin * c.stride + first;
+    float* y = c.y + begin * c.channels + first;
     // Taps and the old columns, one row of channels each.
     float weights[most_taps][conv_channels], columns[most_taps][conv_channels];
     for (int64_t i = 0; i < count; ++i) {
         for (int64_t j = 0; j < taps; ++j) weights[j][i] = weight[i * taps + j], columns[j][i] = state[i * taps + j];
     }
     // Column t; columns of negative t are the old ones.
-    auto column = [&](int64_t t) { return t < 0 ? columns[taps + t] : x + t * c.channels; };
+    auto column = [&](int64_t t) { return t < 0 ? columns[taps + t] : x + t * c.stride; };
     for (int64_t t = 0; t < length; ++t) {
         float sums[conv_channels] = {};
         if (c.bias) std::copy(c.bias + first, c.bias + first + count, sums);

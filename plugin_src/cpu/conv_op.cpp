@@ -3,7 +3,7 @@
 // Inputs: x, weight [channels, 1, taps] and state of cpu::Convolution in float32; then bias float32 and lengths int32,
 // which may be left out. x and y may be [tokens, channels], of equally long rows, or with starts of cpu::RowTokens in the
 // place of lengths. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
-// cpu::Checkpoints. Attributes: silu; instructions (cpu::Choice).
+// cpu::Checkpoints. Attributes: silu; x_at (the first channel in x, which may have more); instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
 #include "op_call.h"
@@ -26,6 +26,7 @@ class CausalConv1d {
         api_ = api;
         int64_t choice = 0;
         if (auto* status = api->attribute(info, "silu", &silu_)) return status;
+        api->optional_attribute(info, "x_at", &x_at_);
         if (auto* status = api->attribute(info, "instructions", &choice)) return status;
         kernels_ = cpu::chosen_kernels(choice);
         return kernels_ ? nullptr : api->status(ort::fail, "CausalConv1d: expected instructions that this processor has");
@@ -38,13 +39,16 @@ class CausalConv1d {
             if (auto* status = ort::read(*api_, context, i, *in[i])) return status;
         }
         if (past.sizes.size() != 3) return refusal();
+        y.sizes = x.sizes;
+        if (y.sizes.empty()) return refusal();
+        y.sizes.back() = past.sizes[1];
         const int64_t rows = past.sizes[0], taps = past.sizes[2];
         cpu::RowTokens tokens;
-        y.sizes = x.sizes;
         if (!ort::rows_of(x, rows, lengths, tokens)) return refusal();
         x.divide(rows, tokens.starts);
         if (x.sizes.size() != 3 || (!tokens.starts && x.sizes[0] != rows)) return refusal();
-        const int64_t channels = x.sizes[2], time = tokens.time;
+        const int64_t channels = past.sizes[1], time = tokens.time, stride = x.sizes[2];
+        if (x_at_ < 0 || x_at_ > stride - channels) return refusal();
         if (taps < 1 || taps > cpu::most_taps || !weight.is({channels, 1, taps}) || !past.is({rows, channels, taps}) ||
             (bias.data && !bias.is({channels}))) {
             return refusal();
@@ -52,9 +56,9 @@ class CausalConv1d {
         state.sizes = past.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
-        cpu::Convolution convolution{x.floats(), weight.floats(), bias.floats(), past.floats(),
+        cpu::Convolution convolution{x.floats() + x_at_, weight.floats(), bias.floats(), past.floats(),
                                      tokens, static_cast<float*>(y.data), static_cast<float*>(state.data), rows, channels,
-                                     taps, silu_ != 0};
+                                     taps, stride, silu_ != 0};
         bool fits = true;
         auto* status = ort::make_checkpoints(*api_, context, 5, 2, past, time, fits, convolution.checkpoints);
         if (status || !fits) return status ? status : refusal();
@@ -77,7 +81,7 @@ class CausalConv1d {
 
     const ort::Api* api_ = nullptr;
     const cpu::Kernels* kernels_ = nullptr;
-    int64_t silu_ = 0;
+    int64_t silu_ = 0, x_at_ = 0;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ namespace {
 template <class Isa>
 void gated_norm(const GatedNorm& n, int64_t first, int64_t last) {
     for (int64_t group = first; group < last; ++group) {
-        const float *x = n.x + group * n.size, *gate = n.gate + group * n.size;
+        const float *x = n.x + group * n.size, *gate = n.gate + group / n.groups * n.stride + group % n.groups * n.size;
         const float* weight = n.weight + group % n.weight_groups * n.size;
         float* y = n.y + group * n.size;
         if (n.norm_first) {

@@ -1,7 +1,7 @@
 // The custom operator `GatedNorm` of the domain hybridge.cpu.
 //
-// Inputs: x [..., columns], gate like x, and weight [weight_groups * size], all float32. Output: y like x.
-// Attributes: size (of a group), norm_first, epsilon; instructions (cpu::Choice).
+// Inputs: x [..., columns], gate like x from column gate_at on, and weight [weight_groups * size], all float32. Output: y like x.
+// Attributes: size (of a group), gate_at, norm_first, epsilon; instructions (cpu::Choice).
 #include "gated_norm.h"
 #include "kernel_table.h"
 #include "library.h"
@@ -24,6 +24,7 @@ class GatedNormOp {
         if (auto* status = api->attribute(info, "size", &size_)) return status;
         if (auto* status = api->attribute(info, "norm_first", &norm_first_)) return status;
         if (auto* status = api->attribute(info, "epsilon", &epsilon_)) return status;
+        api->optional_attribute(info, "gate_at", &gate_at_);
         if (auto* status = api->attribute(info, "instructions", &choice)) return status;
         kernels_ = cpu::chosen_kernels(choice);
         return kernels_ ? nullptr : api->status(ort::fail, "GatedNorm: expected instructions that this processor has");
@@ -34,14 +35,17 @@ class GatedNormOp {
         if (auto* status = ort::read(*api_, context, 0, x)) return status;
         if (auto* status = ort::read(*api_, context, 1, gate)) return status;
         if (auto* status = ort::read(*api_, context, 2, weight)) return status;
-        if (x.sizes.empty() || !gate.is(x.sizes) || weight.sizes.size() != 1 || size_ <= 0) return refusal();
+        auto sizes = x.sizes;
+        if (sizes.empty() || gate.sizes.empty() || gate_at_ < 0) return refusal();
+        const int64_t stride = sizes.back() = gate.sizes.back();
+        if (!gate.is(sizes) || gate_at_ > stride - x.sizes.back() || weight.sizes.size() != 1 || size_ <= 0) return refusal();
         const int64_t columns = x.sizes.back(), weights = weight.sizes[0];
         if (columns <= 0 || columns % size_ || (weights != size_ && weights != columns)) return refusal();
         y.sizes = x.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         int64_t groups = columns / size_;
-        const cpu::GatedNorm norm{x.floats(), gate.floats(), weight.floats(), static_cast<float*>(y.data),
-                                  groups, size_, weights / size_, epsilon_, norm_first_ != 0};
+        const cpu::GatedNorm norm{x.floats(), gate.floats() + gate_at_, weight.floats(), static_cast<float*>(y.data),
+                                  groups, size_, weights / size_, stride, epsilon_, norm_first_ != 0};
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) groups *= x.sizes[i];
         if (groups == 0) return nullptr;
         return ort::spread_ranges(*api_, context, groups, groups * size_, task_numbers,
@@ -55,7 +59,7 @@ class GatedNormOp {
 
     const ort::Api* api_ = nullptr;
     const cpu::Kernels* kernels_ = nullptr;
-    int64_t size_ = 0, norm_first_ = 0;
+    int64_t size_ = 0, norm_first_ = 0, gate_at_ = 0;
     float epsilon_ = 0;
 };
 

@@ -41,12 +41,18 @@ struct Api {
     Status* sizes(const Shape* shape, int64_t* out, size_t count) const { return call<62, Status*>(shape, out, count); }
     Status* data(Value* value, void** out) const { return call<51, Status*>(value, out); }
     Status* shape(const Value* value, Shape** out) const { return call<65, Status*>(value, out); }
+    void release(Status* status) const { call<93, void>(status); }
     void release(Shape* shape) const { call<99, void>(shape); }
     Status* attribute(const Info* info, const char* name, float* out) const {
         return call<85, Status*>(info, name, out);
     }
     Status* attribute(const Info* info, const char* name, int64_t* out) const {
         return call<86, Status*>(info, name, out);
+    }
+    // The attribute, or what `out` has where a node leaves it out.
+    void optional_attribute(const Info* info, const char* name, int64_t* out) const {
+        const int64_t absent = *out;
+        if (auto* status = attribute(info, name, out)) *out = absent, release(status);
     }
     Status* input(const Context* context, size_t index, const Value** out) const {
         return call<90, Status*>(context, index, out);

@@ -8,7 +8,8 @@ namespace cpu {
 
 // One call of the operator UpdateSsmState: per head, with d[t] = clamp(softplus(dt[t] + dt_bias)):
 // state = exp(A d[t]) state + outer(B[t], d[t] x[t]); y[t] = C[t] state + D x[t].
-// x and y [tokens, heads, head_dim]; B and C [tokens, groups, state_size]; dt [tokens, heads], of `rows`; A, D and
+// x and y [tokens, heads, head_dim]; B and C [tokens, groups, state_size]; dt [tokens, heads], of `rows`, tokens of x, B and
+// C, and dt `x_stride`, `b_stride` and `dt_stride` numbers apart; A, D and
 // dt_bias [heads]; state and new_state [rows, heads, state_size, head_dim], which may be the same memory; new_state may be
 // null. y is zero where a token does not count. checkpoints: states
 // [n, heads, state_size, head_dim] of a single row.
@@ -19,6 +20,7 @@ struct SsmUpdate {
     int64_t rows, heads, head_dim, groups, state_size;
     bool softplus;
     float lowest, highest;
+    int64_t x_stride, b_stride, dt_stride;
     Checkpoints checkpoints = {};
 };
 

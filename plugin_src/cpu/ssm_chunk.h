@@ -21,13 +21,13 @@ inline float time_step(const SsmUpdate& u, float value) {
     return value < u.lowest ? u.lowest : value > u.highest ? u.highest : value;
 }
 
-// `count` tokens of one head. x, B, C and y are those of the first, whose neighbours are `x_stride` and `b_stride` on.
+// `count` tokens of one head. x, B, C and y are those of the first, whose neighbours are their strides on.
 // steps: d. decay[t]: of the state before the chunk until token t. y[t] gets weights[t][j] d[j] x[j]. after[j]: from token
 // j until the last one. As products of decays these are exact where a decay is 0.
 struct SsmChunk {
     const float *x, *B, *C;
     float *y, D;
-    int64_t count, x_stride, b_stride, state_size, stride;
+    int64_t count, x_stride, b_stride, y_stride, state_size, stride;
     float steps[chunk_reads], decay[chunk_reads], after[chunk_reads], weights[chunk_reads][chunk_reads];
 };
 
@@ -45,13 +45,13 @@ float dot(const float* a, const float* b, int64_t count) {
 // `count` tokens, from number `token` of all rows on.
 template <class Isa>
 SsmChunk ssm_chunk(const SsmUpdate& u, int64_t token, int64_t head, int64_t count) {
-    const int64_t x_stride = u.heads * u.head_dim, b_stride = u.groups * u.state_size;
-    const int64_t x_at = token * x_stride + head * u.head_dim;
+    const int64_t x_stride = u.x_stride, b_stride = u.b_stride, y_stride = u.heads * u.head_dim;
+    const int64_t x_at = token * x_stride + head * u.head_dim, y_at = token * y_stride + head * u.head_dim;
     const int64_t b_at = token * b_stride + head / (u.heads / u.groups) * u.state_size;
-    SsmChunk c{u.x + x_at, u.B + b_at, u.C + b_at, u.y + x_at, u.D[head], count,
-               x_stride, b_stride, u.state_size, u.head_dim, {}, {}, {}, {}};
+    SsmChunk c{u.x + x_at, u.B + b_at, u.C + b_at, u.y + y_at, u.D[head], count,
+               x_stride, b_stride, y_stride, u.state_size, u.head_dim, {}, {}, {}, {}};
     for (int64_t t = 0; t < count; ++t) {
-        const float step = time_step(u, u.dt[(token + t) * u.heads + head] + u.dt_bias[head]);
+        const float step = time_step(u, u.dt[(token + t) * u.dt_stride + head] + u.dt_bias[head]);
         const float decay = std::exp(u.A[head] * step);
         c.decay[t] = t > 0 ? c.decay[t - 1] * decay : decay;
         for (int64_t j = 0; j < t; ++j) c.after[j] *= decay;
@@ -110,7 +110,7 @@ void chunk_columns(const SsmChunk& c, const float* past, float* state, int64_t c
                 if (j <= t) sum = Isa::fma(Isa::all(c.weights[t][j]), given[j][i], sum);
             }
             sum = Isa::fma(Isa::all(c.D), columns.load(c.x + t * c.x_stride + column, i), sum);
-            columns.store(c.y + t * c.x_stride + column, i, sum);
+            columns.store(c.y + t * c.y_stride + column, i, sum);
         }
     }
 }

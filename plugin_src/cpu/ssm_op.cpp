@@ -6,7 +6,7 @@
 // may be left out.
 // With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
 // `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
-// Attributes: heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
+// Attributes: x_at, B_at, C_at and dt_at, the first number in tensors that may have more; heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
 #include "op_call.h"
@@ -24,6 +24,10 @@ class SsmOp {
         int64_t choice = 0;
         if (auto* status = api->attribute(info, "heads", &heads_)) return status;
         if (auto* status = api->attribute(info, "groups", &groups_)) return status;
+        api->optional_attribute(info, "x_at", &x_at_);
+        api->optional_attribute(info, "B_at", &B_at_);
+        api->optional_attribute(info, "C_at", &C_at_);
+        api->optional_attribute(info, "dt_at", &dt_at_);
         if (auto* status = api->attribute(info, "dt_softplus", &softplus_)) return status;
         if (auto* status = api->attribute(info, "time_step_min", &lowest_)) return status;
         if (auto* status = api->attribute(info, "time_step_max", &highest_)) return status;
@@ -37,10 +41,10 @@ class SsmOp {
     // Of a call whose inputs `fit`, into y.
     cpu::SsmUpdate update(const ort::Tensor (&in)[9], const cpu::RowTokens& tokens, const ort::Tensor& y) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
-        return {x.floats(), A.floats(), B.floats(), C.floats(), D.floats(), dt.floats(), dt_bias.floats(), nullptr,
-                tokens, static_cast<float*>(y.data), nullptr, past.sizes[0], heads_, x.sizes[2] / heads_, groups_,
-                B.sizes[2] / groups_,
-                softplus_ != 0, lowest_, highest_};
+        return {x.floats() + x_at_, A.floats(), B.floats() + B_at_, C.floats() + C_at_, D.floats(), dt.floats() + dt_at_,
+                dt_bias.floats(), nullptr, tokens, static_cast<float*>(y.data), nullptr, past.sizes[0], heads_,
+                past.sizes[3], groups_, past.sizes[2],
+                softplus_ != 0, lowest_, highest_, x.sizes[2], B.sizes[2], dt.sizes[2]};
     }
 
     // Calls run(first, last) for heads, counted over all rows.
@@ -63,14 +67,19 @@ class SsmOp {
         for (size_t i : {0, 2, 3, 5}) in[i].divide(past.sizes[0], tokens.starts);
         if (x.sizes.size() != 3 || heads_ <= 0 || groups_ <= 0 || heads_ % groups_) return false;
         const int64_t rows = x.sizes[0], time = x.sizes[1], state_size = past.sizes[2], head_dim = past.sizes[3];
-        return x.sizes[2] == heads_ * head_dim && B.is({rows, time, groups_ * state_size}) && C.is(B.sizes) &&
-               dt.is({rows, time, heads_}) && A.is({heads_}) && D.is({heads_}) && dt_bias.is({heads_}) &&
+        auto holds = [&](const ort::Tensor& tensor, int64_t at, int64_t width) {
+            const auto& sizes = tensor.sizes;
+            return sizes.size() == 3 && sizes[0] == rows && sizes[1] == time && at >= 0 && at <= sizes[2] - width;
+        };
+        const int64_t projections = groups_ * state_size;
+        return holds(x, x_at_, heads_ * head_dim) && holds(B, B_at_, projections) && holds(C, C_at_, projections) &&
+               C.sizes == B.sizes && holds(dt, dt_at_, heads_) && A.is({heads_}) && D.is({heads_}) && dt_bias.is({heads_}) &&
                past.sizes[1] == heads_ && (tokens.starts || past.sizes[0] == rows);
     }
 
     const ort::Api* api_ = nullptr;
     const cpu::Kernels* kernels_ = nullptr;
-    int64_t heads_ = 0, groups_ = 0, softplus_ = 0;
+    int64_t heads_ = 0, groups_ = 0, softplus_ = 0, x_at_ = 0, B_at_ = 0, C_at_ = 0, dt_at_ = 0;
     float lowest_ = 0, highest_ = 0;
 };
 
@@ -88,9 +97,10 @@ class UpdateSsmState : public SsmOp {
         for (size_t i = 0; i < 9; ++i) {
             if (auto* status = ort::read(*api_, context, i, in[i])) return status;
         }
-        y.sizes = in[0].sizes, state.sizes = in[7].sizes;
         cpu::RowTokens tokens;
+        y.sizes = in[0].sizes, state.sizes = in[7].sizes;
         if (!fit(in, tokens)) return refusal();
+        y.sizes.back() = heads_ * in[7].sizes[3];
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::SsmUpdate found = update(in, tokens, y);
@@ -120,6 +130,7 @@ class UpdateSsmState8Bit : public SsmOp {
         y.sizes = in[0].sizes;
         cpu::RowTokens tokens;
         if (!fit(in, tokens) || !scales.is({in[7].sizes[0], heads_, in[7].sizes[3]})) return refusal();
+        y.sizes.back() = heads_ * in[7].sizes[3];
         values.sizes = in[7].sizes, new_scales.sizes = scales.sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, values)) return status;

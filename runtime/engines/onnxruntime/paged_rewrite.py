@@ -34,6 +34,7 @@ from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantize
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.row_checkpoints import return_checkpoints
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
+from hybridge.runtime.engines.onnxruntime.split_columns import read_columns
 from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
 from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
@@ -124,6 +125,7 @@ def rewrite_paged(
     if not several:
         fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
+    read_columns(model)
     if not packs and (tokens or form in (PagedForm.TOKEN_PER_ROW, PagedForm.RAGGED)):
         put_weights_left(model)
     remove_dead_code(model)
