@@ -23,8 +23,8 @@ namespace {
 
 // What is read for a row, over the bus: all that depends on nothing at the same time.
 struct Fed {
-    int source = -1, stops[STOPS];
-    uint64_t first, stride;
+    int source = -1, stops[STOPS] = {};
+    uint64_t first = 0, stride = 0;
 
     __device__ __forceinline__ void load(const FedRows& params, int row) {
         first = params.source[0];

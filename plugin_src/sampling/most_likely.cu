@@ -1,7 +1,7 @@
 // The most likely token of each row of logits, the first of equals; -1 where a logit is NaN or +inf, or all are -inf.
 //
 // Grid: slices x rows, THREADS threads. The last block of a row to finish writes its token. Macros: THREADS; VECTOR
-// (logits of an access: 1 or 4).
+// (logits of an access: 1 or 4); ACCESSES (of a thread).
 #include "common/access.cuh"
 #include "common/integers.cuh"
 #include "common/launch.cuh"
@@ -14,7 +14,7 @@ struct MostLikely {
     uint64_t* best;       // [rows], zero between kernels: the largest key of the slices done so far
     int* arrived;         // [rows], zero between kernels: slices done so far
     int vocab;
-    int slice;            // logits of a slice, multiple of VECTOR
+    int slice;            // logits of a slice: VECTOR * ACCESSES * THREADS
 };
 
 namespace {
@@ -47,18 +47,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) most_likely(const __grid_c
     float largest = minus_infinity();
     int token = begin;
     bool bad = false;
-#pragma unroll 4
-    for (int i = begin + VECTOR * int(threadIdx.x); i < end; i += VECTOR * THREADS) {
+    // All that the thread reads, before it uses any of it.
+    float some[ACCESSES][VECTOR];
+#pragma unroll
+    for (int a = 0; a < ACCESSES; a++) {
+        const int i = begin + VECTOR * (a * THREADS + int(threadIdx.x));
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) some[a][j] = minus_infinity();
+        if (i >= end) continue;
         Access<float, VECTOR> access;
-        float some[VECTOR];
         access.load(logits + i);
-        access.unpack(some);
+        access.unpack(some[a]);
+    }
+#pragma unroll
+    for (int a = 0; a < ACCESSES; a++) {
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) {
-            bad |= !(some[j] < __int_as_float(0x7f800000));
-            if (some[j] > largest) {
-                largest = some[j];
-                token = i + j;
+            bad |= !(some[a][j] < __int_as_float(0x7f800000));
+            if (some[a][j] > largest) {
+                largest = some[a][j];
+                token = begin + VECTOR * (a * THREADS + int(threadIdx.x)) + j;
             }
         }
     }

@@ -60,4 +60,4 @@ def sources() -> Iterator[KernelSource]:
 
 
 def _source(access: int) -> KernelSource:
-    return KernelSource.of(FILE, "most_likely", {"THREADS": _THREADS, "VECTOR": access})
+    return KernelSource.of(FILE, "most_likely", {"THREADS": _THREADS, "VECTOR": access, "ACCESSES": _ACCESSES})
