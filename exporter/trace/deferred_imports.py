@@ -1,8 +1,8 @@
 """Modules that libraries import for other work than an export, run when something of them is first used.
 
 torch.export and torch.onnx import most of torch with its compiler, and that the training on several GPUs, bindings of
-CUDA and what Python's own modules are replaced with when they are compiled; onnxscript imports reference operators in
-NumPy. An export calls none of these. They take 0.3 s.
+CUDA and what Python's own modules are replaced with when they are compiled; onnxscript imports an optimizer with
+reference operators in NumPy. An export calls none of these. They take 0.3 s.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from typing import Any
 # themselves when they run; that one prepares compiling, so a process that compiles later must not defer it.
 UNUSED = (
     "cuda.bindings.runtime",
-    "onnx.reference",
-    "onnx.reference.ops",
+    "onnx.compose",
+    "onnx.serialization",
+    "onnxscript.optimizer",
     "torch._dynamo.polyfills.loader",
     "torch.distributed.fsdp",
     "torch.distributed.fsdp._fully_shard",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.masked",
+    "torch.nn.intrinsic",
+    "torch.quantization",
 )
 _LOCK = threading.RLock()
 
