@@ -1,6 +1,8 @@
 """Exports: time, peak memory and bytes written, each export in a process of its own.
 
 Times are compared with those of a process that only imports what every export imports: machines differ in both alike.
+Both are taken from the start of the process to its end. An export leaves out some of what such an import statement
+imports, and ends without freeing its objects one by one, which takes a quarter of the other process's time.
 """
 
 from __future__ import annotations
