@@ -111,6 +111,11 @@ class SessionGraph:
     in_place: frozenset[str]
 
     @property
+    def parameters(self) -> int:
+        """Numbers in all weights."""
+        return sum(math.prod(part.shape) for weight in self.weights for part in weight.parts)
+
+    @property
     def float32_bytes(self) -> int:
         """Bytes of all weights that are float32 in memory."""
         whole = (weight for weight in self.weights if weight.form == WHOLE)
