@@ -235,9 +235,10 @@ class LLM(PrefixMethods, LoadedArtifact):
         return generations[0] if single else generations
 
     def _generations(self, requests: Sequence[Request], call: Call | None = None) -> list[Generation]:
-        with closing(self._stream(requests, call)) as pieces:
+        with closing(self._stream(requests, call, every=False)) as pieces:
             return generations_of(pieces, len(requests))
 
-    def _stream(self, requests: Sequence[Request], call: Call | None) -> PieceStream:
-        given = () if call is None else (call.priorities(len(requests)), call.namespace)
-        return self._turns.run(lambda: self._turns.stream(self._streams.pieces(requests, *given)))
+    def _stream(self, requests: Sequence[Request], call: Call | None, every: bool = True) -> PieceStream:
+        ranks = None if call is None else call.priorities(len(requests))
+        namespace = "" if call is None else call.namespace
+        return self._turns.run(lambda: self._turns.stream(self._streams.pieces(requests, ranks, namespace, every)))

@@ -19,11 +19,16 @@ class PieceStreams:
         self._inboxes: dict[int, deque[Output]] = {}
 
     def pieces(
-        self, requests: Sequence[Request], priorities: Sequence[int] | None = None, namespace: str = ""
+        self,
+        requests: Sequence[Request],
+        priorities: Sequence[int] | None = None,
+        namespace: str = "",
+        every: bool = True,
     ) -> Generator[Piece]:
         """The pieces of ``requests`` as they come, marked with the index of their request.
 
-        ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest.
+        ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest. Without
+        ``every`` only the pieces that end an answer, and of those between two steps the last.
 
         RequestError, at once, for a request that the pools could never hold. Nothing is computed before the first piece
         is read; closing the iterator early cancels its requests. EngineError when a step failed.
@@ -32,9 +37,9 @@ class PieceStreams:
         submitted = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]
         for each in submitted:
             self._loop.check(each)
-        return self._stream(submitted, time.perf_counter())
+        return self._stream(submitted, time.perf_counter(), every)
 
-    def _stream(self, submitted: Sequence[ServingRequest], started: float) -> Generator[Piece]:
+    def _stream(self, submitted: Sequence[ServingRequest], started: float, every: bool) -> Generator[Piece]:
         inbox: deque[Output] = deque()
         left: dict[int, int] = {}
         try:
@@ -52,6 +57,8 @@ class PieceStreams:
                 assert output.piece is not None
                 if output.piece.generation is not None:
                     self._count(left, output.request_id)
+                elif inbox and not every:
+                    continue
                 yield output.piece
         finally:
             for id_ in left:
