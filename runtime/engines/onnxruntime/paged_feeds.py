@@ -39,7 +39,7 @@ def paged_runs(
     """The rows ``together`` if they are several, all other rows of one token, then longer rows, and each that ``alone``
     names by itself; padding rows (seq_lens 0) are in no run.
 
-    joins: longer rows in neighbouring slots share a run, except those with checkpoints; else each has its own.
+    joins: other longer rows in neighbouring slots share a run, except those with checkpoints; else each has its own.
     """
     counts = inputs.query_start_loc[1:] - inputs.query_start_loc[:-1]
     others = inputs.seq_lens > 0
@@ -56,7 +56,9 @@ def paged_runs(
         yield _run(inputs, single)
     longer = others & ~are_single
     if joins:
-        for rows in _neighbours(inputs, np.flatnonzero(longer & (counts > 1) & ~_has_checkpoints(inputs))):
+        plain = longer & ~_has_checkpoints(inputs)
+        plain[list(alone)] = False
+        for rows in _neighbours(inputs, np.flatnonzero(plain)):
             longer[rows] = False
             yield _run(inputs, rows)
     for row in np.flatnonzero(longer):

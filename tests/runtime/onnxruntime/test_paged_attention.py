@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -169,6 +171,15 @@ def test_rows_that_run_together_are_packed_one_after_the_other() -> None:
     first, *_ = paged_runs(inputs, together=[1, 2, 4])
     ordered, slots = by_slot(first, inputs, 9)
     assert (ordered.rows.tolist(), ordered.tokens.tolist(), slots) == ([2, 4, 1], [4, 5, 12, 1, 2, 3], slice(1, 6))
+
+
+def test_longer_rows_in_neighbouring_slots_share_a_run() -> None:
+    inputs = step([2, 3, 1, 2, 4, 2], [0] * 6, np.random.default_rng(0))
+    # Row 3 is deferred, row 4 stores a checkpoint, and the slot between rows 5 and 1 is that of row 2.
+    slots, checkpoints = np.array([3, 2, 1, 4, 5, 0], np.int32), np.array([[9, 8]], np.int32)
+    inputs = replace(inputs, state_indices=slots, checkpoints=checkpoints)
+    runs = paged_runs(inputs, alone=[3], joins=True)
+    assert [run.rows.tolist() for run in runs] == [[2], [5], [1, 0], [3], [4]]
 
 
 def test_a_window_reads_its_own_blocks_alone() -> None:
