@@ -121,8 +121,8 @@ def _example(form: WeightFormat, activation: str, gated: bool) -> TiledExperts:
 
 def _sources(problem: TiledExperts) -> tuple[KernelSource, KernelSource]:
     # Defines of a product of few rows without norm, gate or activation.
-    plain = {"OUT_T": problem.up.dtype, "ROW_BLOCKS": 1, "NORM": 0, "GATED": 0, "RELU2": 0, "GROUPS": 2}
-    plain |= {"THREADS": _THREADS}
+    plain = {"OUT_T": problem.up.dtype, "ROW_BLOCKS": 1, "SUM_ROWS": 8, "NORM": 0, "GATED": 0, "RELU2": 0}
+    plain |= {"GROUPS": 2, "THREADS": _THREADS}
     activation = EXPERT_ACTIVATIONS.index(problem.activation)
     up = problem.up.defines(problem.hidden) | {"EXPERT_GATED": int(problem.gated), "ACTIVATION": activation}
     down = problem.down.defines(problem.intermediate)
