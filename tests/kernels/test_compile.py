@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from hybridge.artifact.errors import EngineError, HybridgeError
-from hybridge.trt_plugins.kernels import check
+from hybridge.trt_plugins.kernels import catalog, check
 from hybridge.trt_plugins.kernels import compiler as compiler_module
 from hybridge.trt_plugins.kernels import source as source_module
 from hybridge.trt_plugins.kernels.compiler import CompiledKernel, compile_kernel
@@ -60,6 +60,24 @@ def test_compiles_without_a_gpu(sources, architecture):
     assert compiled.cubin.startswith(b"\x7fELF")
     assert compiled.report.registers > 0
     assert compiled.report.problem is None
+
+
+def test_a_kernel_of_every_file_is_complete():
+    """NVRTC's front end, without the slow assembler, takes one kernel of each file with its macros."""
+    core, folder = compiler_module._cuda_core(), source_module.source_folder()
+    kernels = {source.file: source for source in catalog.sources()}
+    assert len(kernels) > 40
+    for file, source in kernels.items():
+        options = core.ProgramOptions(
+            name=file,
+            arch="sm_90a",
+            std=compiler_module.STANDARD,
+            include_path=[str(folder), *compiler_module.include_folders()],
+            define_macro=list(source.defines) or None,
+            link_time_optimization=True,
+            no_cache=True,
+        )
+        core.Program((folder / file).read_text(), "c++", options).compile("ltoir")
 
 
 def test_reports_a_stack_in_local_memory(sources):
