@@ -85,6 +85,7 @@ app = Commands(
 
 def main() -> NoReturn:
     """The console command: standard output is reserved for results, also when C libraries print."""
+    _open_closed_outputs()
     _keep_standard_output()
     signals = InterruptionHandler()
     signals.install()
@@ -177,11 +178,18 @@ def _reader_left() -> int:
     return READER_LEFT
 
 
+def _open_closed_outputs() -> None:
+    """Open the null device where standard output or error is closed, so that no other file gets the descriptor."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
 def _keep_standard_output() -> None:
     """Move standard output to another descriptor; what a library writes to descriptor 1 goes to standard error."""
     try:
         copy = os.dup(1)
         os.dup2(2, 1)
     except OSError:
-        return  # A closed standard output or error: nothing to protect.
+        return  # Standard input is closed too, and its descriptor is now the null device's: nothing to protect.
     sys.stdout = open(copy, "w", encoding=sys.stdout.encoding, errors="replace", buffering=1)  # noqa: SIM115

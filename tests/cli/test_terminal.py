@@ -65,6 +65,11 @@ def test_a_reader_of_the_progress_that_leaves_ends_the_export(checkpoint: Path, 
     assert result.returncode == READER_LEFT and not list(tmp_path.iterdir())
 
 
+def test_closed_outputs_are_no_error() -> None:
+    closed = ["sh", "-c", f"{sys.executable} -m hybridge --version >&- 2>&-"]
+    assert subprocess.run(closed, cwd=ROOT).returncode == 0
+
+
 def test_json_is_strict() -> None:
     data = {"a": [float("inf"), -float("inf"), 1.5], "b": (None, True), "c": {"d": float("nan")}}
     assert json.loads(json_text(data)) == {"a": ["inf", "-inf", 1.5], "b": [None, True], "c": {"d": "nan"}}
