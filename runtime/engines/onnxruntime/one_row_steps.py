@@ -201,7 +201,8 @@ class OneRowSteps:
         for shape in self._computed:
             keys = (columns * shape.kv_heads + np.arange(shape.kv_heads)[:, None])[None]
             for name, rows in shape.block_feeds(keys, sizes.num_blocks).items():
-                self._session.feed(name, rows)
+                if name in self._session.inputs:
+                    self._session.feed(name, rows)
             if more and shape.bias in self._session.inputs:
                 unseen = ((0, 0), (0, 0), (0, 0), (0, more * sizes.block_size))
                 before = self._session.fed(shape.bias)
