@@ -7,6 +7,7 @@ import pytest
 
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.names import QUERY_START_LOC, STATE_INDICES
+from hybridge.runtime.engines.onnxruntime import paged_engine
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.one_row_steps import OneRowSteps
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
@@ -63,10 +64,16 @@ def outcome(engine: OnnxRuntimePagedEngine) -> list[np.ndarray]:
     return [*found, *(engine.read_pool(spec.name).copy() for spec in engine.pool_specs)]
 
 
-@pytest.mark.parametrize("family", ["nemotron_h", "llama", pytest.param("kimi_linear", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "one_session"),
+    [("nemotron_h", False), ("llama", True), pytest.param("kimi_linear", False, marks=pytest.mark.slow)],
+)
 def test_prepared_steps_give_what_steps_of_their_own_give(
-    artifacts: ArtifactCache, family: str, monkeypatch: pytest.MonkeyPatch
+    artifacts: ArtifactCache, family: str, one_session: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """one_session: single tokens run in the session for prompts, as those of large quantised models."""
+    if one_session:
+        monkeypatch.setattr(paged_engine, "MOST_BLOCK_BYTES", -1)
     again, run_again = [], PagedSession.run_again
     monkeypatch.setattr(PagedSession, "run_again", lambda session: (again.append(1), run_again(session)))
     folder = artifacts.get(family, "float32", layout="paged", max_batch_size=6).folder
