@@ -39,7 +39,7 @@ _LOCK = threading.RLock()
 def deferred_imports(names: Collection[str] = UNUSED) -> Iterator[None]:
     """Inside, an import of one of ``names`` that is not imported yet gives a module that runs at its first use.
 
-    To the caller such a module differs in nothing but the time at which it runs, also after the context.
+    To one thread such a module differs in nothing but the time at which it runs, also after the context.
     """
     finder = _Finder(names)
     sys.meta_path.insert(0, finder)
@@ -107,6 +107,13 @@ def _run(module: ModuleType | None) -> None:
     if isinstance(module, _DeferredModule):
         spec = module.__spec__
         assert spec is not None and isinstance(spec.loader, _DeferringLoader)
-        spec.loader = module.__loader__ = spec.loader.loader
+        deferring = spec.loader
+        spec.loader = module.__loader__ = deferring.loader
         module.__class__ = ModuleType  # type: ignore[assignment]
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            # The next use tries again, and fails with the same error.
+            spec.loader = module.__loader__ = deferring
+            module.__class__ = _DeferredModule
+            raise

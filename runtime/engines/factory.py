@@ -46,7 +46,13 @@ class EngineOptions:
     """
 
     threads: int | None = setting(
-        None, "CPU threads.", metavar="N", least=1, most=MOST_THREADS, shown_default="all", group="Engine"
+        None,
+        "CPU threads (one for single tokens of small models).",
+        metavar="N",
+        least=1,
+        most=MOST_THREADS,
+        shown_default="all",
+        group="Engine",
     )
     engine_folder: str | Path | None = setting(
         None,

@@ -58,3 +58,13 @@ def test_a_missing_name_and_a_missing_module(log: list[str]) -> None:
     with pytest.raises(AttributeError, match="nothing"):
         _ = deferred_package.nothing
     assert log == list(NAMES[:2])
+
+
+def test_a_module_that_fails_fails_again(log: list[str], tmp_path: Path) -> None:
+    (tmp_path / "deferred_package" / "inner" / "leaf.py").write_text("raise ImportError('broken')\n")
+    with deferred_imports(NAMES):
+        from deferred_package.inner import leaf
+    for _ in range(2):
+        with pytest.raises(ImportError, match="broken"):
+            _ = leaf.LEAF
+    assert log == list(NAMES[:2])
