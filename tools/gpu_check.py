@@ -155,7 +155,9 @@ def kernels(run: Run, limit: float) -> dict[str, Any]:
     """Kernel benchmarks, one group after another, and one document of all that are there."""
     commands = [_benchmark(run, f"kernels {group}", "time", "--groups", group) for group in GROUPS]
     outcomes = run_all(commands, limit)
-    documents = [json.loads(c.out.read_text()) for c in commands if c.out is not None and c.out.exists()]
+    # A benchmark that fails leaves an empty file.
+    texts = [c.out.read_text(encoding="utf-8") for c in commands if c.out is not None and c.out.exists()]
+    documents = [json.loads(text) for text in texts if text]
     if documents:
         groups = {name: rows for each in documents for name, rows in each["results"]["groups"].items()}
         settings = {**documents[0]["settings"], "groups": list(groups)}

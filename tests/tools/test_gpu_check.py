@@ -129,13 +129,15 @@ def test_without_a_gpu_nothing_runs(
 def test_kernel_documents_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def command(run: gpu_check.Run, name: str, kind: str, *options: str) -> Command:
         group = options[-1]
+        if group == "failing":
+            return python("raise SystemExit(2)", run.folder, group, out=True)
         results = {"device": {}, "groups": {group: [{"case": "a"}]}}
         document = {"benchmark": "kernels", "settings": {}, "correct": group == "first", "results": results}
         return python(f"print({json.dumps(json.dumps(document))})", run.folder, group, out=True)
 
     monkeypatch.setattr(gpu_check, "_benchmark", command)
-    monkeypatch.setattr(gpu_check, "GROUPS", ("first", "second"))
-    assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "passed"
+    monkeypatch.setattr(gpu_check, "GROUPS", ("first", "failing", "second"))
+    assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "failed"
     joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
     assert set(joined["results"]["groups"]) == {"first", "second"} and not joined["correct"]
 
