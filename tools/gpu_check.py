@@ -39,8 +39,19 @@ SANITIZED = (
     "or (many_states_of_16_bits and 128-128 and dtype1 and True) "
     "or (tiled_experts and formats) or (tiles_gpu and formats and 640) or (the_first_of_the_largest and 2049)"
 )
-# memcheck: what the driver answers to questions of torch is not an error of a kernel.
-SANITIZERS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+# For racecheck, which is much slower: one or two small calls of each kernel whose threads share memory.
+RACED = (
+    "(prefill_gpu and padding_rows and not float32) or (ragged_rows_in_segments and [True-base) "
+    "or (gated_delta_rule_decode_gpu and padding_rows) or (gated_delta_rule_8bit_gpu and empty_row and True) "
+    "or gated_output or (delta_states and bfloat16 and 40 and False) or (blocks_that_stay and bfloat16 and 64) "
+    "or (ssm_states and 24) or (mamba2_conv_scan_gpu and padding_rows) or (causal_conv1d_gpu and padding_rows) "
+    "or rows_may_be_slices or row_of_zeros_gives_zeros or (linear_decode_gpu and test_types and bfloat16-bfloat16) "
+    "or leaves_its_counters or (lengths_of_prompts and 33) or (one_token_a_row and 20-torch.bfloat16-15) "
+    "or (the_first_of_the_largest and 2049) or (tokens_are_those_of_the_host and 2047-normal-0.7) "
+    "or (several_rows_in_a_block and None and gap) or (rows_cut_into_chunks and -256-torch.bfloat16-False)"
+)
+# Tests and options of each tool. memcheck: what the driver answers to questions of torch is not an error of a kernel.
+SANITIZERS = {"memcheck": (SANITIZED, ("--report-api-errors", "no")), "racecheck": (RACED, ())}
 SANITIZER_ERROR = 9
 COLLECTION_SECONDS = 60.0
 
@@ -121,9 +132,10 @@ def sanitizer(tool: str) -> Callable[[Run, float], dict[str, Any]]:
         program = shutil.which("compute-sanitizer")
         if program is None:
             return {"status": SKIPPED, "reason": "needs compute-sanitizer of the CUDA toolkit on PATH"}
-        prefix = (program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR), *SANITIZERS[tool])
+        chosen, options = SANITIZERS[tool]
+        prefix = (program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR), *options)
         files = [file for file in gpu_test_files() if file.startswith("tests/kernels/")]
-        return _tests(run, limit, tool, files, SANITIZED, prefix)
+        return _tests(run, limit, tool, files, chosen, prefix)
 
     return work
 
@@ -168,12 +180,15 @@ def kernels(run: Run, limit: float) -> dict[str, Any]:
     return {"status": _status(outcomes), "processes": _described(outcomes)}
 
 
-def benchmark(name: str, model: str = "") -> Callable[[Run, float], dict[str, Any]]:
-    """One benchmark of the torch engine on a whole model. model: the folder in ``Run.work`` of another model."""
+def benchmark(name: str, model: str | None = "", *options: str) -> Callable[[Run, float], dict[str, Any]]:
+    """One benchmark of the torch engine on a whole model.
+
+    model: the folder in ``Run.work`` of another model; None: it keeps nothing there. options: its further arguments.
+    """
 
     def work(run: Run, limit: float) -> dict[str, Any]:
-        where = () if run.work is None else ("--work", str(run.work / model))
-        outcomes = run_all([_benchmark(run, name, "time", *where)], limit)
+        where = () if run.work is None or model is None else ("--work", str(run.work / model))
+        outcomes = run_all([_benchmark(run, name, "time", *options, *where)], limit)
         return {"status": _status(outcomes), "processes": _described(outcomes)}
 
     return work
@@ -210,6 +225,8 @@ STAGES: dict[str, Stage] = {
     "state-rings": Stage(180.0, benchmark("state_rings")),
     "speculation": Stage(240.0, benchmark("speculation_torch")),
     "long-context": Stage(240.0, benchmark("long_context", "long")),
+    "grammar-masks": Stage(180.0, benchmark("grammar_masks_torch")),
+    "accelerated-generate": Stage(120.0, benchmark("accelerated_generate", None, "--device", "cuda")),
     "memcheck": Stage(200.0, sanitizer("memcheck")),
     "racecheck": Stage(240.0, sanitizer("racecheck")),
 }
