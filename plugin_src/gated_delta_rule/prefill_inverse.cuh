@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/mma.cuh"
-#include "gated_delta_rule/prefill_params.cuh"
+#include "gated_delta_rule/prefill_substitution.cuh"
 
 // [CHUNK][CHUNK], padded so that the rows of one column of fragments lie in different banks.
 struct Square {
@@ -63,19 +63,7 @@ __device__ __forceinline__ void store_negative(float* target, const float (&sum)
 __device__ __forceinline__ void invert_block(float* block) {
     const int lane = threadIdx.x % 32;
     float column[BLOCK];
-#pragma unroll
-    for (int i = 0; i < BLOCK; ++i) column[i] = i == lane ? 1.0f : 0.0f;
-#pragma unroll
-    for (int m = 0; m + 1 < BLOCK; ++m) {
-#pragma unroll
-        for (int first = (m + 1) / 4 * 4; first < BLOCK; first += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(block + Square::at(m, first));
-            const float below[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (first + e > m) column[first + e] = fmaf(-below[e], column[m], column[first + e]);
-        }
-    }
+    substitute_forward<Square>(column, block, lane);
     __syncwarp();
     if (lane < BLOCK) {
 #pragma unroll

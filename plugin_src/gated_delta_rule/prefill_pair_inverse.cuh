@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/mma.cuh"
-#include "gated_delta_rule/prefill_params.cuh"
+#include "gated_delta_rule/prefill_substitution.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -89,19 +89,7 @@ __device__ __forceinline__ void invert_diagonal(HeadTriangle* heads, int index) 
     const int c = threadIdx.x % BLOCK;
     DiagonalBlock& block = heads[threadIdx.x % 32 / BLOCK].diagonal[index];
     float column[BLOCK];
-#pragma unroll
-    for (int i = 0; i < BLOCK; ++i) column[i] = i == c ? 1.0f : 0.0f;
-#pragma unroll
-    for (int m = 0; m + 1 < BLOCK; ++m) {
-#pragma unroll
-        for (int first = (m + 1) / 4 * 4; first < BLOCK; first += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(block.transposed + DiagonalBlock::at(m, first));
-            const float below[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (first + e > m) column[first + e] = fmaf(-below[e], column[m], column[first + e]);
-        }
-    }
+    substitute_forward<DiagonalBlock>(column, block.transposed, c);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < BLOCK; ++i) {
