@@ -1,8 +1,9 @@
-// What a block of prefill_prepare.cu takes one after another, and how it loads that ahead.
+// What a block of prefill_prepare.cu or prefill_prepare_pairs.cu takes one after another, and how it loads that ahead.
 //
 // Macros: DATA_T.
 #pragma once
 
+#include "common/launch.cuh"
 #include "common/math.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
@@ -120,6 +121,33 @@ __device__ __forceinline__ void find_next(SHARED& shared, const GatedDeltaPrefil
         shared.item[to] = found;
     }
     __syncwarp();
+}
+
+// Prepares the block's items one after another. What includes this has, for its SHARED: load_tiles(shared, item, p)
+// to start copying an item's tiles; wait_for_tiles(shared); and prepare(shared, p, inputs, item, later), which starts to
+// copy those of `later`. HEADS: value heads whose inputs the first as many warps load ahead.
+template <int HEADS, typename SHARED>
+__device__ __forceinline__ void prepare_items(SHARED& shared, const GatedDeltaPrefill& p) {
+    wait_for_earlier_kernels();
+    if (p.together) let_later_kernels_start();
+    if (threadIdx.x < 32) {
+        Items items;
+        items.begin(p);
+        shared.items = items;
+        __syncwarp();
+        find_next(shared, p, 0);
+    }
+    __syncthreads();
+    HeadInputs inputs = {};
+    load_tiles(shared, shared.item[0], p);
+    if (HEADS == WARPS || threadIdx.x < 32 * HEADS) shared.item[0].load_head(inputs, p, threadIdx.x / 32);
+    for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
+        if (threadIdx.x < 32) find_next(shared, p, at ^ 1);
+        wait_for_tiles(shared);
+        prepare(shared, p, inputs, shared.item[at], shared.item[at ^ 1]);
+    }
+    // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
+    if (!p.together) let_later_kernels_start();
 }
 
 }  // namespace

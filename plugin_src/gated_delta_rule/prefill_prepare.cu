@@ -7,7 +7,6 @@
 //
 // Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of a key
 // head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written (`waiting`).
-#include "common/launch.cuh"
 #include "common/math.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
 #include "gated_delta_rule/prefill_items.cuh"
@@ -170,6 +169,11 @@ __device__ __forceinline__ void load_tiles(Shared& shared, const Item& item, con
     commit_copies();
 }
 
+__device__ __forceinline__ void wait_for_tiles(const Shared&) {
+    wait_copies<0>();
+    __syncthreads();
+}
+
 // All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
 __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
                                         const Item& later) {
@@ -203,25 +207,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
 gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    wait_for_earlier_kernels();
-    if (params.together) let_later_kernels_start();
-    if (threadIdx.x < 32) {
-        Items items;
-        items.begin(params);
-        shared.items = items;
-        __syncwarp();
-        find_next(shared, params, 0);
-    }
-    __syncthreads();
-    HeadInputs inputs = {};
-    load_tiles(shared, shared.item[0], params);
-    shared.item[0].load_head(inputs, params, threadIdx.x / 32);
-    for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
-        if (threadIdx.x < 32) find_next(shared, params, at ^ 1);
-        wait_copies<0>();
-        __syncthreads();
-        prepare(shared, params, inputs, shared.item[at], shared.item[at ^ 1]);
-    }
-    // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
-    if (!params.together) let_later_kernels_start();
+    prepare_items<WARPS>(shared, params);
 }

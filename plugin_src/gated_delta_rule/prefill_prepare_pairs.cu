@@ -5,7 +5,6 @@
 //
 // Macros: DATA_T (16 bits); KEY_SIZE (64 or 128); NORMED. Grid: as prefill_prepare.cu; warp w has tokens 16w to
 // 16w + 15. Rows of q and k start at multiples of 16 bytes.
-#include "common/launch.cuh"
 #include "common/wgmma.cuh"
 #include "gated_delta_rule/prefill_pair_inverse.cuh"
 
@@ -228,6 +227,12 @@ __device__ __forceinline__ void store_factors(Shared& shared, int head, Prepared
     if (j == CHUNK - 1) chunk.total = from_start;
 }
 
+__device__ __forceinline__ void wait_for_tiles(const Shared&) {
+    wait_copies<0>();
+    fence_for_wgmma();
+    __syncthreads();
+}
+
 // All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
 __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
                                         const Item& later) {
@@ -275,27 +280,6 @@ gated_delta_rule_prepare_pairs(const __grid_constant__ GatedDeltaPrefill params)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    wait_for_earlier_kernels();
-    if (params.together) let_later_kernels_start();
-    if (threadIdx.x < 32) {
-        Items items;
-        items.begin(params);
-        shared.items = items;
-        __syncwarp();
-        find_next(shared, params, 0);
-    }
-    __syncthreads();
-    HeadInputs inputs = {};
-    load_tiles(shared, shared.item[0], params);
-    if (threadIdx.x < 32 * HEADS) shared.item[0].load_head(inputs, params, threadIdx.x / 32);
-    for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
-        if (threadIdx.x < 32) find_next(shared, params, at ^ 1);
-        wait_copies<0>();
-        fence_for_wgmma();
-        __syncthreads();
-        prepare(shared, params, inputs, shared.item[at], shared.item[at ^ 1]);
-    }
-    // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
-    if (!params.together) let_later_kernels_start();
+    prepare_items<HEADS>(shared, params);
 #endif
 }
