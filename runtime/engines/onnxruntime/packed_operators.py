@@ -53,13 +53,15 @@ def _read_packed(graph: ir.Graph, node: ir.Node, tokens: _Tokens, is_one_row: bo
         return
     insert, (count, width) = Inserter(graph, node), like.shape.dims
     assert isinstance(width, int)
-    y, *states = insert.op(
+    results = insert.op(
         node.op_type,
         *(packed.get(index, value) for index, value in enumerate(node.inputs)),
         domain=CPU_DOMAIN,
         outputs=len(node.outputs),
         **{name: attribute.value for name, attribute in node.attributes.items()},
     )
+    # A check of draft tokens has no new states.
+    y, *states = (results,) if isinstance(results, ir.Value) else results
     y.type, y.shape = like.type, ir.Shape(like.shape.dims)
     rows = insert.op("Reshape", y, insert.ints(*((1, -1, width) if is_one_row else (-1, 1, width))))
     rows.type, rows.shape = y.type, ir.Shape([1, count, width] if is_one_row else [count, 1, width])

@@ -110,11 +110,10 @@ def rewrite_paged(
     use_quantized_experts(model, kernels, exact)
     # Draft tokens are few, and their states need a run of their own.
     is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers
-    has_kernels = is_prompt or form in (PagedForm.ONE_TOKEN, PagedForm.TOKEN_PER_ROW)
-    use_paged_attention(model, form, kernels if has_kernels else None)
+    use_paged_attention(model, form, None if form is PagedForm.RAGGED else kernels)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
-    if not defers:
+    if form is not PagedForm.RAGGED:
         read_packed_tokens(model, form is PagedForm.ONE_ROW)
     several = False
     if is_prompt and neighbours:

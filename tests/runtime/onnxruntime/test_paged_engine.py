@@ -208,6 +208,19 @@ def test_weights_are_on_the_left_where_no_session_packs_them(
     assert products and bool(left) is not packs
 
 
+@pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
+def test_the_library_reads_the_draft_tokens_of_a_row_packed(hybrid: Exported) -> None:
+    model, kernels = read_model(hybrid.folder), installed_kernels()
+    rewritten = rewrite_paged(
+        model, hybrid.config, PagedForm.ONE_ROW, kernels, neighbours=True, tokens=5, defers=True
+    ).model
+    own = [node for node in rewritten.graph if node.op_type in ("CausalConv1d", "UpdateSsmState", "PagedAttention")]
+    config = hybrid.config
+    assert len(own) == 2 * len(config.recurrent_layers) + len(config.kv_layers)
+    tokens = [node.inputs[0] for node in own if node.op_type != "PagedAttention"]
+    assert all(value is not None and value.shape is not None and len(value.shape) == 2 for value in tokens)
+
+
 def test_mixed_rows_of_weights_too_large_to_pack(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_cache, "user_graph_cache", lambda: None)
     monkeypatch.setattr(columns, "SMALLEST_WEIGHT", 1)

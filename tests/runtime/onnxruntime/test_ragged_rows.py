@@ -88,6 +88,14 @@ def test_rows_are_those_of_their_right_tokens_alone(
     assert_alone(rows, states)
 
 
+def test_a_row_alone_is_that_of_its_right_tokens(engine: OnnxRuntimePagedEngine) -> None:
+    rows, found = Rows(engine, slots_of(1, 1, 0)), []
+    for new, right in (([1, 2, 3, 4, 5], 2), ([9, 8], 2), ([7, 6, 5, 4, 3], 5), ([11, 12], 1)):
+        found.append(rows.check([new], [right])[:right])
+    states = [state.copy() for state in rows.states()]
+    assert_close(np.concatenate(found), assert_alone(rows, states))
+
+
 def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert found.shape == expected.shape
     assert (np.linalg.norm(found - expected, axis=1) <= TOLERANCE * np.linalg.norm(expected, axis=1)).all()
