@@ -17,7 +17,7 @@ constexpr ort::Input floats{ort::float32_type}, optional_floats{ort::float32_typ
 
 thread_local cpu::Memory memory;
 
-class CachedAttention {
+class CachedAttention : ort::KernelOp {
   public:
     static constexpr const char* name = "CachedAttention";
     static constexpr ort::Input inputs[] = {floats, floats, optional_floats, floats, optional_floats, {ort::int32_type},
@@ -25,20 +25,14 @@ class CachedAttention {
     static constexpr size_t outputs = 3, needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "scale", &scale_)) return status;
-        if (auto* status = api->attribute(info, "window", &window_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "CachedAttention: expected instructions that this processor has");
+        return api->attribute(info, "window", &window_);
     }
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[8], y, keys, values;
-        for (size_t i = 0; i < 8; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         cpu::Attention a{};
         if (!describe(in, a)) {
             return api_->status(ort::invalid_argument, "CachedAttention: expected inputs whose sizes agree");
@@ -109,8 +103,6 @@ class CachedAttention {
         return failed ? api_->status(ort::fail, "CachedAttention: expected memory for scores, found none") : nullptr;
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     float scale_ = 0;
     int64_t window_ = 0;
 };

@@ -13,7 +13,7 @@ namespace {
 // Products in a task.
 constexpr int64_t task_products = 1 << 14;
 
-class CausalConv1d {
+class CausalConv1d : ort::KernelOp {
   public:
     static constexpr const char* name = "CausalConv1d";
     static constexpr ort::Input inputs[] = {
@@ -23,13 +23,10 @@ class CausalConv1d {
     static constexpr size_t needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "silu", &silu_)) return status;
         api->optional_attribute(info, "x_at", &x_at_);
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "CausalConv1d: expected instructions that this processor has");
+        return nullptr;
     }
 
     ort::Status* compute(ort::Context* context) {
@@ -79,8 +76,6 @@ class CausalConv1d {
         return api_->status(ort::invalid_argument, "CausalConv1d: expected inputs whose sizes agree, and at most 16 taps");
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t silu_ = 0, x_at_ = 0;
 };
 

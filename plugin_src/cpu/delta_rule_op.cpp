@@ -14,7 +14,7 @@ namespace {
 // Bytes of state in a task.
 constexpr int64_t task_bytes = 1 << 16;
 
-class GatedDeltaRule {
+class GatedDeltaRule : ort::KernelOp {
   public:
     static constexpr const char* name = "GatedDeltaRule";
     static constexpr ort::Input number{ort::float32_type};
@@ -24,22 +24,15 @@ class GatedDeltaRule {
     static constexpr size_t needed_outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "key_heads", &key_heads_)) return status;
         if (auto* status = api->attribute(info, "scale", &scale_)) return status;
-        if (auto* status = api->attribute(info, "normed", &normed_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        if (kernels_) return nullptr;
-        return api->status(ort::fail, "GatedDeltaRule: expected instructions that this processor has");
+        return api->attribute(info, "normed", &normed_);
     }
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[7], o, state;
-        for (size_t i = 0; i < 7; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         const auto& [q, k, v, g, beta, past, lengths] = in;
         o.sizes = v.sizes;
         cpu::RowTokens tokens;
@@ -83,8 +76,6 @@ class GatedDeltaRule {
                (tokens.starts || past.sizes[0] == rows);
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t key_heads_ = 0, normed_ = 0;
     float scale_ = 0;
 };

@@ -38,7 +38,7 @@ struct Expert {
     float *u, *activated, *result;  // [uses, up_rows], [uses, size], [uses, hidden]
 };
 
-class RoutedExperts {
+class RoutedExperts : ort::KernelOp {
   public:
     static constexpr const char* name = "RoutedExperts";
     static constexpr ort::Input inputs[] = {floats, {ort::int32_type}, floats, bytes, optional_floats,
@@ -47,13 +47,13 @@ class RoutedExperts {
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0, kind = 0, gated = 0;
+        if (auto* status = start(api, info, name)) return status;
+        int64_t kind = 0, gated = 0;
         struct {
             const char* name;
             int64_t* value;
         } const integers[] = {{"experts", &experts_}, {"activation", &kind}, {"gated", &gated},
-                        {"size", &activate_.size}, {"instructions", &choice}};
+                        {"size", &activate_.size}};
         for (auto [name, value] : integers) {
             if (auto* status = api->attribute(info, name, value)) return status;
         }
@@ -63,15 +63,12 @@ class RoutedExperts {
         if (auto* status = up_.create(*api, info, "up_")) return status;
         if (auto* status = down_.create(*api, info, "down_")) return status;
         activate_.kind = static_cast<cpu::Activation>(kind), activate_.gated = gated != 0;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "RoutedExperts: expected instructions that this processor has");
+        return nullptr;
     }
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[11], y;
-        for (size_t i = 0; i < 11; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         Call call{};
         if (!describe(in, call)) {
             return api_->status(ort::invalid_argument, "RoutedExperts: expected inputs whose sizes agree");
@@ -217,8 +214,6 @@ class RoutedExperts {
         });
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     cpu::StoredWeight up_, down_;
     cpu::Activate activate_{};
     int64_t experts_ = 0;

@@ -21,7 +21,7 @@ constexpr size_t most_weights = 4;
 
 thread_local cpu::Memory memory;
 
-class FusedLinear {
+class FusedLinear : ort::KernelOp {
   public:
     static constexpr const char* name = "FusedLinear";
     static constexpr ort::Input inputs[] = {
@@ -31,8 +31,8 @@ class FusedLinear {
     static constexpr size_t outputs = most_weights, needed_outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0, kind = 0;
+        if (auto* status = start(api, info, name)) return status;
+        int64_t kind = 0;
         const char* const names[most_weights] = {"rows_0", "rows_1", "rows_2", "rows_3"};
         for (size_t i = 0; i < most_weights; ++i) {
             if (auto* status = api->attribute(info, names[i], &rows_[i])) return status;
@@ -40,11 +40,9 @@ class FusedLinear {
         }
         if (auto* status = api->attribute(info, "epsilon", &epsilon_)) return status;
         if (auto* status = api->attribute(info, "activation", &kind)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
         if (auto* status = stored_.create(*api, info, "")) return status;
         activate_.kind = static_cast<cpu::Activation>(kind), is_gated_ = kind >= 0;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "FusedLinear: expected instructions that this processor has");
+        return nullptr;
     }
 
     ort::Status* compute(ort::Context* context) {
@@ -140,8 +138,6 @@ class FusedLinear {
         });
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     cpu::StoredWeight stored_;
     int64_t rows_[most_weights] = {};
     size_t weights_ = 0;

@@ -12,22 +12,19 @@ namespace {
 // Numbers in a task.
 constexpr int64_t task_numbers = 1 << 12;
 
-class GatedNormOp {
+class GatedNormOp : ort::KernelOp {
   public:
     static constexpr const char* name = "GatedNorm";
     static constexpr ort::Input inputs[] = {{ort::float32_type}, {ort::float32_type}, {ort::float32_type}};
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "size", &size_)) return status;
         if (auto* status = api->attribute(info, "norm_first", &norm_first_)) return status;
         if (auto* status = api->attribute(info, "epsilon", &epsilon_)) return status;
         api->optional_attribute(info, "gate_at", &gate_at_);
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "GatedNorm: expected instructions that this processor has");
+        return nullptr;
     }
 
     ort::Status* compute(ort::Context* context) {
@@ -57,8 +54,6 @@ class GatedNormOp {
         return api_->status(ort::invalid_argument, "GatedNorm: expected inputs whose sizes agree");
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t size_ = 0, norm_first_ = 0, gate_at_ = 0;
     float epsilon_ = 0;
 };

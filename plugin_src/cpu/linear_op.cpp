@@ -14,7 +14,7 @@ constexpr int64_t task_inputs = 16;
 
 thread_local cpu::Memory input_memory;
 
-class Linear {
+class Linear : ort::KernelOp {
   public:
     static constexpr const char* name = "Linear";
     static constexpr ort::Input inputs[] = {
@@ -22,13 +22,9 @@ class Linear {
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "rows", &rows_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        if (auto* status = stored_.create(*api, info, "")) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "Linear: expected instructions that this processor has");
+        return stored_.create(*api, info, "");
     }
 
     ort::Status* compute(ort::Context* context) {
@@ -70,8 +66,6 @@ class Linear {
         return ort::spread_tasks(*api_, context, (rows + size - 1) / size, run);
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     cpu::StoredWeight stored_;
     int64_t rows_ = 0;
 };

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "checkpoints.h"
+#include "kernel_table.h"
 #include "ort_api.h"
 #include "row_tokens.h"
 
@@ -43,6 +45,15 @@ inline Status* read(const Api& api, const Context* context, size_t index, Tensor
     }
     api.release(shape);
     return status ? status : api.data(const_cast<Value*>(value), &out.data);
+}
+
+// The first inputs of a call.
+template <size_t count>
+Status* read_all(const Api& api, const Context* context, Tensor (&out)[count]) {
+    for (size_t i = 0; i < count; ++i) {
+        if (auto* status = read(api, context, i, out[i])) return status;
+    }
+    return nullptr;
 }
 
 // Output `index` of a call, of the sizes of `out`. One that was left out has no data.
@@ -121,6 +132,23 @@ Status* spread_ranges(const Api& api, const Context* context, int64_t count, int
         run(first, first + size < count ? first + size : count);
     });
 }
+
+// An operator over the kernels of one instruction set.
+class KernelOp {
+  protected:
+    // Chooses the kernels by the attribute `instructions` (cpu::Choice).
+    Status* start(const Api* api, const Info* info, const std::string& operator_name) {
+        api_ = api;
+        int64_t choice = 0;
+        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
+        kernels_ = cpu::chosen_kernels(choice);
+        if (kernels_) return nullptr;
+        return api->status(fail, (operator_name + ": expected instructions that this processor has").c_str());
+    }
+
+    const Api* api_ = nullptr;
+    const cpu::Kernels* kernels_ = nullptr;
+};
 
 // The type of an output of class Op: as its `output_types` say, float32 without them.
 template <class Op>

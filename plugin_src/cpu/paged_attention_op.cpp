@@ -17,7 +17,7 @@ namespace {
 
 thread_local cpu::Memory strip_memory;
 
-class PagedAttentionOp {
+class PagedAttentionOp : ort::KernelOp {
   public:
     static constexpr const char* name = "PagedAttention";
     static constexpr ort::Input inputs[] = {
@@ -26,21 +26,15 @@ class PagedAttentionOp {
     static constexpr size_t outputs = 1;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "window", &window_)) return status;
         if (auto* status = api->attribute(info, "scale", &scale_)) return status;
-        if (auto* status = api->attribute(info, "softcap", &softcap_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        return kernels_ ? nullptr : api->status(ort::fail, "PagedAttention: expected instructions that this processor has");
+        return api->attribute(info, "softcap", &softcap_);
     }
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[6], y;
-        for (size_t i = 0; i < 6; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         std::vector<cpu::PagedAttention> rows;
         if (!describe(in, rows)) {
             return api_->status(ort::invalid_argument,
@@ -100,8 +94,6 @@ class PagedAttentionOp {
         return true;
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t window_ = 0;
     float scale_ = 0, softcap_ = 0;
 };

@@ -17,11 +17,10 @@ namespace {
 constexpr int64_t task_bytes = 1 << 16;
 constexpr ort::Input number{ort::float32_type};
 
-class SsmOp {
+class SsmOp : public ort::KernelOp {
   public:
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, "UpdateSsmState")) return status;
         if (auto* status = api->attribute(info, "heads", &heads_)) return status;
         if (auto* status = api->attribute(info, "groups", &groups_)) return status;
         api->optional_attribute(info, "x_at", &x_at_);
@@ -30,11 +29,7 @@ class SsmOp {
         api->optional_attribute(info, "dt_at", &dt_at_);
         if (auto* status = api->attribute(info, "dt_softplus", &softplus_)) return status;
         if (auto* status = api->attribute(info, "time_step_min", &lowest_)) return status;
-        if (auto* status = api->attribute(info, "time_step_max", &highest_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        if (kernels_) return nullptr;
-        return api->status(ort::fail, "UpdateSsmState: expected instructions that this processor has");
+        return api->attribute(info, "time_step_max", &highest_);
     }
 
   protected:
@@ -77,8 +72,6 @@ class SsmOp {
                past.sizes[1] == heads_ && (tokens.starts || past.sizes[0] == rows);
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t heads_ = 0, groups_ = 0, softplus_ = 0, x_at_ = 0, B_at_ = 0, C_at_ = 0, dt_at_ = 0;
     float lowest_ = 0, highest_ = 0;
 };
@@ -94,9 +87,7 @@ class UpdateSsmState : public SsmOp {
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[9], y, state;
-        for (size_t i = 0; i < 9; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         cpu::RowTokens tokens;
         y.sizes = in[0].sizes, state.sizes = in[7].sizes;
         if (!fit(in, tokens)) return refusal();

@@ -12,16 +12,11 @@ namespace {
 // Numbers in a task.
 constexpr int64_t task_numbers = 1 << 14;
 
-class StateOp {
+class StateOp : public ort::KernelOp {
   public:
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
-        if (auto* status = api->attribute(info, "by_column", &by_column_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        if (kernels_) return nullptr;
-        return api->status(ort::fail, "state in 8 bits: expected instructions that this processor has");
+        if (auto* status = start(api, info, "state in 8 bits")) return status;
+        return api->attribute(info, "by_column", &by_column_);
     }
 
   protected:
@@ -48,8 +43,6 @@ class StateOp {
         return api_->status(ort::invalid_argument, "state in 8 bits: expected inputs whose sizes agree");
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t by_column_ = 0;
 };
 

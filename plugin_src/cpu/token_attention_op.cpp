@@ -19,7 +19,7 @@ constexpr ort::Input floats{ort::float32_type}, optional_floats{ort::float32_typ
 
 thread_local cpu::Memory score_memory;
 
-class PagedTokenAttention {
+class PagedTokenAttention : ort::KernelOp {
   public:
     static constexpr const char* name = "PagedTokenAttention";
     static constexpr ort::Input inputs[] = {floats, floats, optional_floats, floats, integers, integers, integers,
@@ -27,22 +27,15 @@ class PagedTokenAttention {
     static constexpr size_t outputs = 2;
 
     ort::Status* create(const ort::Api* api, const ort::Info* info) {
-        api_ = api;
-        int64_t choice = 0;
+        if (auto* status = start(api, info, name)) return status;
         if (auto* status = api->attribute(info, "window", &window_)) return status;
         if (auto* status = api->attribute(info, "scale", &scale_)) return status;
-        if (auto* status = api->attribute(info, "softcap", &softcap_)) return status;
-        if (auto* status = api->attribute(info, "instructions", &choice)) return status;
-        kernels_ = cpu::chosen_kernels(choice);
-        if (kernels_) return nullptr;
-        return api->status(ort::fail, "PagedTokenAttention: expected instructions that this processor has");
+        return api->attribute(info, "softcap", &softcap_);
     }
 
     ort::Status* compute(ort::Context* context) {
         ort::Tensor in[8], y, pool;
-        for (size_t i = 0; i < 8; ++i) {
-            if (auto* status = ort::read(*api_, context, i, in[i])) return status;
-        }
+        if (auto* status = ort::read_all(*api_, context, in)) return status;
         cpu::TokenAttention a{};
         if (!describe(in, a)) {
             return api_->status(ort::invalid_argument,
@@ -102,8 +95,6 @@ class PagedTokenAttention {
         return true;
     }
 
-    const ort::Api* api_ = nullptr;
-    const cpu::Kernels* kernels_ = nullptr;
     int64_t window_ = 0;
     float scale_ = 0, softcap_ = 0;
 };
