@@ -1,11 +1,13 @@
-// One token per row, of widths whose channels fill no power of two of bytes: as shift_update.cu, but the state of a warp's
-// channels moves between memory and the shared memory as runs of 16 bytes, which whole sectors need.
+// One token per row, of widths whose channels fill no power of two of bytes: as shift_update.cu, but the state of a
+// warp's channels moves between memory and the shared memory as runs of 16 bytes, which whole sectors need.
 //
-// A thread's part of the state has an odd number of words where KERNEL is odd: the threads of a warp then read different banks.
+// A thread's part of the state has an odd number of words where KERNEL is odd: the threads of a warp then read
+// different banks.
 //
-// Macros: DATA_T; KERNEL (taps, not a power of two); ROWS (of a thread, all loaded before the first is used); SILU; THREADS.
-// Grid: x covers the channels, y the rows in groups of ROWS. A row's state is a multiple of 16 bytes at such a multiple. A warp
-// reads its part of a state before it writes any of it, so that the state may be updated in place.
+// Macros: DATA_T; KERNEL (taps, not a power of two); ROWS (of a thread, all loaded before the first is used); SILU;
+// THREADS.
+// Grid: x covers the channels, y the rows in groups of ROWS. A row's state is a multiple of 16 bytes at such a
+// multiple. A warp reads its part of a state before it writes any of it, so that the state may be updated in place.
 #include "causal_conv1d/channels.cuh"
 #include "causal_conv1d/params.cuh"
 #include "common/launch.cuh"

@@ -10,8 +10,8 @@
 
 namespace {
 
-// Asks for what the first loads of the kernel wait for, as far as its place depends on no memory. The filter is the same
-// for all rows.
+// Asks for what the first loads of the kernel wait for, as far as its place depends on no memory. The filter is the
+// same for all rows.
 __device__ __forceinline__ void prefetch(const CausalConv1d& params, int channel) {
     const int64_t row = blockIdx.y;
     if (row == 0) {

@@ -15,7 +15,8 @@ namespace {
 constexpr int C = CHANNELS;
 constexpr int K = KERNEL;
 constexpr int TAIL_STEP = 4;  // of the tokens that do not fill a step
-// For sm_80 the compiler would spill registers of float's window to fit more blocks than these; 0: as many as it finds best.
+// For sm_80 the compiler would spill registers of float's window to fit more blocks than these; 0: as many as it finds
+// best.
 #if __CUDA_ARCH__ < 860
 constexpr int LEAST_BLOCKS = sizeof(DATA_T) == 4 ? 8 : 0;
 #else

@@ -23,8 +23,8 @@ struct ByteCode<E4m3> {
     static constexpr float UNIT = 256.0f, OFFSET = 0.0f, LARGEST = 448.0f;
 };
 
-// How numbers of which the largest magnitude is `largest` are rounded: they are their 8-bit forms times `scale`, which are
-// the numbers times `factor`. Not a number where `largest` is not finite.
+// How numbers of which the largest magnitude is `largest` are rounded: they are their 8-bit forms times `scale`, which
+// are the numbers times `factor`. Not a number where `largest` is not finite.
 template <typename T>
 struct ByteScale {
     static constexpr float SMALLEST = 1e-30f;  // keeps the inverse of a row of zeros finite
@@ -81,9 +81,9 @@ __device__ __forceinline__ unsigned bytes_from_floats(const float* from, float f
     return low | high << 16;
 }
 
-// The e4m3 of every other byte as pairs of 16-bit numbers: bytes 0 and 2 in `even`, 1 and 3 in `odd`. Their bits are moved
-// to where the wider number has its exponent and mantissa, which leaves them 2^LOWER too small and is exact for every number
-// but NaN; no conversion of the hardware is as cheap for both types.
+// The e4m3 of every other byte as pairs of 16-bit numbers: bytes 0 and 2 in `even`, 1 and 3 in `odd`. Their bits are
+// moved to where the wider number has its exponent and mantissa, which leaves them 2^LOWER too small and is exact for
+// every number but NaN; no conversion of the hardware is as cheap for both types.
 template <typename T>
 struct PairCode;
 template <>

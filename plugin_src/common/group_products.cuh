@@ -1,5 +1,5 @@
-// Products of a warpgroup with its left operand in registers: D[64][N] (+)= A[64][16] * B[16][N], where B is stored as N rows
-// of 16 neighbours in shared memory (sm_90a only; see common/wgmma.cuh for accumulators and fragments).
+// Products of a warpgroup with its left operand in registers: D[64][N] (+)= A[64][16] * B[16][N], where B is stored as
+// N rows of 16 neighbours in shared memory (sm_90a only; see common/wgmma.cuh for accumulators and fragments).
 #pragma once
 
 #include "common/wgmma.cuh"

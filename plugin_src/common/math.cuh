@@ -11,8 +11,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
 // log(1 + exp(x)), exact to rounding on both tails.
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 
-// The same in a third of the instructions and without a branch, for kernels that are limited by them: max(x, 0) + log(1 + u)
-// with u = exp(-|x|), where log(1 + u) / u is a polynomial, within 4e-8 on [0, 1].
+// The same in a third of the instructions and without a branch, for kernels that are limited by them: max(x,
+// 0) + log(1 + u) with u = exp(-|x|), where log(1 + u) / u is a polynomial, within 4e-8 on [0, 1].
 __device__ __forceinline__ float softplus_polynomial(float x) {
     const float u = exp2_approx(fabsf(x) * -1.44269504f);
     float quotient = 0.00523254042f;
@@ -37,7 +37,8 @@ __device__ __forceinline__ float sigmoid(float x) {
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
 // x times the normal distribution function at x. 1 + erf(x) would lose all digits from x = -5 on, and the tail of erfc
-// falls so steeply that it needs more of its argument than a float holds: `rest` is what `z` leaves out of -x / sqrt(2).
+// falls so steeply that it needs more of its argument than a float holds: `rest` is what `z` leaves out of
+// -x / sqrt(2).
 __device__ __forceinline__ float gelu(float x) {
     const float z = x * -0.70710678f, rest = fmaf(x, -0.70710678f, -z) - x * 1.2101617e-8f;
     return 0.5f * x * erfcf(z) * (z > 0.0f ? fmaf(-2.0f * z, rest, 1.0f) : 1.0f);

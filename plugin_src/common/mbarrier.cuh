@@ -1,4 +1,5 @@
-// Barriers in shared memory: some threads, or the copy engine (sm_90 and up), arrive, others wait for the end of a phase.
+// Barriers in shared memory: some threads, or the copy engine (sm_90 and up), arrive, others wait for the end of a
+// phase.
 #pragma once
 
 #include "common/async_copy.cuh"

@@ -4,15 +4,15 @@
 // (a = a_hi + a_lo; the product a_lo * b_lo, 2^-22 of the result, is dropped).
 // In a warp, lane = 4 * g + t. An accumulator holds rows g and g + 8, columns 2t and 2t + 1:
 // c[0] (g, 2t), c[1] (g, 2t + 1), c[2] (g + 8, 2t), c[3] (g + 8, 2t + 1).
-// A float fragment takes column 2t of K where the hardware has t, and 2t + 1 where it has t + 4: the order of K does not
-// matter as long as A and B agree, and accumulators become A fragments of the next product without a shuffle.
+// A float fragment takes column 2t of K where the hardware has t, and 2t + 1 where it has t + 4: the order of K does
+// not matter as long as A and B agree, and accumulators become A fragments of the next product without a shuffle.
 #pragma once
 
 #include "common/async_copy.cuh"
 #include "common/element.cuh"
 
-// Where element (row, column) of a [rows][COLUMNS] tile lies. Rows are made of 16-byte units; units are permuted, or rows
-// padded, so that one unit of each of eight neighbouring rows covers all banks.
+// Where element (row, column) of a [rows][COLUMNS] tile lies. Rows are made of 16-byte units; units are permuted, or
+// rows padded, so that one unit of each of eight neighbouring rows covers all banks.
 template <typename T, int COLUMNS>
 struct TileLayout {
     static constexpr int UNIT = 16 / sizeof(T);
@@ -36,7 +36,8 @@ template <typename T, int COLUMNS>
 struct SteppedLayout : TileLayout<T, COLUMNS> {
     using Base = TileLayout<T, COLUMNS>;
 
-    // unit(row + rows, index + step) from `at`, which is unit(row, index). rows: a multiple of 8; step: even; index: 0 or 1.
+    // unit(row + rows, index + step) from `at`, which is unit(row, index). rows: a multiple of 8; step: even; index: 0
+    // or 1.
     __device__ static __forceinline__ int stepped(int at, int rows, int step) {
         if constexpr (!Base::SWIZZLED) return at + rows * Base::PITCH + step * Base::UNIT;
         return (at ^ (step % 8 * Base::UNIT)) + rows * Base::PITCH + step / 8 * 8 * Base::UNIT;
@@ -178,8 +179,8 @@ struct Mma<float> {
         unsigned high[2], low[2];
     };
 
-    // The upper part is rounded by hand: the conversion takes six instructions. Of the lower one the hardware drops what is
-    // too much, 2^-22 of the value; where the upper part of a NaN is none, the lower one is.
+    // The upper part is rounded by hand: the conversion takes six instructions. Of the lower one the hardware drops
+    // what is too much, 2^-22 of the value; where the upper part of a NaN is none, the lower one is.
     __device__ static __forceinline__ void split(unsigned& high, unsigned& low, float value) {
         high = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
         low = __float_as_uint(value - __uint_as_float(high));

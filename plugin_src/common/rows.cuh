@@ -6,8 +6,9 @@
 // Dense: tensors [batch, time, ...]; context_lengths [batch] counts the valid tokens; query_start_loc is null.
 // Packed: tensors [tokens, ...]; row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1.
 // state_indices [rows] maps a row to its slot in the state tensors, -1 for a padding row; null: slot r for row r.
-// Speculative: packed with state_indices [rows, draft_slots]; row r starts from the state in column num_accepted[r] - 1,
-// and a row of at most `draft_slots` tokens stores the state after its token t in column t; -1 stores nothing.
+// Speculative: packed with state_indices [rows, draft_slots]; row r starts from the state in column
+// num_accepted[r] - 1, and a row of at most `draft_slots` tokens stores the state after its token t in column t; -1
+// stores nothing.
 struct Rows {
     const int* context_lengths;
     const int* query_start_loc;

@@ -1,8 +1,8 @@
 // Matrix products of a warpgroup (4 warps) on Hopper's tensor cores, sm_90a only: D[64][N] (+)= A[64][16] * B[16][N],
 // with B, and A unless it is in registers, in shared memory.
 //
-// Tiles lie in panels of 64 columns of 16 bits: row r of a panel is 128 bytes at r * 128, and its 16-byte unit u lies at
-// u ^ (r % 8) (the hardware's 128-byte swizzle; panels start at multiples of 1024 bytes).
+// Tiles lie in panels of 64 columns of 16 bits: row r of a panel is 128 bytes at r * 128, and its 16-byte unit u lies
+// at u ^ (r % 8) (the hardware's 128-byte swizzle; panels start at multiples of 1024 bytes).
 // Accumulators: warp w holds rows 16w + g and 16w + g + 8 with lane = 4 * g + t; d[4 * n + i] is row g + i / 2 * 8,
 // column 8 * n + 2 * t + i % 2. A fragments in registers are those of the warp-level product of 16 rows.
 #pragma once
@@ -21,8 +21,8 @@ __device__ __forceinline__ int panel_unit(int row, int unit) {
     return unit / 8 * (ROWS * ROW_BYTES) + row * ROW_BYTES + ((unit & 7) ^ (row & 7)) * 16;
 }
 
-// The operand at `address`. By rows: 8-row groups follow each other at 1024 bytes. For a transposed operand (its columns
-// contiguous), the same tile read by columns, `next_panel` is the distance of 64-column panels.
+// The operand at `address`. By rows: 8-row groups follow each other at 1024 bytes. For a transposed operand (its
+// columns contiguous), the same tile read by columns, `next_panel` is the distance of 64-column panels.
 __device__ __forceinline__ unsigned long long operand(const void* address, int next_panel = 16) {
     const unsigned long long start = shared_address(address) >> 4;
     const unsigned long long panels = next_panel >> 4, eight_rows = 8 * ROW_BYTES >> 4, swizzle_128_bytes = 1;

@@ -8,10 +8,10 @@
 namespace cpu {
 
 // query [rows, time, heads, size], key and value [rows, time, kv_heads, size]: of the new tokens. cos, sin [rows, time,
-// angles] rotate the first 2 * angles numbers of queries and keys, in halves; null without. past_keys, past_values, keys
-// and values [rows, kv_heads, capacity, size]: the caches before and after, which may be the same memory. last [rows]: the
-// position of each row's last new token. values null: keys are the values too. window: positions that a token attends to, itself included; 0: all.
-// y [rows, time, heads, size].
+// angles] rotate the first 2 * angles numbers of queries and keys, in halves; null without. past_keys, past_values,
+// keys and values [rows, kv_heads, capacity, size]: the caches before and after, which may be the same memory. last
+// [rows]: the position of each row's last new token. values null: keys are the values too. window: positions that a
+// token attends to, itself included; 0: all. y [rows, time, heads, size].
 struct Attention {
     const float *query, *key, *value, *cos, *sin, *past_keys, *past_values;
     const int32_t* last;

@@ -38,7 +38,8 @@ void store_keys(const Attention& a, int64_t first, int64_t last) {
     }
 }
 
-// y[m][0:vectors * lanes] = x[m][0:count] times a matrix [count, ...], whose rows are `stride` apart; added to y if `adds`.
+// y[m][0:vectors * lanes] = x[m][0:count] times a matrix [count, ...], whose rows are `stride` apart; added to y if
+// `adds`.
 template <class Isa, int inputs, int vectors>
 void product_tile(const float* x, int64_t x_stride, const float* matrix, int64_t stride, int64_t count, float* y,
                   int64_t y_stride, bool adds) {

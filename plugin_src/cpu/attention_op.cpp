@@ -1,7 +1,8 @@
 // The custom operator `CachedAttention` of the domain hybridge.cpu.
 //
-// Inputs: query, key, value [rows, time, heads * size], past_keys, past_values, last int32, cos and sin of cpu::Attention in
-// float32. Left out may be cos and sin, and value, past_values and the output values, where keys are the values too.
+// Inputs: query, key, value [rows, time, heads * size], past_keys, past_values, last int32, cos and sin of
+// cpu::Attention in float32. Left out may be cos and sin, and value, past_values and the output values, where keys are
+// the values too.
 // Outputs: y [rows, time, heads * size], keys and values, which may be the memory of the past ones. Attributes: scale,
 // window; instructions (cpu::Choice).
 #include <atomic>

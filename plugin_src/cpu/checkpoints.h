@@ -5,8 +5,8 @@
 
 namespace cpu {
 
-// `count` states of the same shape, one after another: number n after the first `lengths[n]` tokens. These numbers ascend,
-// from 1 to the row's tokens.
+// `count` states of the same shape, one after another: number n after the first `lengths[n]` tokens. These numbers
+// ascend, from 1 to the row's tokens.
 struct Checkpoints {
     const int32_t* lengths = nullptr;
     float* states = nullptr;

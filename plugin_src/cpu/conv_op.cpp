@@ -1,8 +1,8 @@
 // The custom operator `CausalConv1d` of the domain hybridge.cpu.
 //
 // Inputs: x, weight [channels, 1, taps] and state of cpu::Convolution in float32; then bias float32 and lengths int32,
-// which may be left out. x and y may be [tokens, channels], of equally long rows, or with starts of cpu::RowTokens in the
-// place of lengths. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
+// which may be left out. x and y may be [tokens, channels], of equally long rows, or with starts of cpu::RowTokens in
+// the place of lengths. Outputs: y and new_state; with the last input `checkpoint_lengths` int32 also the states of
 // cpu::Checkpoints. Attributes: silu; x_at (the first channel in x, which may have more); instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"

@@ -15,8 +15,8 @@ constexpr int delta_vectors = 2;
 constexpr int64_t delta_tokens = 8;
 constexpr float delta_norm_epsilon = 1e-6f;
 
-// What all columns of a head's state read of a few tokens, [tokens, key_size] each: q and k normed, q scaled; exp(g); and
-// exp(g) k.
+// What all columns of a head's state read of a few tokens, [tokens, key_size] each: q and k normed, q scaled; exp(g);
+// and exp(g) k.
 struct DeltaTokens {
     float q[delta_tokens * most_key_size], k[delta_tokens * most_key_size];
     float decay[delta_tokens * most_key_size], decayed_k[delta_tokens * most_key_size];
@@ -62,8 +62,8 @@ inline void fetch_token(const DeltaRule& d, int64_t token, int64_t head) {
     for (int64_t m = 0; m < d.value_size; m += line) __builtin_prefetch(d.v + value_at + m);
 }
 
-// `vectors` vectors of columns of one head's state, over `count` tokens, from v, beta and o of the first of them on. All
-// vectors are full if `whole`, else the last one has `last` numbers.
+// `vectors` vectors of columns of one head's state, over `count` tokens, from v, beta and o of the first of them on.
+// All vectors are full if `whole`, else the last one has `last` numbers.
 template <class Isa, int vectors, bool whole>
 void delta_columns(const DeltaRule& d, const DeltaTokens& tokens, int64_t count, const float* past, float* state,
                    const float* v, const float* beta, float* o, int64_t last) {

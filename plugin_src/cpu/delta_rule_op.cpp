@@ -2,8 +2,8 @@
 //
 // Inputs: q, k, v, g, beta and state of cpu::DeltaRule in float32, and lengths int32, which may be left out. q, k, v, g
 // and the output o have one axis for heads and their numbers; these and beta may have one axis for all tokens,
-// of equally long rows, or with starts of cpu::RowTokens in the place of lengths. Second output: new_state. With the last input
-// `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
+// of equally long rows, or with starts of cpu::RowTokens in the place of lengths. Second output: new_state. With the
+// last input `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
 // Attributes: key_heads, scale, normed; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"

@@ -11,8 +11,8 @@ namespace {
 // NaN stays NaN.
 inline float at_most(float z, float limit) { return z > limit ? limit : z; }
 
-// f(g) * (v + offset) of `count` numbers each, with limits; v is null where not gated. Compilers vectorise loops without a
-// choice of f in them.
+// f(g) * (v + offset) of `count` numbers each, with limits; v is null where not gated. Compilers vectorise loops
+// without a choice of f in them.
 template <class Function>
 void activate_each(const Activate& a, const float* g, const float* v, int64_t count, float* out, Function f) {
     if (!v) {

@@ -1,11 +1,11 @@
 // The custom operator `RoutedExperts` of the domain hybridge.cpu.
 //
-// Inputs: x float32 [..., hidden], ids int32 and weights float32 [..., top_k]; the first weight of all experts [experts *
-// up_rows, hidden] and the second [experts * hidden, size], each a matrix and scales of cpu::StoredWeight; biases float32
-// [experts, up_rows] and [experts, hidden], and the zeros of both weights, which may be left out. up_rows is size, or
-// twice that where gated. Output: y as x, the weighted sum of the chosen experts.
-// Attributes: experts; activation, gated, alpha, limit, offset and size of cpu::Activate; those of cpu::StoredWeight with
-// the prefixes up_ and down_; instructions (cpu::Choice).
+// Inputs: x float32 [..., hidden], ids int32 and weights float32 [..., top_k]; the first weight of all experts [experts
+// * up_rows, hidden] and the second [experts * hidden, size], each a matrix and scales of cpu::StoredWeight; biases
+// float32 [experts, up_rows] and [experts, hidden], and the zeros of both weights, which may be left out. up_rows is
+// size, or twice that where gated. Output: y as x, the weighted sum of the chosen experts.
+// Attributes: experts; activation, gated, alpha, limit, offset and size of cpu::Activate; those of cpu::StoredWeight
+// with the prefixes up_ and down_; instructions (cpu::Choice).
 #include <algorithm>
 #include <vector>
 

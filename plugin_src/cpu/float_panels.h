@@ -14,8 +14,8 @@ constexpr int64_t panel_columns = 256;
 template <class Isa>
 constexpr int64_t panel_rows = Isa::panel_vectors * Isa::lanes;
 
-// x [columns], which is input m of `count`, in the order in which `panels` reads them: by panel_columns columns, then by
-// group, [columns, size of the group] each. Rows of x far apart would contend for the same places of the cache.
+// x [columns], which is input m of `count`, in the order in which `panels` reads them: by panel_columns columns, then
+// by group, [columns, size of the group] each. Rows of x far apart would contend for the same places of the cache.
 template <class Isa>
 void pack(const float* x, int64_t columns, int64_t m, int64_t count, float* out) {
     const Group group = group_of<Isa::tile>(m, count);
@@ -55,7 +55,8 @@ void panel_tile(const float* panel, int64_t count, const float* x, float* y, int
     }
 }
 
-// Columns start to start + count of the rows from `row` on: [count, panel_rows]. Rows that do not exist have any content.
+// Columns start to start + count of the rows from `row` on: [count, panel_rows]. Rows that do not exist have any
+// content.
 template <class Isa>
 void fill_panel(const Weight& w, int64_t row, int64_t start, int64_t count, float* panel) {
     constexpr int lanes = Isa::lanes;

@@ -1,9 +1,10 @@
-// The custom operator `FusedLinear` of the domain hybridge.cpu: up to four products of one input, and what is around them.
+// The custom operator `FusedLinear` of the domain hybridge.cpu: up to four products of one input, and what is around
+// them.
 //
 // Inputs: x float32 [..., columns]; norm float32 [columns], the weight of an RMS norm of x, or left out; added float32
 // [..., rows], to the only output, or left out; four weights: matrix, scales and zeros of cpu::StoredWeight each, of
-// which the last weights may be left out. Outputs: float32 [..., rows] of each weight. With an activation, one output of
-// two weights: activation(first) * second.
+// which the last weights may be left out. Outputs: float32 [..., rows] of each weight. With an activation, one output
+// of two weights: activation(first) * second.
 // Attributes: rows_0 to rows_3 (0 without a weight); epsilon (of the norm); activation (cpu::Activation, -1 without);
 // those of cpu::StoredWeight, the same for all weights; instructions (cpu::Choice).
 #include "library.h"

@@ -1,6 +1,7 @@
 // The custom operator `GatedNorm` of the domain hybridge.cpu.
 //
-// Inputs: x [..., columns], gate like x from column gate_at on, and weight [weight_groups * size], all float32. Output: y like x.
+// Inputs: x [..., columns], gate like x from column gate_at on, and weight [weight_groups * size], all float32. Output:
+// y like x.
 // Attributes: size (of a group), gate_at, norm_first, epsilon; instructions (cpu::Choice).
 #include "gated_norm.h"
 #include "kernel_table.h"

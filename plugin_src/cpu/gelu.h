@@ -1,5 +1,5 @@
-// GELU in plain arithmetic, for loops that compilers vectorise. The formulas are those of trt_plugins/activations.py, with
-// a small relative error in both tails.
+// GELU in plain arithmetic, for loops that compilers vectorise. The formulas are those of trt_plugins/activations.py,
+// with a small relative error in both tails.
 #pragma once
 
 #include "silu.h"

@@ -49,8 +49,8 @@ struct Kernels {
     // Tasks first to last of an attention layer, in its two passes.
     void (*store_keys)(const Attention&, int64_t first, int64_t last);
     void (*attend)(const Attention&, int64_t task, uint8_t* memory);
-    // Queries of a strip of attention over blocks, and one strip of key head kv_head, from query `first` on; false without
-    // memory.
+    // Queries of a strip of attention over blocks, and one strip of key head kv_head, from query `first` on; false
+    // without memory.
     int64_t strip_queries;
     bool (*attend_blocks)(const PagedAttention&, int64_t kv_head, int64_t first, Memory&);
     // Task row * kv_heads + kv_head of an attention layer with one token for each row; `memory` has its task_bytes.

@@ -22,10 +22,10 @@ constexpr int64_t pad(int64_t count, int64_t unit) { return (count + unit - 1) /
 constexpr int64_t tile_rows = 16, span_scales = 64;
 
 // data: float16, bfloat16, float32 or e4m3 numbers, row after row without gaps; others in tiles.
-// A tile is a sequence of spans, so that memory is read in its order. A span has 64 bytes of scales [groups, 16] of type
-// scale_type: of two groups, or of one with float32 scales. The numbers of these groups follow as 32-bit words [n, 16]:
-// one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned, with an offset
-// of 8. The last span may have one group instead of two. The rows after the last one are zeros.
+// A tile is a sequence of spans, so that memory is read in its order. A span has 64 bytes of scales [groups, 16] of
+// type scale_type: of two groups, or of one with float32 scales. The numbers of these groups follow as 32-bit words
+// [n, 16]: one word has 8 or 4 neighbouring numbers of one row, as they are stored, but 4-bit numbers are unsigned,
+// with an offset of 8. The last span may have one group instead of two. The rows after the last one are zeros.
 // scales: of e4m3 numbers [rows, columns / group]; of tiles [rows], by which whole rows are multiplied, or null.
 // zeros: zero points of integers in tiles, [tiles, groups, 16], or null.
 // block: number of consecutive inputs that are rounded to 8 bits with one scale; it divides group.
@@ -56,10 +56,10 @@ struct Weight {
 
 // `count` inputs rounded to 8 bits, in groups that a kernel reads together: first as many of the largest size as there
 // are, then smaller ones. Of a group of `size` inputs that begins with input m, numbers + m * columns are [words, size]
-// of 8 numbers for 4-bit weights or of 4 for 8-bit ones: the inputs of one word of the weight. Of 8 numbers, those at even
-// columns come first, because a byte of the weight has an even column in its low half. scales and offsets + m * blocks
-// are [blocks, size]: the scale of each block, and the initial value of its integer product, because kernels read
-// weights as unsigned numbers. totals + m * blocks: the sum of its numbers.
+// of 8 numbers for 4-bit weights or of 4 for 8-bit ones: the inputs of one word of the weight. Of 8 numbers, those at
+// even columns come first, because a byte of the weight has an even column in its low half. scales and
+// offsets + m * blocks are [blocks, size]: the scale of each block, and the initial value of its integer product,
+// because kernels read weights as unsigned numbers. totals + m * blocks: the sum of its numbers.
 struct Rounded {
     int8_t* numbers;
     float* scales;

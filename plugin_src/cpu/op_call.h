@@ -63,8 +63,8 @@ inline Status* make(const Api& api, Context* context, size_t index, Tensor& out)
     return value ? api.data(value, &out.data) : nullptr;
 }
 
-// The rows of a call on tokens [tokens, width] or [rows, time, width], from the input lengths [rows] or starts [rows + 1] of
-// cpu::RowTokens, or without one. False if these do not fit.
+// The rows of a call on tokens [tokens, width] or [rows, time, width], from the input lengths [rows] or starts
+// [rows + 1] of cpu::RowTokens, or without one. False if these do not fit.
 inline bool rows_of(const Tensor& tokens, int64_t rows, const Tensor& given, cpu::RowTokens& out) {
     const auto* numbers = static_cast<const int32_t*>(given.data);
     if (tokens.sizes.size() == 2 && given.is({rows + 1})) {
@@ -84,8 +84,8 @@ inline bool rows_of(const Tensor& tokens, int64_t rows, const Tensor& given, cpu
 }
 
 // Output `index`, the states after the numbers of tokens in input `input`; nothing where that was left out.
-// past: the state [1, ...] of the call's only row, which has `time` tokens. False in `fits` if the numbers do not ascend
-// from 1 to `time`, or there are numbers and several rows.
+// past: the state [1, ...] of the call's only row, which has `time` tokens. False in `fits` if the numbers do not
+// ascend from 1 to `time`, or there are numbers and several rows.
 inline Status* make_checkpoints(const Api& api, Context* context, size_t input, size_t index, const Tensor& past,
                                 int64_t time, bool& fits, cpu::Checkpoints& out) {
     Tensor lengths, states;
@@ -118,8 +118,8 @@ Status* spread_tasks(const Api& api, const Context* context, int64_t tasks, cons
 // Most tasks of one call: enough that threads finish together.
 constexpr int64_t most_tasks = 16;
 
-// Calls run(first, last) for ranges that cover 0 to count, which is positive. Each has about `least` of the call's `work`
-// or more, which pays for the start of a thread.
+// Calls run(first, last) for ranges that cover 0 to count, which is positive. Each has about `least` of the call's
+// `work` or more, which pays for the start of a thread.
 template <class Run>
 Status* spread_ranges(const Api& api, const Context* context, int64_t count, int64_t work, int64_t least,
                       const Run& run) {

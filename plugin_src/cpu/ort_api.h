@@ -1,6 +1,6 @@
-// The part of ONNX Runtime's C interface that a custom operator needs, declared here because its Python package ships no
-// headers. The interface is a table of functions to which versions only append: these indices are those of version 17
-// (the first with ParallelFor) and of every later one.
+// The part of ONNX Runtime's C interface that a custom operator needs, declared here because its Python package ships
+// no headers. The interface is a table of functions to which versions only append: these indices are those of version
+// 17 (the first with ParallelFor) and of every later one.
 #pragma once
 
 #include <cstddef>

@@ -43,8 +43,8 @@ class PagedAttentionOp : ort::KernelOp {
         y.sizes = in[0].sizes;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         const int64_t width = kernels_->strip_queries;
-        // A row and the first query of a strip. The last strips see the most keys: they come first, so that threads finish
-        // together.
+        // A row and the first query of a strip. The last strips see the most keys: they come first, so that threads
+        // finish together.
         std::vector<std::pair<const cpu::PagedAttention*, int64_t>> strips;
         for (auto& row : rows) {
             row.y = static_cast<float*>(y.data) + (row.q - in[0].floats());

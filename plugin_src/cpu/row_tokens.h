@@ -6,8 +6,9 @@
 
 namespace cpu {
 
-// Rows of `time` tokens, of which the first lengths[row] count, all of them where that is null. With starts [rows + 1] rows
-// follow each other without padding: row r has the tokens starts[r] to starts[r + 1] - 1, and `time` is their largest number.
+// Rows of `time` tokens, of which the first lengths[row] count, all of them where that is null. With starts [rows + 1]
+// rows follow each other without padding: row r has the tokens starts[r] to starts[r + 1] - 1, and `time` is their
+// largest number.
 struct RowTokens {
     const int32_t *lengths = nullptr, *starts = nullptr;
     int64_t time = 0;

@@ -8,11 +8,10 @@ namespace cpu {
 
 // One call of the operator UpdateSsmState: per head, with d[t] = clamp(softplus(dt[t] + dt_bias)):
 // state = exp(A d[t]) state + outer(B[t], d[t] x[t]); y[t] = C[t] state + D x[t].
-// x and y [tokens, heads, head_dim]; B and C [tokens, groups, state_size]; dt [tokens, heads], of `rows`, tokens of x, B and
-// C, and dt `x_stride`, `b_stride` and `dt_stride` numbers apart; A, D and
-// dt_bias [heads]; state and new_state [rows, heads, state_size, head_dim], which may be the same memory; new_state may be
-// null. y is zero where a token does not count. checkpoints: states
-// [n, heads, state_size, head_dim] of a single row.
+// x and y [tokens, heads, head_dim]; B and C [tokens, groups, state_size]; dt [tokens, heads], of `rows`, tokens of x,
+// B and C, and dt `x_stride`, `b_stride` and `dt_stride` numbers apart; A, D and dt_bias [heads]; state and new_state
+// [rows, heads, state_size, head_dim], which may be the same memory; new_state may be null. y is zero where a token
+// does not count. checkpoints: states [n, heads, state_size, head_dim] of a single row.
 struct SsmUpdate {
     const float *x, *A, *B, *C, *D, *dt, *dt_bias, *state;
     RowTokens tokens;

@@ -10,7 +10,8 @@
 namespace cpu {
 namespace {
 
-// Vectors of head_dim at once, and most tokens of a chunk: with a new state, whose inputs take registers too, and without.
+// Vectors of head_dim at once, and most tokens of a chunk: with a new state, whose inputs take registers too, and
+// without.
 constexpr int chunk_vectors = 2;
 constexpr int64_t chunk_updates = 4, chunk_reads = 8;
 
@@ -22,8 +23,8 @@ inline float time_step(const SsmUpdate& u, float value) {
 }
 
 // `count` tokens of one head. x, B, C and y are those of the first, whose neighbours are their strides on.
-// steps: d. decay[t]: of the state before the chunk until token t. y[t] gets weights[t][j] d[j] x[j]. after[j]: from token
-// j until the last one. As products of decays these are exact where a decay is 0.
+// steps: d. decay[t]: of the state before the chunk until token t. y[t] gets weights[t][j] d[j] x[j]. after[j]: from
+// token j until the last one. As products of decays these are exact where a decay is 0.
 struct SsmChunk {
     const float *x, *B, *C;
     float *y, D;

@@ -1,12 +1,13 @@
 // The custom operators `UpdateSsmState` and `UpdateSsmState8Bit` of the domain hybridge.cpu.
 //
 // Inputs: x, A, B, C, D, dt, dt_bias and state of cpu::SsmUpdate in float32, and lengths int32, which may be left out.
-// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size; these and dt may have one axis
-// for all tokens, of equally long rows, or with starts of cpu::RowTokens in the place of lengths. Second output: new_state, which
-// may be left out.
-// With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last input
-// `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
-// Attributes: x_at, B_at, C_at and dt_at, the first number in tensors that may have more; heads, groups, dt_softplus, time_step_min, time_step_max; instructions (cpu::Choice).
+// x and the output y have one axis of heads * head_dim, B and C one of groups * state_size; these and dt may have one
+// axis for all tokens, of equally long rows, or with starts of cpu::RowTokens in the place of lengths. Second output:
+// new_state, which may be left out.
+// With 8 bits, state and new_state are int8, and the scales of cpu::SsmState8 come behind each. Else, with the last
+// input `checkpoint_lengths` int32, the third output has the states of cpu::Checkpoints.
+// Attributes: x_at, B_at, C_at and dt_at, the first number in tensors that may have more; heads, groups, dt_softplus,
+// time_step_min, time_step_max; instructions (cpu::Choice).
 #include "kernel_table.h"
 #include "library.h"
 #include "op_call.h"

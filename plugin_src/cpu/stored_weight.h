@@ -26,9 +26,9 @@ class StoredWeight {
 
     bool is_exact() const { return exact_ != 0; }
 
-    // The weight [rows, columns] in `stored` uint8, [rows, bytes] or [tiles, bytes], with `scales` float32: of e4m3 numbers
-    // [rows, groups], of tiles [rows, 1] or left out; `zeros` int8 of integers in tiles [tiles, groups * 16], or left out.
-    // False where sizes or attributes do not fit each other.
+    // The weight [rows, columns] in `stored` uint8, [rows, bytes] or [tiles, bytes], with `scales` float32: of e4m3
+    // numbers [rows, groups], of tiles [rows, 1] or left out; `zeros` int8 of integers in tiles [tiles, groups * 16],
+    // or left out. False where sizes or attributes do not fit each other.
     bool read(const ort::Tensor& stored, const ort::Tensor& scales, const ort::Tensor& zeros, int64_t rows,
               int64_t columns, Weight& out) const {
         if (stored.sizes.size() != 2 || !describe(rows, columns, out)) return false;

@@ -8,10 +8,10 @@
 namespace cpu {
 
 // q and y [rows, heads, head_dim]; key and value [rows, kv_heads, head_dim]. pool [parts, blocks, kv_heads, block_size,
-// head_dim]: keys, then values, or one part that is both; then value is null. slots [rows]: block * block_size + offset of
-// each new token, negative: it is not stored. table [rows, columns]: the block of positions i * block_size and on. lengths
-// [rows]: tokens of each row, the new one included; 0: its y is zero. sinks [heads]: scores of a key without value, or null.
-// A token sees the last `window` keys up to its own, 0: all. softcap: 0 for none.
+// head_dim]: keys, then values, or one part that is both; then value is null. slots [rows]: block * block_size + offset
+// of each new token, negative: it is not stored. table [rows, columns]: the block of positions i * block_size and on.
+// lengths [rows]: tokens of each row, the new one included; 0: its y is zero. sinks [heads]: scores of a key without
+// value, or null. A token sees the last `window` keys up to its own, 0: all. softcap: 0 for none.
 struct TokenAttention {
     const float *q, *key, *value, *sinks;
     const int32_t *slots, *table, *lengths;

@@ -40,7 +40,8 @@ void add_rows(const float* weights, const float* rows, int64_t count, int64_t wi
     }
 }
 
-// Calls run(keys, values, from, count) for the keys of each block that the row sees; `from` counts from the first of them.
+// Calls run(keys, values, from, count) for the keys of each block that the row sees; `from` counts from the first of
+// them.
 template <class Run>
 void each_block(const TokenAttention& a, int64_t row, int64_t kv_head, const Run& run) {
     const int64_t first = a.first(row);

@@ -1,7 +1,7 @@
 // The custom operator `PagedTokenAttention` of the domain hybridge.cpu.
 //
-// Inputs: q, key, value and pool of cpu::TokenAttention in float32, slots, table and lengths int32, and sinks float32. Heads
-// and head_dim may be one axis. Left out may be sinks, and value where keys are the values too.
+// Inputs: q, key, value and pool of cpu::TokenAttention in float32, slots, table and lengths int32, and sinks float32.
+// Heads and head_dim may be one axis. Left out may be sinks, and value where keys are the values too.
 // Outputs: y like q, and the pool with the new tokens, which may be the memory of the one before.
 // Attributes: window, scale, softcap; instructions (cpu::Choice).
 #include <atomic>

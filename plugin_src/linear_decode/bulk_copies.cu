@@ -1,11 +1,11 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights by bulk copies (sm_90 and up).
 //
-// One block per multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its neighbours.
-// The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in registers while
-// the pass lasts, or for good where there is one phase. Its piece of 8 weight rows is a stage: 8 bulk copies of up to
-// 2 * INPUTS bytes, a request size that reaches the memory's bandwidth where 16-byte copies of threads do not. STAGES
-// pieces of every warp are in flight; a warp waits for its own copies only, and they start before the kernels ahead
-// have finished: weights are constant.
+// One block per multiprocessor. A block takes 8 * GROUPS weight rows at a time (a pass), next to those of its
+// neighbours. The inputs are cut into phases; a warp has INPUTS neighbouring ones of each phase, and keeps them in
+// registers while the pass lasts, or for good where there is one phase. Its piece of 8 weight rows is a stage: 8 bulk
+// copies of up to 2 * INPUTS bytes, a request size that reaches the memory's bandwidth where 16-byte copies of threads
+// do not. STAGES pieces of every warp are in flight; a warp waits for its own copies only, and they start before the
+// kernels ahead have finished: weights are constant.
 //
 // The products run on tensor cores with x as the operand of 16 rows. A lane's inputs are the 8 consecutive ones from
 // 8 * (lane % 4) on, for x and weights alike: not the hardware's order, which does not matter for a sum.

@@ -1,8 +1,8 @@
 // What the algorithms of linear_decode share: which outputs a block computes, x in registers, and the epilogue.
 //
-// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); SUM_ROWS (of x, whose sums are
-// stored: 1, or all); GROUPS (of 8 weight rows that a block works on at a time); THREADS; NORM; GATED (silu(gate) * up);
-// RELU2.
+// Macros: DATA_T (bfloat16 or half); OUT_T; ROW_BLOCKS (1: up to 8 rows of x, 2: up to 16); SUM_ROWS (of x, whose sums
+// are stored: 1, or all); GROUPS (of 8 weight rows that a block works on at a time); THREADS; NORM; GATED
+// (silu(gate) * up); RELU2.
 #pragma once
 
 #include "common/math.cuh"
@@ -77,8 +77,8 @@ __device__ __forceinline__ uint4 load_norm_weight(const LinearDecode& params, in
     return *reinterpret_cast<const uint4*>(static_cast<const DATA_T*>(params.norm_weight) + input);
 }
 
-// A lane's inputs of x, chunks of 32 from `first` on; those from `end` on are zeros. With a norm they are multiplied by its
-// weight, and their squares are added to `squares`.
+// A lane's inputs of x, chunks of 32 from `first` on; those from `end` on are zeros. With a norm they are multiplied by
+// its weight, and their squares are added to `squares`.
 template <int CHUNKS>
 __device__ __forceinline__ void load_inputs(Inputs (&x)[CHUNKS], const LinearDecode& params, int first, int end,
                                             float (&squares)[ROW_BLOCKS]) {

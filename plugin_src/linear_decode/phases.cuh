@@ -1,5 +1,5 @@
-// How bulk_copies.cu and row_copies.cu share out the inputs, and a warp's part of x. For their macros, INPUTS (of a warp and
-// phase, at most) and PARTS (in which a piece of weights is read).
+// How bulk_copies.cu and row_copies.cu share out the inputs, and a warp's part of x. For their macros, INPUTS (of a
+// warp and phase, at most) and PARTS (in which a piece of weights is read).
 #pragma once
 
 #include "common/launch.cuh"

@@ -1,4 +1,5 @@
-// A matrix product with few rows of x, bound by reading the weights once: weights by 16-byte copies of lanes (sm_80 on).
+// A matrix product with few rows of x, bound by reading the weights once: weights by 16-byte copies of lanes (sm_80
+// on).
 //
 // As bulk_copies.cu, with other rings: a warp reads rows in runs of 2 * INPUTS bytes, which come nearer to the memory's
 // bandwidth than runs of 64 bytes.
@@ -11,8 +12,8 @@ constexpr int PARTS = 1;
 
 namespace {
 
-// A warp's pieces of 8 weight rows, of which STAGES are in flight. Waiting for one and letting its place be filled again
-// concern the warp alone.
+// A warp's pieces of 8 weight rows, of which STAGES are in flight. Waiting for one and letting its place be filled
+// again concern the warp alone.
 struct RowRing {
     static constexpr int PITCH = 2 * INPUTS, UNITS = INPUTS / 8, ROWS_AT_ONCE = 32 / UNITS;
     static_assert(32 % UNITS == 0 && UNITS % 8 == 0, "a warp copies whole rows, which cover all banks");

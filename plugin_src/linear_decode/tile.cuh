@@ -6,9 +6,9 @@
 // [inputs / TILE_INPUTS][outputs / 8], both rounded up, with zeros after the last input and row.
 // A weight is (code - zero point) * scale * factor of its row * UNIT.
 //
-// Macros: DATA_T (bfloat16 or half); CODE (Int4, E2m1, signed char or E4m3); TILE_INPUTS (a multiple of 32 and of GROUP);
-// GROUP (inputs of a scale: 16 or a multiple of 32; 0: no scales); BYTE_SCALES (1: scales are e4m3, none below 0; 0: they
-// are DATA_T and hold the factor 2^LOWER that the numbers of Codes lack); ZERO_POINTS (1: in DATA_T).
+// Macros: DATA_T (bfloat16 or half); CODE (Int4, E2m1, signed char or E4m3); TILE_INPUTS (a multiple of 32 and of
+// GROUP); GROUP (inputs of a scale: 16 or a multiple of 32; 0: no scales); BYTE_SCALES (1: scales are e4m3, none below
+// 0; 0: they are DATA_T and hold the factor 2^LOWER that the numbers of Codes lack); ZERO_POINTS (1: in DATA_T).
 #pragma once
 
 #include "common/access.cuh"
@@ -46,8 +46,9 @@ __device__ __forceinline__ unsigned multiply_pairs(unsigned a, unsigned b) {
     return *reinterpret_cast<const unsigned*>(&result);
 }
 
-// 8 codes of C as four pairs of numbers of T, which are 2^LOWER too small. Codes of 4 bits lie in the order 0 2 4 6 1 3 5 7
-// from the lowest bits on, those of 8 bits in the order 0 2 1 3 4 6 5 7: these take the fewest instructions to unpack.
+// 8 codes of C as four pairs of numbers of T, which are 2^LOWER too small. Codes of 4 bits lie in the order 0 2 4 6 1 3
+// 5 7 from the lowest bits on, those of 8 bits in the order 0 2 1 3 4 6 5 7: these take the fewest instructions to
+// unpack.
 template <typename C, typename T>
 struct Codes {
     using Words = uint2;

@@ -1,6 +1,6 @@
-// Products of tiles with up to 16 rows of x on tensor cores. The weights of two tiles are the operand of 16 rows, and are
-// unpacked directly into its registers. A lane's inputs are the 8 consecutive ones from 8 * (lane % 4) on, for x and
-// weights alike.
+// Products of tiles with up to 16 rows of x on tensor cores. The weights of two tiles are the operand of 16 rows, and
+// are unpacked directly into its registers. A lane's inputs are the 8 consecutive ones from 8 * (lane % 4) on, for x
+// and weights alike.
 //
 // Macros: those of outputs.cuh and tile.cuh.
 #pragma once

@@ -1,4 +1,5 @@
-// A warp's copies of tiles into shared memory: bulk copies where BULK_COPIES is 1 (sm_90 on), else 16 bytes of each lane.
+// A warp's copies of tiles into shared memory: bulk copies where BULK_COPIES is 1 (sm_90 on), else 16 bytes of each
+// lane.
 #pragma once
 
 #include "common/bulk_copy.cuh"
@@ -35,7 +36,8 @@ struct alignas(16) TileRing {
     }
     __device__ __forceinline__ void fill_nothing() {}
     __device__ __forceinline__ void wait(const Place& place) { barrier_wait(&arrived[place.stage], place.parity); }
-    // The copy engine keeps no order with a warp's loads: they are over once every lane's arrival after its own is seen.
+    // The copy engine keeps no order with a warp's loads: they are over once every lane's arrival after its own is
+    // seen.
     __device__ __forceinline__ void release(Place& place) {
         barrier_arrive(&released);
         barrier_wait(&released, place.releases);

@@ -1,9 +1,10 @@
 // A matrix product with few rows of x, bound by reading the weights once: weights of 4 or 8 bits in tiles (sm_80 on).
 //
-// One block per multiprocessor. A block takes the tiles of PASS groups of 8 outputs at a time (a pass), beside those of its
-// neighbours. Its warps take turns at the slices of TILE_INPUTS inputs. The tiles of a pass and slice are one piece of
-// memory, a stage of the warp's ring; STAGES of them are in flight, the first before the kernels ahead have
-// finished: weights are constant. x is kept in registers while a slice lasts, or for good where every warp has one slice.
+// One block per multiprocessor. A block takes the tiles of PASS groups of 8 outputs at a time (a pass), beside those of
+// its neighbours. Its warps take turns at the slices of TILE_INPUTS inputs. The tiles of a pass and slice are one piece
+// of memory, a stage of the warp's ring; STAGES of them are in flight, the first before the kernels ahead have
+// finished: weights are constant. x is kept in registers while a slice lasts, or for good where every warp has one
+// slice.
 //
 // tile_products.cuh multiplies, and pass_end.cuh writes the outputs.
 //

@@ -1,8 +1,9 @@
 // One token a row in one launch: convolution, SiLU, state update, skip connection and gate.
 //
-// A cluster of thread blocks has the heads of one group of one row. Every block convolves the channels of its own heads,
-// and the group's B and C again, which costs less than to exchange them. The convolution state of B and C is what all
-// blocks of the cluster read and only its first one writes, after the cluster's barrier: it may be updated in place.
+// A cluster of thread blocks has the heads of one group of one row. Every block convolves the channels of its own
+// heads, and the group's B and C again, which costs less than to exchange them. The convolution state of B and C is
+// what all blocks of the cluster read and only its first one writes, after the cluster's barrier: it may be updated in
+// place.
 //
 // Macros: those of decode_tile.cuh; D_T; BIAS_T; SOFTPLUS; KERNEL (taps); CONV_ACCESS (elements of one access to the
 // convolution's state and filter, a divisor of KERNEL); SILU; HEADS (of a block, one after another). Grid: x is the

@@ -2,8 +2,8 @@
 //
 // Macros: DATA_T; WEIGHT_T; VECTOR (elements of an access); ITEMS (accesses of a thread); THREADS; RESIDUAL; GATED
 // (before the norm); GATED_AFTER.
-// Grid: x a group of columns, y and z a row (y + z * the size of y, which may be past the last one). A group stays in its
-// block's registers: everything is read and written once.
+// Grid: x a group of columns, y and z a row (y + z * the size of y, which may be past the last one). A group stays in
+// its block's registers: everything is read and written once.
 #include "common/element.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"

@@ -1,4 +1,5 @@
-// A step's keys and values in shared memory, and as operands of products: in the type of the queries, or e4m3 with scales.
+// A step's keys and values in shared memory, and as operands of products: in the type of the queries, or e4m3 with
+// scales.
 #pragma once
 
 #include "common/bytes.cuh"
@@ -34,8 +35,8 @@ struct Place {
     long long keys, scales;
 };
 
-// Copies keys and values of positions low..high-1 of a step; the others become zero, so that a weight of zero never meets
-// what is not a number. Of scales, other positions of the page come along.
+// Copies keys and values of positions low..high-1 of a step; the others become zero, so that a weight of zero never
+// meets what is not a number. Of scales, other positions of the page come along.
 __device__ __forceinline__ void copy_step(const StepTiles& tiles, const Place& from, const PagedAttention& call, int low,
                                           int high) {
     constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32, SCALE_ACCESSES = SCALES_BYTES / 16;
@@ -64,8 +65,8 @@ template <typename T>
 __device__ __forceinline__ void load_keys(typename Mma<T>::A (&a)[1], const T* keys, int step, int lane) {
     a[0] = Mma<T>::template load_a<Tile>(keys, 0, step * Mma<T>::K, lane);
 }
-// Products with e4m3 take 4 * t, 4 * t + 2 of 16 dims where the hardware has 2 * t, 2 * t + 1 of its first 8, and 4 * t + 1,
-// 4 * t + 3 for the other 8: a lane's four neighbouring bytes.
+// Products with e4m3 take 4 * t, 4 * t + 2 of 16 dims where the hardware has 2 * t, 2 * t + 1 of its first 8, and
+// 4 * t + 1, 4 * t + 3 for the other 8: a lane's four neighbouring bytes.
 template <typename A, typename T = DATA_T>
 __device__ __forceinline__ void load_keys(A (&a)[2], const E4m3* keys, int step, int lane) {
     unsigned r[4];  // both halves of the positions, of 16 dims and of 16 more
@@ -95,8 +96,8 @@ __device__ __forceinline__ int dim_of_row(int tile, int g, int half) {
     return 16 * tile + (IS_FP8 ? 2 * g + half : g + 8 * half);
 }
 
-// How much larger than they are queries and weights are multiplied, and how much smaller sums come out, as powers of two:
-// e4m3 come out of pairs_from_e4m3() too small, and bfloat16 made of them is next to its smallest numbers.
+// How much larger than they are queries and weights are multiplied, and how much smaller sums come out, as powers of
+// two: e4m3 come out of pairs_from_e4m3() too small, and bfloat16 made of them is next to its smallest numbers.
 template <bool FP8, typename T>
 struct CacheUnit {
     static constexpr float QUERY = 1.0f, SCORE = 1.0f, WEIGHT = 1.0f, OUTPUT = 1.0f;

@@ -11,8 +11,8 @@ constexpr int RUN = 4;  // dims of a thread
 constexpr int RUNS = HEAD_DIM / RUN;
 constexpr int PARTS_AT_ONCE = 16;
 
-// States in shared memory: output [WARPS][heads][MERGE_PITCH] and (largest, sum) [WARPS][heads]; with clusters also what
-// the blocks of the cluster send for this block's share of runs: output and (largest, sum) [CLUSTER][share].
+// States in shared memory: output [WARPS][heads][MERGE_PITCH] and (largest, sum) [WARPS][heads]; with clusters also
+// what the blocks of the cluster send for this block's share of runs: output and (largest, sum) [CLUSTER][share].
 struct MergeBuffer {
     float* output;
     float4* received;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void store_part(float* part, const Partial& partial, 
     if (dim == 0) reinterpret_cast<float2*>(part + QUERIES * HEAD_DIM)[head] = make_float2(partial.largest, partial.sum);
 }
 
-// The parts of blocks `begin`, begin + step and so on up to `last`. A unit's first block `first` has it in its second half,
-// the others in their first.
+// The parts of blocks `begin`, begin + step and so on up to `last`. A unit's first block `first` has it in its second
+// half, the others in their first.
 __device__ __forceinline__ Partial merged_parts(const float* partials, int first, int begin, int last, int step, int head,
                                                 int dim) {
     Partial whole;

@@ -3,8 +3,8 @@
 
 #include "paged_attention/params.cuh"
 
-// An item is one token that attends: a row of one token, or where every_token is set any token. A unit is a KV head of an
-// item with up to QUERIES of its query heads.
+// An item is one token that attends: a row of one token, or where every_token is set any token. A unit is a KV head of
+// an item with up to QUERIES of its query heads.
 // CLUSTER 0: the blocks share the steps of all items evenly; `partials` holds two parts a block (see decode_merge.cuh),
 // and counters one number for each item and unit, zero before and after the launch.
 // Else a unit has the CLUSTER blocks of a cluster: the grid is (CLUSTER, units, items).

@@ -1,8 +1,9 @@
 // One warp and 16 positions of one KV head: copies of keys and values, scores, and weighted values, for the queries of
 // the head's group.
 //
-// Positions are the rows of the scores, queries the columns: S^T = K Q^T and O^T = V^T P^T on tensor cores, where a group
-// of up to 8 heads fills one tile of columns and the accumulators of O take half the registers of the usual order.
+// Positions are the rows of the scores, queries the columns: S^T = K Q^T and O^T = V^T P^T on tensor cores, where a
+// group of up to 8 heads fills one tile of columns and the accumulators of O take half the registers of the usual
+// order.
 #pragma once
 
 #include "common/math.cuh"
@@ -88,8 +89,8 @@ __device__ __forceinline__ float sum_of_positions(float value) {
     return value;
 }
 
-// Running softmax of a warp: scores are powers of two. A lane holds queries 2t and 2t + 1 of each tile; `sum` covers its
-// own positions, `output` is O^T as accumulators, both relative to 2^largest.
+// Running softmax of a warp: scores are powers of two. A lane holds queries 2t and 2t + 1 of each tile; `sum` covers
+// its own positions, `output` is O^T as accumulators, both relative to 2^largest.
 struct WarpState {
     float largest[QUERY_TILES][2];
     float sum[QUERY_TILES][2];

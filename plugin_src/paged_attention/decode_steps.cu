@@ -1,12 +1,12 @@
 // Attention of one token over paged keys and values.
 //
 // A block has WARPS warps, each with a ring of STAGES steps of 16 positions in shared memory that it fills for itself
-// with asynchronous copies: no barrier of the block stands between a copy and its use. Every warp keeps a softmax of its
-// own; at the end of a unit (KV head of an item) the block merges them.
+// with asynchronous copies: no barrier of the block stands between a copy and its use. Every warp keeps a softmax of
+// its own; at the end of a unit (KV head of an item) the block merges them.
 //
 // CLUSTER 1: one block for each unit. More: the blocks of a cluster share a unit and merge through each other's shared
-// memory. 0: blocks take even stretches of all steps, whatever the lengths of rows, and the last block to finish a shared
-// unit merges its parts in their order.
+// memory. 0: blocks take even stretches of all steps, whatever the lengths of rows, and the last block to finish a
+// shared unit merges its parts in their order.
 #include "common/launch.cuh"
 #include "paged_attention/decode_merge.cuh"
 
@@ -82,8 +82,8 @@ __device__ __forceinline__ void load_queries(QueryFragments& q, const PagedAtten
     }
 }
 
-// Merges the warps of the block, then the parts of other blocks that have steps of the unit. Ends such that the buffer may
-// be written again.
+// Merges the warps of the block, then the parts of other blocks that have steps of the unit. Ends such that the buffer
+// may be written again.
 __device__ __forceinline__ void finish_shared_unit(const PagedDecode& p, const Work& work, const Unit& unit,
                                                    const MergeBuffer& buffer) {
     const int first = unit.begin / work.share, last = (unit.end - 1) / work.share, block = blockIdx.x;
@@ -166,8 +166,8 @@ __device__ __forceinline__ Work find_stretch(const PagedDecode& p, unsigned char
     return {Item(), nullptr, items, before, p.items, static_cast<int>(min(static_cast<long long>(steps), begin)), end, share};
 }
 
-// The share of this block of a cluster. Its row is mostly that of the item's number: the row's table is on its way before
-// anything is known of it.
+// The share of this block of a cluster. Its row is mostly that of the item's number: the row's table is on its way
+// before anything is known of it.
 __device__ __forceinline__ Work find_share(const PagedDecode& p, unsigned char* memory) {
     const int number = blockIdx.z, thread = threadIdx.x;
     const int* table = p.call.block_table + number * p.call.table_row;

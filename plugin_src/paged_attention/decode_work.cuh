@@ -1,8 +1,8 @@
 // Which part of which row's keys and values a block of the decode kernel reads.
 //
 // The positions that an item sees are cut into steps of 16, each inside one page. All steps of all items and units are
-// thought in one line, items outermost, then units, then steps; a block takes a stretch of it, or with clusters its share
-// of one unit.
+// thought in one line, items outermost, then units, then steps; a block takes a stretch of it, or with clusters its
+// share of one unit.
 #pragma once
 
 #include "paged_attention/decode_params.cuh"
@@ -18,8 +18,8 @@ struct Item {
     __device__ __forceinline__ int steps() const { return length > 0 ? (length + STEP - 1) / STEP - first : 0; }
 };
 
-// The stretch of one block. before[i]: steps of a unit of the items in front of item i. With clusters: the steps of item
-// `own`, from 0 on.
+// The stretch of one block. before[i]: steps of a unit of the items in front of item i. With clusters: the steps of
+// item `own`, from 0 on.
 struct Work {
     Item own;
     const int* table;  // of item `own`

@@ -3,8 +3,8 @@
 
 #include "common/integers.cuh"
 
-// Strides count elements; head_dim is contiguous everywhere. Rows are packed: row r has the tokens query_start_loc[r] to
-// query_start_loc[r + 1] - 1, of which the last has position seq_lens[r] - 1. Position p of row r lies in block
+// Strides count elements; head_dim is contiguous everywhere. Rows are packed: row r has the tokens query_start_loc[r]
+// to query_start_loc[r + 1] - 1, of which the last has position seq_lens[r] - 1. Position p of row r lies in block
 // block_table[r * table_row + p / block_size] at slot p % block_size. Rows of seq_lens 0 are padding.
 // Rows of one token are those of the decode kernel, rows of more those of the prefill kernel.
 struct PagedAttention {

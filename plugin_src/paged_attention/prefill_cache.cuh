@@ -1,5 +1,5 @@
-// Keys and values of e4m3 on their way to shared memory: read to registers, multiplied by their scales, and stored in the
-// type of the queries, so that products are the same as without scales. For CACHE_T, the type of the pool.
+// Keys and values of e4m3 on their way to shared memory: read to registers, multiplied by their scales, and stored in
+// the type of the queries, so that products are the same as without scales. For CACHE_T, the type of the pool.
 #pragma once
 
 #include "common/bytes.cuh"
@@ -9,16 +9,16 @@
 constexpr bool IS_FP8 = sizeof(CACHE_T) == 1;
 static_assert(!IS_FP8 || (sizeof(DATA_T) == 2 && HEAD_DIM % 16 == 0), "e4m3 is multiplied as 16-bit numbers");
 
-// What places of keys count, in elements, so that 31 bits are enough: 16 bytes (32 GiB of keys), or with WIDE_POOL heads,
-// of which all strides of the pool are multiples then.
+// What places of keys count, in elements, so that 31 bits are enough: 16 bytes (32 GiB of keys), or with WIDE_POOL
+// heads, of which all strides of the pool are multiples then.
 #ifdef WIDE_POOL
 constexpr int KEY_UNIT = HEAD_DIM;
 #else
 constexpr int KEY_UNIT = 16 / sizeof(CACHE_T);
 #endif
 
-// Where the key at a position begins in its block of the pool, in KEY_UNITs as key_unit() says, and with e4m3 the scales of
-// key and value; zeros and a scale of 0 where it is not read.
+// Where the key at a position begins in its block of the pool, in KEY_UNITs as key_unit() says, and with e4m3 the
+// scales of key and value; zeros and a scale of 0 where it is not read.
 struct KeyPlace {
     int unit = -1;
     float key_scale = 0.0f, value_scale = 0.0f;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void units_from_e4m3(uint4 (&units)[2], uint4 numbers
     units[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
 }
 
-// The numbers of ROWS keys of a warp, or of their values, between global and shared memory; rows of COLUMNS numbers. COUNT:
-// units of 16 numbers that a lane holds at a time, of those that it moves.
+// The numbers of ROWS keys of a warp, or of their values, between global and shared memory; rows of COLUMNS numbers.
+// COUNT: units of 16 numbers that a lane holds at a time, of those that it moves.
 template <int ROWS, int COLUMNS, int COUNT = (ROWS * COLUMNS / 16 + 31) / 32>
 struct HeldRows {
     static constexpr int UNITS = COLUMNS / 16, PARTS = (ROWS * UNITS + 32 * COUNT - 1) / (32 * COUNT);

@@ -1,5 +1,5 @@
-// How the warps of a block bring keys and values from pages to shared memory. A warp brings WARP_KEYS consecutive keys of
-// a block of TILE_KEYS: they lie in one page, as pages hold multiples of 16 tokens.
+// How the warps of a block bring keys and values from pages to shared memory. A warp brings WARP_KEYS consecutive keys
+// of a block of TILE_KEYS: they lie in one page, as pages hold multiples of 16 tokens.
 //
 // For the macros of prefill_mma.cu.
 #pragma once
@@ -17,8 +17,8 @@ constexpr int UNITS = Layout::UNITS;
 __device__ __forceinline__ int warp_of_team() { return threadIdx.x / 32 % WARPS; }
 __device__ __forceinline__ int team() { return TEAMS == 1 ? 0 : threadIdx.x / (32 * WARPS); }
 
-// What the warps of a block know of their work. It lies in shared memory and is read where it is needed, as accumulators
-// take nearly all registers.
+// What the warps of a block know of their work. It lies in shared memory and is read where it is needed, as
+// accumulators take nearly all registers.
 struct Scope {
     Work work;
     KeyRange range;

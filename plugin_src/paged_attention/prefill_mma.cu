@@ -3,8 +3,8 @@
 // registers. A block has one tile of prefill_tiles.cuh and one KV head. Each warp owns its rows of the tile, 16 or 32.
 //   scores = scale * Q K^T;  y = softmax(scores) V
 // Keys and values lie in shared memory one block at a time: a block's values arrive while its keys are multiplied, and
-// the next block's keys while its values are. Two teams of warps have the same rows and take turns in the blocks of keys;
-// their outputs are added up in the end.
+// the next block's keys while its values are. Two teams of warps have the same rows and take turns in the blocks of
+// keys; their outputs are added up in the end.
 //
 // Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8), TEAMS (1, 2), WARPS (of a team),
 // TILE_ROWS (16 or 32 for each warp), TILE_KEYS (keys of a block, a multiple of 16; a power of two for each warp),

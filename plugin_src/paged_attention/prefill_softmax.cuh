@@ -10,8 +10,8 @@ constexpr float LOG2_E = 1.44269504088896340736f;
 // The score of a key that is not seen.
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// What a score is multiplied by before the power of two that replaces its exponential. With the macro SOFTCAP, scores are
-// bounded first, and come out of it multiplied by this.
+// What a score is multiplied by before the power of two that replaces its exponential. With the macro SOFTCAP, scores
+// are bounded first, and come out of it multiplied by this.
 __device__ __forceinline__ float score_factor(const PagedAttention& p) {
     return SOFTCAP ? 1.0f : p.scale * LOG2_E;
 }
@@ -60,8 +60,8 @@ struct RunningSoftmax {
         reference[0] = reference[1] = minus_infinity();
         sum[0] = sum[1] = 0.0f;
     }
-    // Whether a row of the warp has a new reference for these scores; then `correction` is what the outputs so far must be
-    // multiplied by. A row's reference depends on its own scores alone. Called by whole warps.
+    // Whether a row of the warp has a new reference for these scores; then `correction` is what the outputs so far must
+    // be multiplied by. A row's reference depends on its own scores alone. Called by whole warps.
     template <int N>
     __device__ __forceinline__ bool follow(const float (&s)[N], float (&correction)[2], float factor) {
         float most[2];
@@ -98,8 +98,8 @@ struct RunningSoftmax {
             }
         }
     }
-    // Takes in the reference and the sum of the same row over other keys. What was summed up here and there is multiplied by
-    // `own` and `other`.
+    // Takes in the reference and the sum of the same row over other keys. What was summed up here and there is
+    // multiplied by `own` and `other`.
     __device__ __forceinline__ void join(int half, float other_reference, float other_sum, float factor, float& own,
                                          float& other) {
         const float before = reference[half];

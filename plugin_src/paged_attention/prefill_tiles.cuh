@@ -23,7 +23,8 @@ struct Work {
     int head;
 };
 
-// The new tokens of one row and their tiles. Rows with one new token belong to another kernel; padding rows are skipped.
+// The new tokens of one row and their tiles. Rows with one new token belong to another kernel; padding rows are
+// skipped.
 struct RowTiles {
     int first_token, tokens, cached, tiles;
 
@@ -37,8 +38,8 @@ struct RowTiles {
         cached = length - count;
         tiles = (tokens * p.group + TILE_ROWS - 1) / TILE_ROWS;
     }
-    // Tiles that read fewer than `blocks` blocks of TILE_KEYS keys, counting the last tile as if it were full; without a
-    // sliding window, which makes all tiles alike.
+    // Tiles that read fewer than `blocks` blocks of TILE_KEYS keys, counting the last tile as if it were full; without
+    // a sliding window, which makes all tiles alike.
     __device__ __forceinline__ int lighter(int blocks, int group) const {
         const int token = min(max(0, (blocks - 1) * TILE_KEYS - cached), tokens + TILE_ROWS);  // the first that reads `blocks`
         return min(tiles, token * group / TILE_ROWS);
@@ -111,7 +112,8 @@ __device__ __forceinline__ int pool_block(const PagedAttention& p, const Tile& t
     return p.block_table[tile.row * p.table_row + position / p.block_size];
 }
 
-// Where the key of a position in this block begins in the pool, in units of UNIT elements, for KV head 0; -1 without a block.
+// Where the key of a position in this block begins in the pool, in units of UNIT elements, for KV head 0; -1 without a
+// block.
 template <int UNIT>
 __device__ __forceinline__ int key_unit(const PagedAttention& p, int block, int position) {
     if (block < 0) return -1;

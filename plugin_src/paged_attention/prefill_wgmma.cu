@@ -1,13 +1,14 @@
 // Ragged causal attention over pages on Hopper's warpgroup products, for 16-bit data.
 //
-// Blocks are persistent: each takes tiles of prefill_tiles.cuh, the heaviest first, in turns that run forward and backward. One
-// warpgroup gathers queries, keys and values from their pages ahead of two that compute, each 64 rows of the tile
-// (FlashAttention-3, arXiv 2407.08608: a warpgroup's softmax runs while the tensor cores multiply for it or the other).
+// Blocks are persistent: each takes tiles of prefill_tiles.cuh, the heaviest first, in turns that run forward and
+// backward. One warpgroup gathers queries, keys and values from their pages ahead of two that compute, each 64 rows of
+// the tile (FlashAttention-3, arXiv 2407.08608: a warpgroup's softmax runs while the tensor cores multiply for it or
+// the other).
 //   scores = scale * Q K^T;  y = softmax(scores) V
 //
-// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128), TILE_KEYS
-// (64 or 128), STAGES (of keys and of values), QUERY_STAGES, SOFTCAP (0, 1). Every head of every token starts at a multiple of
-// 16 bytes.
+// Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128),
+// TILE_KEYS (64 or 128), STAGES (of keys and of values), QUERY_STAGES, SOFTCAP (0, 1). Every head of every token starts
+// at a multiple of 16 bytes.
 #include "common/launch.cuh"
 #include "paged_attention/prefill_wgmma_queries.cuh"
 
@@ -16,7 +17,8 @@
 constexpr int HELD_UNITS = 4;  // of e4m3, while they are read
 constexpr int PRODUCER_REGISTERS = IS_FP8 ? 88 : 72, CONSUMER_REGISTERS = IS_FP8 ? 208 : 216;
 
-// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in KEY_UNITs.
+// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in
+// KEY_UNITs.
 __device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin, float, uint64_t* full) {
     constexpr int ROWS = TILE_KEYS / 4;
     const int first = threadIdx.x / 32 * ROWS;

@@ -1,4 +1,5 @@
-// The tiles of a block of prefill_wgmma.cu in their order, and the way of their queries to shared memory. For its macros.
+// The tiles of a block of prefill_wgmma.cu in their order, and the way of their queries to shared memory. For its
+// macros.
 #pragma once
 
 #include "paged_attention/prefill_wgmma_rows.cuh"

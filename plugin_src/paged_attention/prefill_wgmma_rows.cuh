@@ -1,4 +1,5 @@
-// What a computing warpgroup of prefill_wgmma.cu does with its 64 rows of a tile, and the shared memory. For its macros.
+// What a computing warpgroup of prefill_wgmma.cu does with its 64 rows of a tile, and the shared memory. For its
+// macros.
 #pragma once
 
 #include "common/access.cuh"

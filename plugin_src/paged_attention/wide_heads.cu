@@ -1,13 +1,15 @@
-// Latents of multi-head latent attention, which are keys and values at once and too wide for the registers of one warp: a
+// Latents of multi-head latent attention, which are keys and values at once and too wide for the registers of one warp:
+// a
 // block takes QUERIES queries of a KV head.
 //
-// A step of KEYS positions has three parts. A warp multiplies a quarter of all columns of the queries, which stay in its
-// registers, with half of the keys. Then it adds up the quarters of the scores of 4 queries, which become weights. At last it
-// adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose results
-// wide_merge.cu joins. Latents come to shared memory once, in a ring of SLOTS tiles, while those before them are used.
+// A step of KEYS positions has three parts. A warp multiplies a quarter of all columns of the queries, which stay in
+// its registers, with half of the keys. Then it adds up the quarters of the scores of 4 queries, which become weights.
+// At last it adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose
+// results wide_merge.cu joins. Latents come to shared memory once, in a ring of SLOTS tiles, while those before them
+// are used.
 //
-// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); QUERIES (32); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are bounded). Grid: x
-// covers the tiles of queries of each KV head, y the splits, z the rows or the tokens.
+// Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); QUERIES (32); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are
+// bounded). Grid: x covers the tiles of queries of each KV head, y the splits, z the rows or the tokens.
 #include "common/launch.cuh"
 #include "paged_attention/wide_ring.cuh"
 #include "paged_attention/wide_softmax.cuh"

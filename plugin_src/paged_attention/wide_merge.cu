@@ -1,10 +1,11 @@
 // Joins what the blocks of the kernels for latents found in their splits of a row's positions.
 //
-// A thread has four columns of one query, and every SHARES-th split: with one share, few splits, and no need to wait for other
-// threads.
+// A thread has four columns of one query, and every SHARES-th split: with one share, few splits, and no need to wait
+// for other threads.
 //
 // Macros: DATA_T; HEAD_DIM; QUERIES (of a tile); SHARES (1, 4 or 16; 1 with at most FEW_SPLITS splits); FEW_SPLITS;
-// MOST_SPLITS. Grid: x covers the tiles of each KV head, y the groups of four columns of a tile, z the rows or the tokens.
+// MOST_SPLITS. Grid: x covers the tiles of each KV head, y the groups of four columns of a tile, z the rows or the
+// tokens.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "common/math.cuh"

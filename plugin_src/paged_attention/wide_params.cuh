@@ -14,7 +14,8 @@ struct WideAttention {
     int by_token;       // 1: z of the grid is a token, 0: a row
 };
 
-// A row of the grid: the first of some tokens, their number, and the positions up to the last of them; 0 for a padding row.
+// A row of the grid: the first of some tokens, their number, and the positions up to the last of them; 0 for a padding
+// row.
 struct WideRow {
     int row, first_token, tokens, length;
 

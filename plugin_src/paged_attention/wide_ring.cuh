@@ -27,8 +27,8 @@ struct Slots {
     alignas(8) uint64_t arrived[SLOTS];
 };
 
-// Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. Tile t is
-// copied by warp t % WARPS, a lane of which knows the place of each row.
+// Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. Tile t
+// is copied by warp t % WARPS, a lane of which knows the place of each row.
 struct Ring {
     int64_t offset;             // of the lane's row of the warp's next tile; negative: there is none, and zeros take its place
     int next = 0, slot = 0;     // the tile that is copied next, and its slot

@@ -29,8 +29,8 @@ struct Softmax {
     __device__ __forceinline__ Softmax(const PagedAttention& p, const Work& work)
         : position(work.cached + (work.tile * QUERIES + threadIdx.x / LANES) / p.group) {}
 
-    // Weights of the step whose first position is `key`, and what the sums so far are multiplied by. scores: those of the
-    // four quarters.
+    // Weights of the step whose first position is `key`, and what the sums so far are multiplied by. scores: those of
+    // the four quarters.
     __device__ __forceinline__ void weigh(const float (&scores)[QUARTERS][QUERIES][SCORES_PITCH], Weights& found,
                                           const PagedAttention& p, int key, int end, float factor) {
         float s[LANE_KEYS] = {};

@@ -1,8 +1,9 @@
 // Latents of multi-head latent attention on Hopper's warpgroup products; the calls and the results of wide_heads.cu.
 //
-// A block takes QUERIES queries of a KV head. One warpgroup gathers keys from their pages, one computes weights, and two add
-// up the weighted values, which are the same shared memory as the keys. Positions are the rows of both products and queries
-// their columns (of the second one, channels are the rows), so that few queries leave no part of the products empty.
+// A block takes QUERIES queries of a KV head. One warpgroup gathers keys from their pages, one computes weights, and
+// two add up the weighted values, which are the same shared memory as the keys. Positions are the rows of both products
+// and queries their columns (of the second one, channels are the rows), so that few queries leave no part of the
+// products empty.
 //   scores[key][query] = K Q^T;  y[channel][query] += V^T weights[query][key]^T
 // Positions may be split between blocks, whose results wide_merge.cu joins.
 //

@@ -1,9 +1,9 @@
-// Rounds the keys and values of new tokens to e4m3 and writes them, with a scale for every head, to their slots of a paged
-// pool. A warp has one head of one token: its numbers wait in registers for the largest of them.
+// Rounds the keys and values of new tokens to e4m3 and writes them, with a scale for every head, to their slots of a
+// paged pool. A warp has one head of one token: its numbers wait in registers for the largest of them.
 //   scale = least power of two that the largest magnitude is at most 448 times of;  number = round(x / scale)
 //
-// Macros: DATA_T, HEAD_DIM (a multiple of 4), WARPS. Heads of keys and values start at multiples of 4 elements, those of
-// the pool at multiples of 4 bytes.
+// Macros: DATA_T, HEAD_DIM (a multiple of 4), WARPS. Heads of keys and values start at multiples of 4 elements, those
+// of the pool at multiples of 4 bytes.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "reshape_and_cache/params.cuh"
@@ -17,8 +17,8 @@ __device__ __forceinline__ float larger(float a, float b) {
     return found;
 }
 
-// The bits of a float that is 2^(exponent - 127): 448 is 1.75 * 2^8, so that mantissas up to 1.75 have it 8 lower, others 7.
-// What is not finite becomes no number.
+// The bits of a float that is 2^(exponent - 127): 448 is 1.75 * 2^8, so that mantissas up to 1.75 have it 8 lower,
+// others 7. What is not finite becomes no number.
 __device__ __forceinline__ float scale_of(float largest) {
     const unsigned bits = __float_as_uint(largest);
     const int exponent = max(1, static_cast<int>((bits + 0x1fffffu) >> 23) - 8);

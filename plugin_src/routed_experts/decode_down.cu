@@ -1,9 +1,9 @@
 // What the chosen experts make of their activations, weighted and added up for each token.
 //
 // Macros: DATA_T; THREADS.
-// Grid: x a warp's output column, y 32 tokens, each the sum of one lane. A warp reads its column's weights of every route
-// in turn; those of an expert that routes share come from the caches after the first. A token's routes are added in their
-// order, whatever other tokens do.
+// Grid: x a warp's output column, y 32 tokens, each the sum of one lane. A warp reads its column's weights of every
+// route in turn; those of an expert that routes share come from the caches after the first. A token's routes are added
+// in their order, whatever other tokens do.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "routed_experts/bias.cuh"

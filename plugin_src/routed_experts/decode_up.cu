@@ -1,7 +1,7 @@
 // Activations of the chosen experts, for few tokens: bound by reading each chosen expert's weights once.
 //
-// Macros: DATA_T; GATED (the first half of an expert's rows is a gate); ACTIVATION (see activate()); ROUTES (that a warp
-// computes at a time); THREADS.
+// Macros: DATA_T; GATED (the first half of an expert's rows is a gate); ACTIVATION (see activate()); ROUTES (that a
+// warp computes at a time); THREADS.
 // Grid: x a warp's row of the intermediate size, y a route. The first route of an expert computes for all routes that
 // share it, the others return, so that one token among many costs what it costs alone, bit for bit. A lane asks for
 // UNROLL pieces of each row before it needs the first: enough loads in flight reach the memory's bandwidth.

@@ -1,6 +1,7 @@
 // Products of one row of x with 16 rows of weights in tiles; the warps of a block share the slices of inputs.
 //
-// Macros: those of linear_decode/tile_products.cuh with ROW_BLOCKS, GATED and NORM for a plain product of few rows; THREADS.
+// Macros: those of linear_decode/tile_products.cuh with ROW_BLOCKS, GATED and NORM for a plain product of few rows;
+// THREADS.
 #pragma once
 
 #include "common/launch.cuh"

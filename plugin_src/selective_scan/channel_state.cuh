@@ -1,7 +1,8 @@
 // The state of one channel, spread over LANES neighbouring threads.
 //
-// Macros: DATA_T, STATE_T, D_T, BIAS_T; STATE_SIZE; LANES (a power of two, at most 32, a divisor of STATE_SIZE / STATE_ACCESS);
-// STATE_ACCESS (elements of one access to the state and to A); GROUP_ACCESS (of one to B and C, a divisor); SOFTPLUS. Lane l has the units l, l + LANES, ... of STATE_ACCESS elements.
+// Macros: DATA_T, STATE_T, D_T, BIAS_T; STATE_SIZE; LANES (a power of two, at most 32, a divisor of
+// STATE_SIZE / STATE_ACCESS); STATE_ACCESS (elements of one access to the state and to A); GROUP_ACCESS (of one to B
+// and C, a divisor); SOFTPLUS. Lane l has the units l, l + LANES, ... of STATE_ACCESS elements.
 #pragma once
 
 #include "common/access.cuh"

@@ -1,12 +1,13 @@
 // At most one token in each row: a thread has the same channel in all rows of its block, and so reads A once for them.
 //
-// The block first finds where its rows lie, and brings their B and C to shared memory. ROWS rows are loaded while the ROWS
-// before them are computed. What all lanes of a channel need of a row (its time step, x) one of them computes, which also gets
-// the sum over the lanes and writes y.
+// The block first finds where its rows lie, and brings their B and C to shared memory. ROWS rows are loaded while the
+// ROWS before them are computed. What all lanes of a channel need of a row (its time step, x) one of them computes,
+// which also gets the sum over the lanes and writes y.
 //
-// Macros: those of channel_state.cuh; THREADS; ROWS (a power of two); BLOCK_ROWS (the most rows of a block, at most THREADS);
-// BLOCKS (of a multiprocessor, which registers are to allow). Grid: x covers the channels of a group, y the groups, z the rows
-// in runs of block_rows. A thread writes only the elements of the state that it has read, so that it may be updated in place.
+// Macros: those of channel_state.cuh; THREADS; ROWS (a power of two); BLOCK_ROWS (the most rows of a block, at most
+// THREADS); BLOCKS (of a multiprocessor, which registers are to allow). Grid: x covers the channels of a group, y the
+// groups, z the rows in runs of block_rows. A thread writes only the elements of the state that it has read, so that it
+// may be updated in place.
 #include "selective_scan/channel_state.cuh"
 
 namespace {

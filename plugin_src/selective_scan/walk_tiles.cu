@@ -1,13 +1,15 @@
-// Many tokens per row: a block walks through TILE tokens at a time of its channels. Their inputs come through shared memory,
-// where each time step is computed once for all lanes; those of the next tile are loaded while the block computes.
+// Many tokens per row: a block walks through TILE tokens at a time of its channels. Their inputs come through shared
+// memory, where each time step is computed once for all lanes; those of the next tile are loaded while the block
+// computes.
 //
-// Where rows and channels are too few to fill the GPU, rows are cut into chunks of chunk_tokens, and two kernels run. The first
-// (ONLY_STATES) computes what each chunk makes of a state of zeros, but the first chunk of a row of the state before it. The
-// second starts each chunk from what the chunks before it left, and computes y.
+// Where rows and channels are too few to fill the GPU, rows are cut into chunks of chunk_tokens, and two kernels run.
+// The first (ONLY_STATES) computes what each chunk makes of a state of zeros, but the first chunk of a row of the state
+// before it. The second starts each chunk from what the chunks before it left, and computes y.
 //
-// Macros: those of channel_state.cuh; THREADS; TILE; ONLY_STATES; BLOCKS (of a multiprocessor, which registers are to allow).
-// Grid: x covers the channels of a group, y the groups, z the chunks of all rows. The state is read before anything of it is
-// written, by the thread that writes it or by the first kernel, so that it may be updated in place.
+// Macros: those of channel_state.cuh; THREADS; TILE; ONLY_STATES; BLOCKS (of a multiprocessor, which registers are to
+// allow).
+// Grid: x covers the channels of a group, y the groups, z the chunks of all rows. The state is read before anything of
+// it is written, by the thread that writes it or by the first kernel, so that it may be updated in place.
 #include "selective_scan/channel_state.cuh"
 
 namespace {

@@ -1,8 +1,8 @@
 // At most a few tokens per row: the state stays in registers from its one read to the write after the last token.
 //
 // Macros: those of channel_state.cuh; THREADS; DRAFTS (rows of a speculative call: the state after each token goes to a
-// slot of that token, rounded as a call for each token would round it). Grid: x covers the channels, y the rows. A thread
-// writes only the elements of the state that it has read, so that it may be updated in place.
+// slot of that token, rounded as a call for each token would round it). Grid: x covers the channels, y the rows. A
+// thread writes only the elements of the state that it has read, so that it may be updated in place.
 #include "selective_scan/token.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,4 +1,5 @@
-// The lengths of the rings after a step: the kernels that read a ring have many blocks, none of which may change its length.
+// The lengths of the rings after a step: the kernels that read a ring have many blocks, none of which may change its
+// length.
 //
 // One thread a row. Macros: THREADS; RING.
 #include "common/launch.cuh"

@@ -1,8 +1,8 @@
 // One token a row: one pass over the state, which stays in registers between its one read and its one write.
 //
-// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED (y is multiplied by SiLU of a gate). Grid: x covers the
-// heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the groups, z the rows of the batch. A thread reads what it
-// writes and nothing else of the state, so that it may be updated in place.
+// Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED (y is multiplied by SiLU of a gate). Grid: x covers
+// the heads of a group and their PARTS of ROWS_OF_BLOCK rows, y the groups, z the rows of the batch. A thread reads
+// what it writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"
 #include "update_ssm_state/decode_group.cuh"
 #include "update_ssm_state/decode_step.cuh"
@@ -33,12 +33,12 @@ __device__ __forceinline__ void prefetch(const SsmDecode& params, int head) {
                                        int64_t(head) * HEAD_DIM);
 }
 
-// Narrow accesses to B and C take more registers, of which the compiler would spill one to fit one more block; 0: as many
-// blocks as it finds best.
+// Narrow accesses to B and C take more registers, of which the compiler would spill one to fit one more block; 0: as
+// many blocks as it finds best.
 constexpr int LEAST_BLOCKS = GROUP_ACCESS < STATE_ACCESS ? 1 : 0;
 
-// A packed row without a token: its blocks return at once, or go the way of the others without reading or writing a token.
-// With a gate and a state of 16 bits the former is slower: its loads begin later, and it takes more registers.
+// A packed row without a token: its blocks return at once, or go the way of the others without reading or writing a
+// token. With a gate and a state of 16 bits the former is slower: its loads begin later, and it takes more registers.
 constexpr bool EMPTY_RETURNS = !(GATED && sizeof(STATE_T) == 2);
 
 }  // namespace

@@ -3,8 +3,8 @@
 // With S the state in memory, tokens 1 to m in the ring, token t = m + 1, and a_j the log decay of token j:
 //     y_t = exp(a_1 + ... + a_t) S C_t + sum over j <= t of exp(a_{j+1} + ... + a_t) dt_j (B_j C_t) x_j + D x_t
 // Token t is added to the ring; if it is the RING-th, all of them are written into the state. For other rows, as the
-// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row
-// read it here. Dense rows have a token axis of one token at most, or are flushed.
+// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a
+// row read it here. Dense rows have a token axis of one token at most, or are flushed.
 //
 // Macros: those of decode_group.cuh; D_T; BIAS_T; SOFTPLUS; GATED; DENSE (rows are
 // dense); RING (at most 16). Grid: as of decode_lanes.cu.

@@ -1,8 +1,9 @@
-// Rows of a head's state in registers: every row lies across LANES lanes of a warp between its one read and its one write.
+// Rows of a head's state in registers: every row lies across LANES lanes of a warp between its one read and its one
+// write.
 //
-// Macros: DATA_T; STATE_T; HEAD_DIM; STATE_SIZE; LANES (of a row, a power of two); STATE_ACCESS (elements of one access to
-// the state); PASSES (rows of a lane, all in flight at once); THREADS. States of 8 bits (int8, E4m3) have a float factor
-// a row.
+// Macros: DATA_T; STATE_T; HEAD_DIM; STATE_SIZE; LANES (of a row, a power of two); STATE_ACCESS (elements of one access
+// to the state); PASSES (rows of a lane, all in flight at once); THREADS. States of 8 bits (int8, E4m3) have a float
+// factor a row.
 #pragma once
 
 #include "common/access.cuh"

@@ -6,7 +6,8 @@
 #include "update_ssm_state/prefill_params.cuh"
 
 // Token j of the chunk: log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, with the bits that a float
-// cannot hold in log_decay_rest; step[j] is the time step (0 at padding); write[j] = step[j] * decay over the tokens behind j.
+// cannot hold in log_decay_rest; step[j] is the time step (0 at padding); write[j] = step[j] * decay over the tokens
+// behind j.
 struct ChunkDecay {
     float log_decay[CHUNK];
     float log_decay_rest[CHUNK];
@@ -68,9 +69,10 @@ __device__ __forceinline__ void store_decay(ChunkDecay& chunk, const RawSteps<T>
     if (lane == 0) chunk.total = exp2_approx(static_cast<float>(total));
 }
 
-// Decays between blocks of 16 tokens of a chunk as products of two factors, none above 1, which saves an exponential for
-// each pair of tokens. Token i of block b, token j of an earlier block: the decay from j to i is since_block[i] times the
-// decay from j to the last token before block b; until_block[b - 1][j] is the latter times the time step of j.
+// Decays between blocks of 16 tokens of a chunk as products of two factors, none above 1, which saves an exponential
+// for each pair of tokens. Token i of block b, token j of an earlier block: the decay from j to i is since_block[i]
+// times the decay from j to the last token before block b; until_block[b - 1][j] is the latter times the time step of
+// j.
 constexpr int BLOCK = 16;
 struct BlockDecay {
     float since_block[CHUNK];

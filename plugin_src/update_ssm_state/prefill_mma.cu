@@ -1,14 +1,15 @@
 // Chunked state space duality (arXiv 2405.21060, section 6) on warp-level tensor core instructions, for sm_80 and up.
 //
-// A block walks the chunks of one row, one head, one slice of head_dim and one segment, with the fp32 state in registers:
+// A block walks the chunks of one row, one head, one slice of head_dim and one segment, with the fp32 state in
+// registers:
 //   y = ((C B^T) o decay o step) x + decay_from_start o (C state) + D x,   state = decay_total state + (B o write)^T x.
 // A warp owns sixteen tokens of y (none where the chunk is shorter) and one of PARTS parts of their columns, and of the
 // transposed state [state_size][slice] some tiles of 16 rows.
 //
-// Macros: CHUNK_TOKENS, DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE, SLICE (of head_dim; multiple of 16 * PARTS),
-// PARTS (1 or 2: 4 or 8 warps), STAGES (1 or 2, of B and x), ALIGNED, PASS. PASS 0: one segment. 1: the states at the ends
-// of all segments but the last, each from zero except the first, into scratch. 2: outputs of all segments, each from its
-// entering state folded from scratch.
+// Macros: CHUNK_TOKENS, DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE, SLICE (of head_dim; multiple of
+// 16 * PARTS), PARTS (1 or 2: 4 or 8 warps), STAGES (1 or 2, of B and x), ALIGNED, PASS. PASS 0: one segment. 1: the
+// states at the ends of all segments but the last, each from zero except the first, into scratch. 2: outputs of all
+// segments, each from its entering state folded from scratch.
 #include "common/launch.cuh"
 #include "update_ssm_state/prefill_mma_output.cuh"
 #include "update_ssm_state/prefill_mma_state.cuh"

@@ -8,8 +8,8 @@
 constexpr int UNROLLED_STEPS = CHUNK < 64 ? 4 : STATE_ROWS / Product::K;
 static_assert(PARTS == 1 || (CHUNK == 64 && SLICE % 32 == 0), "a part is whole pairs of tiles");
 
-// Sixteen tokens and one of PARTS parts of the slice's columns, in accumulators. The same warps compute, of the scores of
-// these tokens, every PARTS-th block of sixteen earlier tokens, from `part` on.
+// Sixteen tokens and one of PARTS parts of the slice's columns, in accumulators. The same warps compute, of the scores
+// of these tokens, every PARTS-th block of sixteen earlier tokens, from `part` on.
 struct Output {
     static constexpr int TILES = SLICE_TILES / PARTS;
     static constexpr int BLOCKS = CHUNK / 16 / PARTS;

@@ -1,5 +1,5 @@
-// The argument of the chunked kernels of update_ssm_state, and their macro CHUNK_TOKENS: 64, or 32 where tiles of 64 tokens
-// do not fit in shared memory.
+// The argument of the chunked kernels of update_ssm_state, and their macro CHUNK_TOKENS: 64, or 32 where tiles of 64
+// tokens do not fit in shared memory.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -21,8 +21,9 @@ struct Offsets {
     int64_t x, B, C, dt, y, state, state_out;
 };
 
-// The shared memory of a block. B and C are [token][state_size], x is [token][slice], the state, transposed and rounded to
-// the data type, is [state_size][slice]; axes are padded with zeros to multiples of 16. weights are [token][earlier token].
+// The shared memory of a block. B and C are [token][state_size], x is [token][slice], the state, transposed and rounded
+// to the data type, is [state_size][slice]; axes are padded with zeros to multiples of 16. weights are
+// [token][earlier token].
 template <typename T, int STATE, int WIDTH, int DEPTH>
 struct PrefillShared {
     using Wide = TileLayout<T, round_up(STATE, 16)>;
@@ -43,8 +44,8 @@ struct PrefillShared {
     float skip;  // D
 };
 
-// `valid` rows of a [CHUNK][COLUMNS] tile from global memory, zeros below. WHOLE_UNITS: every row starts at a multiple of 16
-// bytes; otherwise elements are copied one by one.
+// `valid` rows of a [CHUNK][COLUMNS] tile from global memory, zeros below. WHOLE_UNITS: every row starts at a multiple
+// of 16 bytes; otherwise elements are copied one by one.
 template <typename T, int COLUMNS, typename LAYOUT, bool WHOLE_UNITS>
 __device__ __forceinline__ void load_tile(T* tile, const T* source, int64_t row_stride, int columns, int valid) {
     if constexpr (WHOLE_UNITS) {

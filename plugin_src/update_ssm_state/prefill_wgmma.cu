@@ -4,12 +4,12 @@
 //   scores = C B^T;  y = decay_from_start o (C state^T) + (scores o decay o step + D on the diagonal) x
 //   state = decay_total state + (x o write)^T B
 // Only the last line depends on the chunk before, so each warpgroup has one kind of work. The first loads tiles and
-// computes decays ahead. The second advances the state [slice][state_size] in fp32 registers and leaves its rounded copy in
-// shared memory for each chunk. Two more take turns at the chunks' y. Tokens are the rows of scores and y: warp w of a
-// warpgroup owns tokens 16w..16w+15.
+// computes decays ahead. The second advances the state [slice][state_size] in fp32 registers and leaves its rounded
+// copy in shared memory for each chunk. Two more take turns at the chunks' y. Tokens are the rows of scores and y: warp
+// w of a warpgroup owns tokens 16w..16w+15.
 //
-// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8). Every row of
-// x, B, C and y starts at a multiple of 16 bytes.
+// Macros: DATA_T, STATE_T, D_T, BIAS_T, HEAD_DIM, STATE_SIZE (at most 128), SLICE (at most 64, a multiple of 8). Every
+// row of x, B, C and y starts at a multiple of 16 bytes.
 #include "common/group_products.cuh"
 #include "common/launch.cuh"
 
@@ -72,8 +72,8 @@ __device__ __forceinline__ void start_row_products(float (&d)[32], const Rows16&
     wgmma_commit();
 }
 
-// Tiles and decays of every chunk, ahead of their use. Warps take turns at the decays, so that each loads its time steps a
-// whole round before it needs them.
+// Tiles and decays of every chunk, ahead of their use. Warps take turns at the decays, so that each loads its time
+// steps a whole round before it needs them.
 __device__ __forceinline__ void load_chunks(Shared& shared, const PrefillParams& p, const Task& task) {
     constexpr int WARPS = 4;
     const int lane = threadIdx.x % 32;

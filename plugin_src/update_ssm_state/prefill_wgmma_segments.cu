@@ -1,13 +1,13 @@
-// The formulas of prefill_wgmma.cu for rows in segments that are computed at the same time, where whole rows would leave
-// multiprocessors idle.
+// The formulas of prefill_wgmma.cu for rows in segments that are computed at the same time, where whole rows would
+// leave multiprocessors idle.
 //
 // A block walks the chunks of one row and one segment for two units, which share B and C. A unit is a slice (at most 64
-// columns of head_dim) of one head, and has a warpgroup; another warpgroup loads tiles and computes decays ahead. Tokens
-// are the rows of scores and y, so that warp w of a warpgroup owns tokens 16w..16w+15; the state [slice][state_size] is in
-// fp32 registers, and its rounded copy in shared memory.
+// columns of head_dim) of one head, and has a warpgroup; another warpgroup loads tiles and computes decays ahead.
+// Tokens are the rows of scores and y, so that warp w of a warpgroup owns tokens 16w..16w+15; the state
+// [slice][state_size] is in fp32 registers, and its rounded copy in shared memory.
 //
-// Macros: those of prefill_wgmma.cu, and PASS. 1: the states at the ends of all segments but the last, each from zero except
-// the first, into scratch. 2: outputs of all segments, each from its entering state folded from scratch.
+// Macros: those of prefill_wgmma.cu, and PASS. 1: the states at the ends of all segments but the last, each from zero
+// except the first, into scratch. 2: outputs of all segments, each from its entering state folded from scratch.
 #include "common/launch.cuh"
 
 constexpr int UNITS_OF_BLOCK = 2;
@@ -60,8 +60,9 @@ __device__ __forceinline__ void enter_segment(State& state, const Tensors& in, c
     }
 }
 
-// The first warpgroup: tiles and decays of every chunk of the segment, ahead of their use. The decays of a unit and chunk are
-// the work of one warp, and two take turns, so that each loads its time steps two chunks before it needs them.
+// The first warpgroup: tiles and decays of every chunk of the segment, ahead of their use. The decays of a unit and
+// chunk are the work of one warp, and two take turns, so that each loads its time steps two chunks before it needs
+// them.
 __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, const Task& task) {
     constexpr int TURNS = 4 / UNITS_OF_BLOCK;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, unit = warp % UNITS_OF_BLOCK;

@@ -9,8 +9,8 @@
 __device__ __forceinline__ int state_row(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + half * 8; }
 __device__ __forceinline__ int pair_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
 
-// Where this lane's row of 8-column tiles n and n + 1 (n even) lies in a tile of 64 rows: pieces() ^ 16 * (n % 8), in the
-// panel of tile n.
+// Where this lane's row of 8-column tiles n and n + 1 (n even) lies in a tile of 64 rows: pieces() ^ 16 * (n % 8), in
+// the panel of tile n.
 __device__ __forceinline__ unsigned pieces(const unsigned char* tile) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
     return shared_address(tile) + row * ROW_BYTES + (lane / 16 ^ (row & 7)) * 16;
