@@ -74,7 +74,7 @@ class StepPlanner:
         self._decode(step, decoding)
         for place, sequence in enumerate(prompts):
             if sequence.state is State.RUNNING and step.budget:
-                others = len(prompts) - place - 1 + len(queues.waiting)
+                others = place + 1 < len(prompts) or self._may_start(0)
                 self._make_room(step, sequence, self._chunk(step, sequence, others))
 
     def _decode(self, step: StepBuilder, decoding: list[ScheduledSequence]) -> None:
@@ -109,17 +109,28 @@ class StepPlanner:
         step.add(sequence, count)
 
     def _admit(self, step: StepBuilder) -> None:
-        queues, policy = self._queues, self._settings.policy
+        queues = self._queues
         while queues.waiting and step.budget:
             sequence = queues.waiting[0]
             if sequence in step.preempted:
                 return
             if self._try_admit(step, sequence):
                 continue
-            last = queues.running[-1] if queues.running else sequence
-            if last.order <= sequence.order or not policy.preempts(sequence.request.priority, last.request.priority):
+            if not self._is_urgent(sequence):
                 return
-            self._preempt(step, last)
+            self._preempt(step, queues.running[-1])
+
+    def _is_urgent(self, sequence: ScheduledSequence) -> bool:
+        """Whether a waiting sequence may take the place of the last running one."""
+        if not self._queues.running:
+            return False
+        last, policy = self._queues.running[-1], self._settings.policy
+        return last.order > sequence.order and policy.preempts(sequence.request.priority, last.request.priority)
+
+    def _may_start(self, place: int) -> bool:
+        """Whether a sequence waits at this place in the queue for which a row is left, or taken from a running one."""
+        waiting = self._queues.waiting
+        return place < len(waiting) and (place < self._manager.rows.free or self._is_urgent(waiting[place]))
 
     def _unblock(self, step: StepBuilder) -> None:
         """Resolve a deadlock of beams that wait for each other's memory: preempt the last for the first."""
@@ -134,7 +145,7 @@ class StepPlanner:
         begins = not memory.length
         if begins:
             manager.match(memory, reuse=not (sequence.prompt_logits_left or sequence.request.whole_prompt))
-        count = self._chunk(step, sequence, len(queues.waiting) - 1)
+        count = self._chunk(step, sequence, self._may_start(1))
         spare = 0
         if step.rows:
             whole = manager.most_blocks(len(sequence.tokens), self._settings.max_tokens)
@@ -146,7 +157,7 @@ class StepPlanner:
             if not shared or queues.running:
                 return False
             # The cached prefix itself may take the room that it needs: start without it.
-            count = self._chunk(step, sequence, len(queues.waiting) - 1)
+            count = self._chunk(step, sequence, self._may_start(1))
         if begins:
             manager.begin(memory)
         if sequence.cached_tokens is None:
@@ -169,10 +180,10 @@ class StepPlanner:
             step.swap_outs.append(swap)
         step.preempted.add(victim)
 
-    def _chunk(self, step: StepBuilder, sequence: ScheduledSequence, others: int) -> int:
-        """Tokens of a prompt for this step: at most half of the remaining budget while others wait, within the step's
-        limit of prompt logits, and up to the next state that the prefix cache stores if that must be after the last
-        token."""
+    def _chunk(self, step: StepBuilder, sequence: ScheduledSequence, others: bool) -> int:
+        """Tokens of a prompt for this step: at most half of the remaining budget if others may get the rest, within the
+        step's limit of prompt logits, and up to the next state that the prefix cache stores if that must be after the
+        last token."""
         budget, memory = step.budget, sequence.memory
         most = min(sequence.pending, budget if not others else max(1, budget // 2))
         if not self._manager.takes_checkpoints:

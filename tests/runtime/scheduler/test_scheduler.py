@@ -73,12 +73,27 @@ def test_urgent_requests_go_first_and_take_the_place_of_others():
     lazy = toy.scheduler.add(request(5, priority=1))
     toy.step()
     urgent = toy.scheduler.add(request(20, seed=1, priority=0))
-    # Half of the step's 16 tokens, as the other waits, whose token is the step's again.
-    assert rows(toy.step()) == {urgent.id: 8}
+    # All of the step's 16 tokens: no row is left for the other, whose token is the step's again.
+    assert rows(toy.step()) == {urgent.id: 16}
     assert lazy.state is State.WAITING
     toy.run_all()
     answer(toy, lazy), answer(toy, urgent)
     assert (lazy.preemptions, urgent.preemptions) == (1, 0)
+
+
+def test_a_prompt_leaves_tokens_to_an_urgent_request_without_a_row():
+    toy = server(max_rows=1, policy=Priority())
+    toy.scheduler.add(request(50, priority=1))
+    toy.step()
+    urgent = toy.scheduler.add(request(9, seed=1, priority=0))
+    assert rows(toy.step()) == {urgent.id: 9}
+
+
+def test_prompts_leave_no_tokens_to_requests_that_get_no_row():
+    toy = server(max_tokens=16, max_rows=2)
+    first, second, _ = (toy.scheduler.add(request(60, seed=seed)) for seed in range(3))
+    for _ in range(2):
+        assert rows(toy.step()) == {first.id: 8, second.id: 8}
 
 
 def test_a_patient_request_is_overtaken_for_a_while_only():
