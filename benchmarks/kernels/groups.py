@@ -17,5 +17,6 @@ GROUPS = {
     "kda_prefill": "gated_delta_rule:channel_prefill_cases",
     "paged_attention_prefill": "paged_attention:prefill_cases",
     "paged_attention_decode": "paged_attention:decode_cases",
+    "drafts": "drafts:cases",
     "sampling": "sampling:cases",
 }

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.kernels.tensor_call import int32, layout_of, normal, poisoned, worst_error
+from benchmarks.kernels.tensor_call import TensorCall, int32, layout_of, normal, poisoned, worst_error
 from benchmarks.kernels.timing import graph_time, input_sets
 from benchmarks.runner import Gate
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.kernels import catalog
-from hybridge.trt_plugins.kernels.call import CallPlan, OpCall, PackedRows
+from hybridge.trt_plugins.kernels.call import OpCall, PackedRows
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.ops.ring import plan_ring
 from hybridge.trt_plugins.reference.gated_delta_rule import gated_delta_rule
@@ -61,31 +61,13 @@ class RingCall:
         device = KernelDevice.current()
         row = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
         plain, ringed = (
-            _enqueue(device, planned, [*self.inputs, None, *extra], [y, self.state], [row, row[:-1]])
+            TensorCall(device, planned, [*self.inputs, None, *extra], [y, self.state], [row, row[:-1]])
             for planned, extra in (
                 (catalog.plan(call, device.traits), []),
                 (plan_ring(call, device.traits), [*self.ring, self.lengths]),
             )
         )
         return Runs(plain, ringed, y)
-
-
-def _enqueue(
-    device: KernelDevice,
-    plan: CallPlan,
-    inputs: Sequence[torch.Tensor | None],
-    outputs: Sequence[torch.Tensor],
-    packed: Sequence[torch.Tensor],
-) -> Callable[[], None]:
-    assert plan.workspace_bytes == 0
-    bound, kept = device.bind(plan), (inputs, outputs, packed)
-    addresses = [[0 if tensor is None else tensor.data_ptr() for tensor in part] for part in kept]
-
-    def run() -> None:
-        _ = kept  # an address keeps no tensor
-        bound.launch(torch.cuda.current_stream().cuda_stream, addresses[0], addresses[1], 0, addresses[2])
-
-    return run
 
 
 def measured_kernels(rows: int) -> tuple[tuple[Gate, ...], dict[str, Any]]:

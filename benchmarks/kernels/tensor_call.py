@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hybridge.artifact.dtypes import DType
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall, PackedRows
 from hybridge.trt_plugins.kernels.catalog import plan as catalog_plan
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.layout import TensorLayout
@@ -26,19 +26,22 @@ class TensorCall:
     keeps nothing alive.
     """
 
-    def __init__(self, device: KernelDevice, plan: CallPlan, inputs: Tensors, outputs: Tensors) -> None:
-        """inputs, outputs: in the order of the plan's pointers, None where an optional one is absent."""
+    def __init__(
+        self, device: KernelDevice, plan: CallPlan, inputs: Tensors, outputs: Tensors, packed: Tensors = (None, None)
+    ) -> None:
+        """inputs, outputs: in the order of the plan's pointers, None where an optional one is absent. packed: those
+        about packed rows."""
         where = next(tensor.device for tensor in outputs if tensor is not None)
         workspace = torch.empty(plan.workspace_bytes + _ALIGNMENT, dtype=torch.uint8, device=where)
-        self._tensors = (*inputs, *outputs, workspace)
+        self._tensors = (*inputs, *outputs, *packed, workspace)
         self._bound = device.bind(plan)
         self.launches = len(plan.launches)
-        self._inputs, self._outputs = _addresses(inputs), _addresses(outputs)
+        self._inputs, self._outputs, self._packed = _addresses(inputs), _addresses(outputs), _addresses(packed)
         self._workspace = -(-workspace.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
     def __call__(self) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        self._bound.launch(stream, self._inputs, self._outputs, self._workspace)
+        self._bound.launch(stream, self._inputs, self._outputs, self._workspace, self._packed)
 
 
 def operator_call(
@@ -47,13 +50,15 @@ def operator_call(
     outputs: Sequence[torch.Tensor],
     attributes: Mapping[str, Any] | None = None,
     planner: Planner = catalog_plan,
+    rows: PackedRows | None = None,
+    packed: Tensors = (None, None),
 ) -> TensorCall:
-    """The kernels that ``planner`` chooses for the operator ``spec`` on these tensors."""
+    """The kernels that ``planner`` chooses for the operator ``spec`` on these tensors. rows, packed: of packed rows."""
     device = KernelDevice.current()
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     written = tuple(layout_of(tensor) for tensor in outputs)
-    call = OpCall(spec, layouts, written, spec.complete_attributes(attributes or {}))
-    return TensorCall(device, planner(call, device.traits), inputs, outputs)
+    call = OpCall(spec, layouts, written, spec.complete_attributes(attributes or {}), rows)
+    return TensorCall(device, planner(call, device.traits), inputs, outputs, packed)
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
