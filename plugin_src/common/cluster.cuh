@@ -15,6 +15,15 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+// The number of this block in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+
 // The address in the shared memory of the cluster's block `rank` that corresponds to `pointer` in this block's.
 __device__ __forceinline__ unsigned cluster_address(const void* pointer, int rank) {
     unsigned address = shared_address(pointer);

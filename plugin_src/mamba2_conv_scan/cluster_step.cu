@@ -8,6 +8,7 @@
 // Macros: those of decode_tile.cuh; D_T; BIAS_T; SOFTPLUS; KERNEL (taps); CONV_ACCESS (elements of one access to the
 // convolution's state and filter, a divisor of KERNEL); SILU; HEADS (of a block, one after another). Grid: x is the
 // cluster, y the groups, z the rows of the batch.
+#include "common/cluster.cuh"
 #include "common/launch.cuh"
 #include "mamba2_conv_scan/params.cuh"
 #include "update_ssm_state/decode_step.cuh"
@@ -19,25 +20,6 @@ constexpr int OWN_CHANNELS = HEADS * HEAD_DIM;
 constexpr int BLOCK_CHANNELS = OWN_CHANNELS + 2 * STATE_SIZE;
 constexpr int CHANNELS_OF_THREAD = (BLOCK_CHANNELS + THREADS - 1) / THREADS;
 constexpr int TILES = HEADS * PARTS;
-
-// Without clusters (before sm_90) this kernel is compiled and never launched.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ unsigned cluster_rank() {
-    unsigned rank = 0;
-#if __CUDA_ARCH__ >= 900
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-    return rank;
-}
 
 // The KERNEL columns of one channel.
 struct Columns {
