@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from hybridge.exporter.families.registry import FAMILIES
+from hybridge.exporter.families.registry import FAMILIES, LAYERS_NOT_SUPPORTED
 from hybridge.exporter.families.text_models import TEXT_MODELS
 from tests.project.pages import ROOT
 
@@ -98,6 +98,12 @@ def test_the_families_are_those_of_the_registry() -> None:
     assert len(named) == len(set(named)) and set(named) == {*FAMILIES, *TEXT_MODELS}
     alone = [set(re.findall(r"`(\w+)`", cells[0])) for cells in rows if cells[1] == "the text model alone"]
     assert alone == [set(TEXT_MODELS)]
+
+
+def test_families_that_are_not_available_are_those_of_the_registry() -> None:
+    (line,) = re.findall(r"^Not available: (.*)\(", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    named = re.findall(r"`(\w+)`", line)
+    assert sorted(named) == sorted(name for name in LAYERS_NOT_SUPPORTED if not name.endswith("_text"))
 
 
 def test_a_test_proves_each_cell() -> None:
