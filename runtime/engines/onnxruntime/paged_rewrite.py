@@ -11,34 +11,24 @@ import onnx_ir as ir
 from hybridge.artifact.bindings import SEQ
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.paged import ROW_BOUNDS, ROWS, TOKENS
-from hybridge.runtime.engines.inner_values import expose_values
-from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.deferred_states import DeferredState
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
-from hybridge.runtime.engines.onnxruntime.fused_linear import use_fused_linear
-from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
 from hybridge.runtime.engines.onnxruntime.in_place import updates_in_place
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
-from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.packed_operators import read_packed_tokens, take_several_rows
-from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
 from hybridge.runtime.engines.onnxruntime.paged_attention import POOL_ORDER, use_paged_attention
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_recurrent import defer_states, use_dense_bodies
-from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
-from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes
 from hybridge.runtime.engines.onnxruntime.row_checkpoints import return_checkpoints
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.split_columns import read_columns
-from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
-from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
+from hybridge.runtime.engines.onnxruntime.stateless_layers import rewrite_stateless_layers
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
-from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
 # A pool of recurrent states with its last two axes swapped.
 _TRANSPOSED = (0, 1, 3, 2)
@@ -96,32 +86,15 @@ def rewrite_paged(
     one row of any number of tokens also returns states after some of these (row_checkpoints.py). EngineError when the
     installed ONNX Runtime cannot run the result.
     """
-    expose_values(model.graph, shown)
-    widen_types(model)
-    use_gated_norms(model, kernels)
-    use_stored_weights(model)
-    use_stored_products(model, exact)
-    # Before activations become other operators.
-    use_fused_linear(model)
-    use_exact_activations(model, kernels.scaled_silu and form is PagedForm.ONE_TOKEN)
-    use_quantized_products(model, kernels, exact)
-    use_packed_tables(model)
-    use_stored_experts(model, exact)
-    use_quantized_experts(model, kernels, exact)
-    # Draft tokens are few, and their states need a run of their own.
-    is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers
+    rewrite_stateless_layers(model, kernels, form is PagedForm.ONE_TOKEN, exact, shown)
     use_paged_attention(model, form, None if form is PagedForm.RAGGED else kernels)
     deferred = defer_states(model, kernels, form, tokens or None, snapshots) if defers else ()
     parts = use_dense_bodies(model, kernels, form, neighbours)
     if form is not PagedForm.RAGGED:
         read_packed_tokens(model, form is PagedForm.ONE_ROW)
-    several = False
-    if is_prompt and neighbours:
-        recurrent, growing = ({b.name for b in config.bindings.states if b.grows is grows} for grows in (False, True))
-        several = take_several_rows(model, recurrent, growing)
-        return_checkpoints(model.graph, recurrent)
-    left_alone = frozenset(pool.name for state in deferred for pool in state.pools_read)
-    if not several:
+    # Draft tokens are few, and their states need a run of their own.
+    is_prompt = form is PagedForm.ONE_ROW and not tokens and not defers
+    if not (is_prompt and neighbours and _take_prompts(model, config)):
         fix_axes(model, {**_FIXED_AXES[form], **_axes_of(form, tokens)})
     join_reshapes(model)
     read_columns(model)
@@ -131,6 +104,22 @@ def rewrite_paged(
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
     lower_opset(model, kernels)
+    return _rewritten(model, config, parts, deferred)
+
+
+def _take_prompts(model: ir.Model, config: RuntimeConfig) -> bool:
+    """Let the graph for one row return states after some tokens, and where it can take several rows: whether it can."""
+    recurrent, growing = ({b.name for b in config.bindings.states if b.grows is grows} for grows in (False, True))
+    several = take_several_rows(model, recurrent, growing)
+    return_checkpoints(model.graph, recurrent)
+    return several
+
+
+def _rewritten(
+    model: ir.Model, config: RuntimeConfig, parts: frozenset[str], deferred: tuple[DeferredState, ...]
+) -> RewrittenPaged:
+    """The rewritten model with what its sessions have to know of its pools."""
+    left_alone = frozenset(pool.name for state in deferred for pool in state.pools_read)
     replaced_by = {b.name: str(b.replaced_by) for b in config.bindings.states}
     pools = [value for value in model.graph.inputs if value.name in replaced_by]
     pairs = state_pairs(

@@ -10,14 +10,11 @@ import onnx_ir as ir
 
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.artifact.config import RuntimeConfig
-from hybridge.runtime.engines.inner_values import expose_values
 from hybridge.runtime.engines.onnxruntime.activations import use_exact_activations
 from hybridge.runtime.engines.onnxruntime.attention import use_group_query_attention
 from hybridge.runtime.engines.onnxruntime.cached_attention import use_cached_attention
 from hybridge.runtime.engines.onnxruntime.columns import put_weights_left
 from hybridge.runtime.engines.onnxruntime.fixed_axes import fix_axes
-from hybridge.runtime.engines.onnxruntime.fused_linear import use_fused_linear
-from hybridge.runtime.engines.onnxruntime.gated_norms import use_gated_norms
 from hybridge.runtime.engines.onnxruntime.graph_edit import fixed_shape, remove_dead_code, state_pairs
 from hybridge.runtime.engines.onnxruntime.graph_form import GraphForm, StateLayout
 from hybridge.runtime.engines.onnxruntime.graph_weights import serialised_model
@@ -26,13 +23,9 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.linear import use_stored_weights
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
-from hybridge.runtime.engines.onnxruntime.packed_tables import use_packed_tables
-from hybridge.runtime.engines.onnxruntime.quantized_experts import use_quantized_experts
-from hybridge.runtime.engines.onnxruntime.quantized_products import use_quantized_products
 from hybridge.runtime.engines.onnxruntime.reshapes import join_reshapes, reshape_gathers_of_one
 from hybridge.runtime.engines.onnxruntime.session_graph import DenseGraph
-from hybridge.runtime.engines.onnxruntime.stored_experts import use_stored_experts
-from hybridge.runtime.engines.onnxruntime.stored_products import use_stored_products
+from hybridge.runtime.engines.onnxruntime.stateless_layers import rewrite_stateless_layers
 from hybridge.runtime.engines.onnxruntime.update_ssm_state import TRANSPOSED_STATE
 from hybridge.runtime.engines.onnxruntime.widen_types import widen_types
 
@@ -78,18 +71,7 @@ def rewrite(
     exact: inputs of quantised weights are not rounded. shown: inner values that the graph also returns. EngineError
     when the installed ONNX Runtime cannot run the result.
     """
-    expose_values(model.graph, shown)
-    widen_types(model)
-    use_gated_norms(model, kernels)
-    use_stored_weights(model)
-    use_stored_products(model, exact)
-    # Before activations become other operators.
-    use_fused_linear(model)
-    use_exact_activations(model, kernels.scaled_silu and form is GraphForm.ONE_TOKEN)
-    use_quantized_products(model, kernels, exact)
-    use_packed_tables(model)
-    use_stored_experts(model, exact)
-    use_quantized_experts(model, kernels, exact)
+    rewrite_stateless_layers(model, kernels, form is GraphForm.ONE_TOKEN, exact, shown)
     padded = form is GraphForm.PADDED
     if not padded:
         use_cached_attention(model, kernels)
