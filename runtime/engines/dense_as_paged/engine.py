@@ -202,9 +202,40 @@ class DenseAsPaged(PagedEngine):
         """Any step; rows of one token whose logits are requested decode, all others are prompts."""
         ids, bounds = inputs.input_ids, inputs.query_start_loc.tolist()
         requested = _requested(inputs.logits_indices.tolist(), bounds)
-        rows = [row for row, length in enumerate(lengths) if length]
         counts = [bounds[row + 1] - bounds[row] for row in range(len(lengths))]
-        row_requests = [
+        positions = self._place(blocks, slots, lengths, counts)
+        prompts = {
+            row: Prompt(place, ids[bounds[row] : bounds[row + 1]], lengths[row] - counts[row], requested[row])
+            for row, place in positions.items()
+            if counts[row] > 1 or len(requested[row]) != 1
+        }
+        self._feed(list(prompts.values()))
+        decodes = [row for row in positions if row not in prompts]
+        found: list[list[np.ndarray]] = [
+            [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in requested
+        ]
+        for row, prompt in prompts.items():
+            found[row] = prompt.logits
+        if decodes:
+            decoding = self._decoder(
+                [blocks[row] for row in decodes], [slots[row] for row in decodes], [positions[row] for row in decodes]
+            )
+            tokens = [int(ids[bounds[row]]) for row in decodes]
+            if len(decodes) == len(lengths):
+                self._decoding = decoding
+                decoding.follow(inputs)
+                return _decoded(decoding, tokens, lengths, samplings)
+            result = _decoded(decoding, tokens, [lengths[row] for row in decodes], NO_SAMPLING)
+            for index, row in enumerate(decodes):
+                found[row] = [result.logits(index)]
+        return RowsResult([logits for each in found for logits in each])
+
+    def _place(self, blocks: list[int], slots: list[int], lengths: list[int], counts: list[int]) -> dict[int, int]:
+        """The batch row of each row that has tokens, of which ``counts`` are new."""
+        rows = [row for row, length in enumerate(lengths) if length]
+        if not rows:
+            return {}
+        requests = [
             RowRequest(
                 blocks[row] if self._has_kv else -1,
                 slots[row] if self._has_states else -1,
@@ -212,40 +243,10 @@ class DenseAsPaged(PagedEngine):
             )
             for row in rows
         ]
-        longest = max((lengths[row] for row in rows), default=0)
-        found: list[list[np.ndarray]] = [
-            [np.zeros(self.config.vocab_size, np.float32)] * len(each) for each in requested
-        ]
-        if rows:
-            positions = dict(zip(rows, self._rows.place(row_requests, longest), strict=True))
-            for row in rows:
-                self._set_length(blocks[row], lengths[row])
-            prompts = {
-                row: Prompt(
-                    positions[row], ids[bounds[row] : bounds[row + 1]], lengths[row] - counts[row], requested[row]
-                )
-                for row in rows
-                if counts[row] > 1 or len(requested[row]) != 1
-            }
-            self._feed(list(prompts.values()))
-            for row, prompt in prompts.items():
-                found[row] = prompt.logits
-            decodes = [row for row in rows if row not in prompts]
-            if decodes:
-                decoding = self._decoder(
-                    [blocks[row] for row in decodes],
-                    [slots[row] for row in decodes],
-                    [positions[row] for row in decodes],
-                )
-                tokens = [int(ids[bounds[row]]) for row in decodes]
-                if len(decodes) == len(lengths):
-                    self._decoding = decoding
-                    decoding.follow(inputs)
-                    return _decoded(decoding, tokens, lengths, samplings)
-                result = _decoded(decoding, tokens, [lengths[row] for row in decodes], NO_SAMPLING)
-                for index, row in enumerate(decodes):
-                    found[row] = [result.logits(index)]
-        return RowsResult([logits for each in found for logits in each])
+        places = self._rows.place(requests, max(lengths[row] for row in rows))
+        for row in rows:
+            self._set_length(blocks[row], lengths[row])
+        return dict(zip(rows, places, strict=True))
 
     def _feed(self, prompts: list[Prompt]) -> None:
         """Feed prompts in steps without the decoding rows, which would only be padding there."""

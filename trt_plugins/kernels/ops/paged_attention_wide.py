@@ -76,23 +76,7 @@ def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
     Positions are split between blocks where there are fewer tiles of queries than multiprocessors. No more tokens than
     rows are planned as rows of one token each.
     """
-    if call.dtype.itemsize != 2:
-        raise UnsupportedError(
-            f"{call.call.spec.name}: expected 16-bit heads of {call.head_dim}, found {call.dtype.value}: use a 16-bit "
-            "type or the portable form (plugins off)"
-        )
-    if call.call.input("kv_pool").shape[0] != 1:
-        raise UnsupportedError(
-            f"{call.call.spec.name}: expected heads of {call.head_dim} whose keys are the values too, found a pool of "
-            "keys and values: use the portable form (plugins off)"
-        )
-    form = _form(call, device)
-    if form is None or call.rows > _LARGEST_GRID_YZ:
-        raise UnsupportedError(
-            f"{call.call.spec.name}: expected a GPU with {_FORMS[-1].shared_bytes(call.head_dim)} bytes of shared "
-            f"memory a block and at most {_LARGEST_GRID_YZ} rows, found {device.shared_bytes} and {call.rows}: use the "
-            "portable form (plugins off)"
-        )
+    form = _supported_form(call, device)
     by_token = call.decodes_every_token
     tokens, rows = (1, call.tokens) if by_token else (call.most_row_tokens, call.rows)
     tiles = -(-tokens * call.group // QUERIES)
@@ -126,6 +110,28 @@ def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
         overlap=overlap,
     )
     return CallPlan((launch, merge), sums + parts * 8, source.label)
+
+
+def _supported_form(call: PagedCall, device: DeviceTraits) -> _Form:
+    """The form for ``call``; UnsupportedError where it has none."""
+    if call.dtype.itemsize != 2:
+        raise UnsupportedError(
+            f"{call.call.spec.name}: expected 16-bit heads of {call.head_dim}, found {call.dtype.value}: use a 16-bit "
+            "type or the portable form (plugins off)"
+        )
+    if call.call.input("kv_pool").shape[0] != 1:
+        raise UnsupportedError(
+            f"{call.call.spec.name}: expected heads of {call.head_dim} whose keys are the values too, found a pool of "
+            "keys and values: use the portable form (plugins off)"
+        )
+    form = _form(call, device)
+    if form is None or call.rows > _LARGEST_GRID_YZ:
+        raise UnsupportedError(
+            f"{call.call.spec.name}: expected a GPU with {_FORMS[-1].shared_bytes(call.head_dim)} bytes of shared "
+            f"memory a block and at most {_LARGEST_GRID_YZ} rows, found {device.shared_bytes} and {call.rows}: use the "
+            "portable form (plugins off)"
+        )
+    return form
 
 
 def wide_sources() -> Iterator[KernelSource]:
