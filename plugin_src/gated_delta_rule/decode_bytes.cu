@@ -1,7 +1,7 @@
 // One token per row and states of 8 bits: as decode_slices.cu, with a scale a column, chosen anew from the new state.
 //
-// The new state is computed twice, for the largest magnitudes of its columns and to be rounded, as registers hold it only in
-// its stored form. Macros: those of decode_token.cuh; AT_ONCE. Grid: as of decode_slices.cu.
+// The new state is computed twice, for the largest magnitudes of its columns and to be rounded, as registers hold it
+// only in its stored form. Macros: those of decode_token.cuh; AT_ONCE. Grid: as of decode_slices.cu.
 #include "common/launch.cuh"
 #include "gated_delta_rule/bytes_params.cuh"
 #include "gated_delta_rule/decode_token.cuh"

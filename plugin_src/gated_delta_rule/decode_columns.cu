@@ -1,13 +1,14 @@
-// One token per row and a state of 16 bits: a block owns all rows of a slice of columns of one head's state, a warp 32 rows.
+// One token per row and a state of 16 bits: a block owns all rows of a slice of columns of one head's state, a warp 32
+// rows.
 //
-// As in decode_slices.cu, u = beta (v - d k' S), o = d q' S + (q' k') u and S_new = d S + k' u need k S and q S of the state
-// before the update. Both are one product of tensor cores, of the state's transpose with the columns k and q; its operands
-// are used as they come and its sums are floats. A second one has |k|^2, q k and |q|^2.
+// As in decode_slices.cu, u = beta (v - d k' S), o = d q' S + (q' k') u and S_new = d S + k' u need k S and q S of the
+// state before the update. Both are one product of tensor cores, of the state's transpose with the columns k and q; its
+// operands are used as they come and its sums are floats. A second one has |k|^2, q k and |q|^2.
 //
-// Macros: DATA_T (of the state too); KEY_SIZE (a multiple of 32); VALUE_SIZE (64, or a multiple of 128); NORMED; BLOCKS (of a
-// multiprocessor, which registers are to allow). Grid: x covers the value heads of a key head and their SLICES, y the key
-// heads, z the rows. A lane reads what it writes and nothing else of the state, so that it may be updated in place. Rows of q
-// and k start at multiples of 16 bytes.
+// Macros: DATA_T (of the state too); KEY_SIZE (a multiple of 32); VALUE_SIZE (64, or a multiple of 128); NORMED; BLOCKS
+// (of a multiprocessor, which registers are to allow). Grid: x covers the value heads of a key head and their SLICES, y
+// the key heads, z the rows. A lane reads what it writes and nothing else of the state, so that it may be updated in
+// place. Rows of q and k start at multiples of 16 bytes.
 #include "common/access.cuh"
 #include "common/launch.cuh"
 #include "common/mma.cuh"
@@ -84,7 +85,8 @@ struct Rows8 {
 #pragma unroll
             for (int a = 0; a < ACCESSES; ++a) rows[i][a].store_streamed(state + i * VALUE_SIZE + a * 64);
     }
-    // k @ state and q @ state over the warp's rows. k_q: parts of k in lanes with g = 0, of q with g = 1, of others zeros.
+    // k @ state and q @ state over the warp's rows. k_q: parts of k in lanes with g = 0, of q with g = 1, of others
+    // zeros.
     __device__ __forceinline__ void multiply(float (&columns)[2][SLICE], const Run (&k_q)[PARTS]) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll

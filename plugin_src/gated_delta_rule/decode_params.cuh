@@ -4,7 +4,8 @@
 #include "common/rows.cuh"
 
 // Strides count elements. Sizes, and the decays of a head, are contiguous everywhere, and a slot of the states is
-// [value heads][KEY_SIZE][VALUE_SIZE] without gaps at a multiple of 16 bytes. state and state_out may be the same memory.
+// [value heads][KEY_SIZE][VALUE_SIZE] without gaps at a multiple of 16 bytes. state and state_out may be the same
+// memory.
 struct GatedDeltaDecode {
     Rows rows;
     const void* q;       // row r, token t, key head h: r * q_row + t * q_token + h * q_head

@@ -5,11 +5,11 @@
 //     k_t S' = k_t exp(g_1 + ... + g_t) S + sum over j <= m of (k_t E_j k_j) w_j, and so for q_t
 //     w_t    = beta (v_t - k_t S'),   o_t = q_t S' + (q_t k_t) w_t
 // Token t is added to the ring; if it is the RING-th, all of them are written into the state. For other rows, as the
-// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a row
-// read it here. Dense rows have a token axis of one token at most, or are flushed.
+// parameters say, the ring is flushed into the state. Another kernel updates the ring's length, since all blocks of a
+// row read it here. Dense rows have a token axis of one token at most, or are flushed.
 //
-// Macros: those of decode_token.cuh; AT_ONCE as in decode_slices.cu; DENSE (rows are dense); RING (at most 16). Grid: as
-// of decode_slices.cu.
+// Macros: those of decode_token.cuh; AT_ONCE as in decode_slices.cu; DENSE (rows are dense); RING (at most 16). Grid:
+// as of decode_slices.cu.
 #include "common/async_copy.cuh"
 #include "common/launch.cuh"
 #include "common/ring.cuh"

@@ -1,10 +1,10 @@
 // decode_ring.cu for many large states (sm_90 and up): blocks that stay, and states that arrive by bulk copies.
 //
-// A warp owns 16 columns of a head. A producer has the products of k_t and q_t with the keys of the ring ready, so that a
-// warp reads the state once from shared memory, and a second time only where it is written.
+// A warp owns 16 columns of a head. A producer has the products of k_t and q_t with the keys of the ring ready, so that
+// a warp reads the state once from shared memory, and a second time only where it is written.
 //
-// Macros: DATA_T; NORMED (k and q are divided by their norm); SHARED_BYTES (of the launch); those of ring_stream.cuh. States
-// are float, of 128 columns, and decays one a head. Grid: any number of blocks.
+// Macros: DATA_T; NORMED (k and q are divided by their norm); SHARED_BYTES (of the launch); those of ring_stream.cuh.
+// States are float, of 128 columns, and decays one a head. Grid: any number of blocks.
 #include "common/access.cuh"
 #include "gated_delta_rule/ring_stream.cuh"
 

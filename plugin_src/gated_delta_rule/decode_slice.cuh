@@ -1,7 +1,9 @@
-// A slice of columns of one head's state in registers, between its one read and its one write, and the sums over its rows.
+// A slice of columns of one head's state in registers, between its one read and its one write, and the sums over its
+// rows.
 //
-// Macros: DATA_T; STATE_T; KEY_SIZE (rows of a state); VALUE_SIZE (columns); COLUMN_LANES (threads side by side in a row, a
-// power of two up to 32); ROWS (of a thread, neighbours; 4 or 8); THREADS; MANY and SPECULATIVE (see decode_slices.cu).
+// Macros: DATA_T; STATE_T; KEY_SIZE (rows of a state); VALUE_SIZE (columns); COLUMN_LANES (threads side by side in a
+// row, a power of two up to 32); ROWS (of a thread, neighbours; 4 or 8); THREADS; MANY and SPECULATIVE (see
+// decode_slices.cu).
 #pragma once
 
 #include "common/access.cuh"
@@ -134,8 +136,8 @@ struct StateSlice {
     }
 };
 
-// Adds over the row lanes of a warp; each step keeps the half of the sums that the lane's bit names, so that in the end the
-// lane has SUMS_KEPT of them, the first being that of index (lane / COLUMN_LANES) * SUMS_KEPT.
+// Adds over the row lanes of a warp; each step keeps the half of the sums that the lane's bit names, so that in the end
+// the lane has SUMS_KEPT of them, the first being that of index (lane / COLUMN_LANES) * SUMS_KEPT.
 template <int COUNT = SUMS>
 __device__ __forceinline__ void reduce_over_rows(float (&sums)[SUMS], int lane) {
     if constexpr (COUNT > SUMS_KEPT) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ void share_sums(BlockSums& shared, const StateSlice& 
         shared.columns[warp][(first + i) / ACCESS][at.column_lane * ACCESS + (first + i) % ACCESS] = sums[i];
 }
 
-// One token: its output, and the state after it. A second call may follow at once: what it writes to shared memory first was
-// last read before this one's second barrier.
+// One token: its output, and the state after it. A second call may follow at once: what it writes to shared memory
+// first was last read before this one's second barrier.
 __device__ __forceinline__ void step(BlockSums& shared, StateSlice& state, const Token& token, float scale, DATA_T* o, const Place& at) {
     float decay[Token::DECAYS], k[ROWS], q[ROWS], written[ACCESS];
 #pragma unroll

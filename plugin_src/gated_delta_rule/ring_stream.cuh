@@ -1,8 +1,9 @@
-// Rows whose states have rings, visited by blocks that stay (sm_90 and up): the warps of a block share its heads by task.
+// Rows whose states have rings, visited by blocks that stay (sm_90 and up): the warps of a block share its heads by
+// task.
 //
-// One warp copies the states into shared memory, chunk after chunk, by bulk copies. PRODUCERS warps take the heads in turn
-// and prepare what their tokens have to do with them. WARPS warps compute. Each waits only for barriers of shared memory,
-// so that the copies of later heads are in flight all the time.
+// One warp copies the states into shared memory, chunk after chunk, by bulk copies. PRODUCERS warps take the heads in
+// turn and prepare what their tokens have to do with them. WARPS warps compute. Each waits only for barriers of shared
+// memory, so that the copies of later heads are in flight all the time.
 //
 // Macros: KEY_SIZE (64 or 128); RING; DENSE (rows are dense); STAGES (chunks in shared memory); PRODUCERS.
 #pragma once
@@ -134,8 +135,8 @@ __device__ __forceinline__ void stream_states(const GatedDeltaRing& params, Stre
         [](int, int) {});
 }
 
-// Adds each of COUNT values (a power of two up to 32) over the lanes with the same l % (32 / COUNT): lane l ends with the
-// sum of value l / (32 / COUNT).
+// Adds each of COUNT values (a power of two up to 32) over the lanes with the same l % (32 / COUNT): lane l ends with
+// the sum of value l / (32 / COUNT).
 template <int COUNT, int DISTANCE = 16>
 __device__ __forceinline__ float sum_each(float* values) {
     if constexpr (COUNT > 1) {

@@ -1,6 +1,5 @@
 // Latents of multi-head latent attention, which are keys and values at once and too wide for the registers of one warp:
-// a
-// block takes QUERIES queries of a KV head.
+// a block takes QUERIES queries of a KV head.
 //
 // A step of KEYS positions has three parts. A warp multiplies a quarter of all columns of the queries, which stay in
 // its registers, with half of the keys. Then it adds up the quarters of the scores of 4 queries, which become weights.
