@@ -243,10 +243,10 @@ class DenseAsPaged(PagedEngine):
             )
             for row in rows
         ]
-        places = self._rows.place(requests, max(lengths[row] for row in rows))
+        positions = self._rows.place(requests, max(lengths[row] for row in rows))
         for row in rows:
             self._set_length(blocks[row], lengths[row])
-        return dict(zip(rows, places, strict=True))
+        return dict(zip(rows, positions, strict=True))
 
     def _feed(self, prompts: list[Prompt]) -> None:
         """Feed prompts in steps without the decoding rows, which would only be padding there."""
