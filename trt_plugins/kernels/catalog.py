@@ -36,8 +36,9 @@ _OVER_8_BITS = {
     "gated_delta_rule_8bit": "hybridge.trt_plugins.kernels.ops.gated_delta_rule_8bit",
 }
 
-# Kernels of whole-model decode, which have sources() but are not operators.
+# Kernels between operators, which have sources() but are none.
 _FUSED = (
+    "hybridge.trt_plugins.kernels.fused.activate",
     "hybridge.trt_plugins.kernels.fused.gather_rows",
     "hybridge.trt_plugins.kernels.fused.linear_decode",
     "hybridge.trt_plugins.kernels.fused.most_likely",

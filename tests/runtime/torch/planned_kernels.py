@@ -15,6 +15,7 @@ from hybridge.trt_plugins import torch_ops
 from hybridge.trt_plugins.catalog import OPS, PACKED_OPS, spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits
 from hybridge.trt_plugins.kernels.fused import tiled_experts
+from hybridge.trt_plugins.kernels.fused.activate import Activate
 from hybridge.trt_plugins.kernels.fused.gather_rows import GatherRows
 from hybridge.trt_plugins.kernels.fused.linear_decode import LinearDecode
 from hybridge.trt_plugins.kernels.fused.rms_norm import RmsNorm
@@ -80,6 +81,9 @@ class PlannedKernels(KernelRunner):
             table, indices = inputs
             assert table.shape[1:].numel() * table.itemsize == key.row_bytes and indices.numel() == key.count  # type: ignore
             outputs[0].copy_(table[indices.long()])  # type: ignore
+        elif isinstance(key, Activate):
+            self.calls["activate"] += 1
+            _activate(key, inputs, outputs)
         elif isinstance(key, TopKSoftmax):
             self.calls["top_k_softmax"] += 1
             _top_k_softmax(key, inputs, outputs)
@@ -186,6 +190,15 @@ def _rms_norm(problem: RmsNorm, inputs: Tensors, outputs: Tensors) -> None:
     normed = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + problem.epsilon)
     y = normed.flatten(-2) * weight.float()
     outputs[0].copy_((y * factor if problem.gate_after else y).view(outputs[0].shape))
+
+
+def _activate(problem: Activate, inputs: Tensors, outputs: Sequence[torch.Tensor]) -> None:
+    (up,), (y,) = inputs, outputs
+    given = [tensor for tensor in (up, y) if tensor is not None]
+    assert (up is not None) is problem.is_gated
+    for tensor in given:
+        assert tensor.is_contiguous() and tensor.numel() == problem.count and tensor.data_ptr() % 16 == 0
+    y.copy_(F.relu(y.float()).square() if up is None else F.silu(y.float()) * up.float())
 
 
 def _top_k_softmax(problem: TopKSoftmax, inputs: Tensors, outputs: Tensors) -> None:

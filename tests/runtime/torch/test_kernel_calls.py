@@ -100,7 +100,7 @@ def test_float16_keeps_its_norms_apart(artifacts: ArtifactCache) -> None:
 
 def test_float32_products_are_torchs(artifacts: ArtifactCache) -> None:
     calls = counted(nemotron(artifacts, DType.FLOAT32), Phase.DECODE, [1], [4]).calls
-    assert calls == {"gather_rows": 1, "mamba2_conv_scan": 2, "rms_norm": 7}
+    assert calls == {"gather_rows": 1, "mamba2_conv_scan": 2, "rms_norm": 7, "activate": 1}
 
 
 @pytest.mark.parametrize(("context", "past"), [([15, 15], [0, 0]), ([9, 14], [3, 0])])
@@ -108,7 +108,7 @@ def test_prompts_run_the_operators_apart(context: list[int], past: list[int], ar
     calls = counted(nemotron(artifacts, DType.BFLOAT16), Phase.PREFILL, context, past).calls
     # The head has one row for each of the batch.
     del calls["gather_rows"]  # of embeddings
-    assert calls == {"causal_conv1d": 2, "update_ssm_state": 2, "rms_norm": 6, "linear_decode": 1}
+    assert calls == {"causal_conv1d": 2, "update_ssm_state": 2, "rms_norm": 6, "linear_decode": 1, "activate": 1}
 
 
 def test_a_gated_mlp_is_one_product_and_a_gate_of_rope_layers(artifacts: ArtifactCache) -> None:

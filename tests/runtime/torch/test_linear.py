@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
+import torch.nn.functional as F
 
 from hybridge.runtime.engines.torch.ops.linear import Linear, Operands
 from tests.runtime.torch.planned_kernels import PlannedKernels
@@ -27,3 +28,21 @@ def test_a_norm_with_a_weight_of_another_type_is_a_kernel_of_its_own(norm_dtype:
     expected = wide @ weight.double().t()
     assert float((y.double() - expected).norm() / expected.norm()) < 1e-2
     assert kernels.calls == calls
+
+
+@pytest.mark.parametrize(("outputs", "launches"), [(24, 1), (13, 0)], ids=["whole accesses", "odd"])
+@pytest.mark.parametrize("activation", ["relu2", "silu_gate"])
+def test_activations_of_many_rows_are_one_pass(activation: str, outputs: int, launches: int) -> None:
+    torch.manual_seed(0)
+    kernels = PlannedKernels()
+    x, weight, up = (
+        torch.randn(17, 64).bfloat16(),
+        torch.randn(outputs, 64).bfloat16(),
+        torch.randn(outputs, 64).bfloat16(),
+    )
+    gated = activation == "silu_gate"
+    y = Linear(activation, None, None, kernels)(Operands(x, weight, up if gated else None))
+    product = x.double() @ weight.double().t()
+    expected = F.silu(product) * (x.double() @ up.double().t()) if gated else F.relu(product).square()
+    assert float((y.double() - expected).norm() / expected.norm()) < 1e-2
+    assert kernels.calls["activate"] == launches

@@ -17,7 +17,8 @@ from hybridge.runtime.engines.torch.ops.norms import Norm
 from hybridge.runtime.engines.torch.ops.optional_kernel import OptionalKernel
 from hybridge.runtime.engines.torch.tensors import torch_from_dtype
 from hybridge.runtime.engines.torch.weight_tiles import unpacked_tiles
-from hybridge.trt_plugins.kernels.fused import linear_decode
+from hybridge.trt_plugins.kernels.fused import activate, linear_decode
+from hybridge.trt_plugins.kernels.fused.activate import Activate
 from hybridge.trt_plugins.kernels.fused.linear_decode import LARGEST_NORM_ROWS, LARGEST_ROWS, LinearDecode
 from hybridge.trt_plugins.kernels.fused.weight_tiles import UnpackTiles
 
@@ -69,6 +70,7 @@ class Linear:
         self._tiles = tiles
         self._norm = None if epsilon is None else Norm(epsilon, kernels)
         self._kernel = None if kernels is None else OptionalKernel(kernels, linear_decode.plan)
+        self._activate = None if kernels is None else OptionalKernel(kernels, activate.plan)
 
     def __call__(self, given: Operands, result: torch.Tensor | None = None) -> torch.Tensor:
         """``result``: memory that the kernel may write to instead of allocating."""
@@ -102,13 +104,20 @@ class Linear:
             rows, added = x.reshape(-1, x.shape[-1]), residual.reshape(-1, residual.shape[-1])
             return torch.addmm(added, rows, weight.t()).view(residual.shape)
         y = F.linear(x, weight, given.bias)
-        if self._activation == "relu2":
-            y = y.relu_().square_()
-        elif given.up_weight is not None:
-            y = F.silu(y, inplace=True).mul_(F.linear(x, given.up_weight))
+        if self._activation != "none":
+            y = self._activated(y, None if given.up_weight is None else F.linear(x, given.up_weight))
         if residual is not None:
             y = y.add_(residual)
         return y if self._dtype is None else y.to(self._dtype)
+
+    def _activated(self, y: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+        """relu(y)², or silu(y) * up, in the memory of y: a fresh product, as ``up`` is."""
+        if self._activate is not None:
+            kernel, activation = self._activate, self._activation
+            problem = kernel.problem(lambda: Activate(y.numel(), dtype_of(y), activation))  # type: ignore[arg-type]
+            if problem is not None and kernel.launch(problem, [up], [y]):
+                return y
+        return y.relu_().square_() if up is None else F.silu(y, inplace=True).mul_(up)
 
     def _launched_in_parts(self, given: Operands) -> torch.Tensor:
         """The result for more rows than one launch of the kernel takes."""
