@@ -100,7 +100,7 @@ def test_every_layer_gets_its_fused_form(case: ExportCase, artifacts: ArtifactCa
     kinds = Counter(node.op_type for node in model.graph)
     assert kinds["CachedAttention"] == len(config.kv_layers)
     assert kinds["GroupedNorm"] == config.layer_types.count("mamba")
-    assert kinds["LastToken"] == (0 if config.all_logits else 1)
+    assert (kinds["LastToken"] > 0) is not config.all_logits
     assert not set(kinds) & {"MatMul", "cached_attention", "attention_step", "GatherND"}
     assert not set(kinds) & {"RotaryEmbedding", "Greater", "Relu"}
     assert kinds["GatedNorm"] == config.layer_types.count("gated_delta_net")
@@ -122,6 +122,24 @@ def test_products_absorb_the_operators_around_them(artifacts: ArtifactCache) -> 
         found["float32"] += node.attributes.get_int("dtype") == int(ir.DataType.FLOAT)
     # M*-M: in_proj and out_proj twice, q, k, v, o, up (relu2), down and the head; q, k and v share one norm.
     assert found == {"none": 10, "relu2": 1, "residual": 4, "norm": 4, "float32": 1}
+
+
+@pytest.mark.parametrize(
+    ("case", "products", "of_last_tokens"),
+    [
+        # M*-M: in_proj and out_proj, q, k, v, o, up, down, in_proj in two, out_proj, the head. z is read with the gate.
+        ("nemotron_h bf16 as fp16", 12, 3),
+        # Of the last layer o, gate and up as one, and down, then the head; before it two more.
+        ("qwen3 fp32, window", 13, 4),
+    ],
+)
+def test_what_only_the_logits_need_is_of_last_tokens(
+    case: str, products: int, of_last_tokens: int, artifacts: ArtifactCache
+) -> None:
+    model = read_model(CASES[case].get(artifacts).folder)
+    fuse_graph(model, Phase.PREFILL, merge=False)
+    ranks = Counter(len(node.outputs[0].shape or ()) for node in linears(model.graph))
+    assert ranks == {3: products - of_last_tokens, 2: of_last_tokens}
 
 
 def test_projections_of_one_x_become_one(artifacts: ArtifactCache) -> None:

@@ -11,6 +11,7 @@ from hybridge.artifact.names import NUM_ACCEPTED_TOKENS
 from hybridge.runtime.engines.torch.fusion.attention import fuse_attention
 from hybridge.runtime.engines.torch.fusion.elementwise import fuse_elementwise
 from hybridge.runtime.engines.torch.fusion.grouped_norm import fuse_grouped_norms
+from hybridge.runtime.engines.torch.fusion.last_rows import leave_out_other_tokens
 from hybridge.runtime.engines.torch.fusion.last_token import fuse_last_token
 from hybridge.runtime.engines.torch.fusion.linear import fuse_linears, fuse_norms_into_linears
 from hybridge.runtime.engines.torch.fusion.projections import merge_projections
@@ -73,3 +74,6 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
         tile_experts(graph)
     fuse_elementwise(graph)
     clean_graph(graph)
+    if phase is Phase.PREFILL:
+        leave_out_other_tokens(graph)
+        clean_graph(graph)

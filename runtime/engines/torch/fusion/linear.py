@@ -52,6 +52,12 @@ def is_plain(node: ir.Node | None) -> bool:
     return node is not None and all(value is None for value in node.inputs[2:]) and _activation(node) == "none"
 
 
+def is_plain_with_norm(node: ir.Node) -> bool:
+    """Whether a Linear node is a matrix product and nothing else but the norm before it."""
+    extras = (take(node, name) for name in ("up_weight", "bias", "residual"))
+    return all(value is None for value in extras) and _activation(node) == "none" and "dtype" not in node.attributes
+
+
 def fuse_linears(graph: ir.Graph) -> None:
     """Make a Linear node of every product with a constant matrix, and let it take in what follows it."""
     for node in list(graph):
