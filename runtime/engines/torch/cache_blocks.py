@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,30 +15,44 @@ _BLOCK, _SMALL_BLOCK = 128, 16
 
 @dataclass(frozen=True, eq=False)
 class CacheBlocks:
-    """The rows of one decode step, each of which has the blocks of its part of the caches.
+    """The rows of one step, each of which has the blocks of its part of the caches.
 
-    size: positions of a block. table: [rows, blocks] int32. bounds: [rows + 1] int32, one token per row.
-    lengths: [rows] int32, tokens of each row after the step. slots: [rows] int32, where the new token goes; -1: it has
-        no place.
+    size: positions of a block. table: [rows, blocks] int32. bounds: [rows + 1] int32, the first token of each row.
+    lengths: [rows] int32, tokens of each row after the step, with padding. slots: [rows] int32, where the new token of
+        a decode step goes; -1: it has no place.
     """
 
     size: int
     table: torch.Tensor
     bounds: torch.Tensor
     lengths: torch.Tensor
-    slots: torch.Tensor
+    slots: torch.Tensor | None = None
 
     @classmethod
     def of(
         cls, device: TorchDevice, rows: int, max_seq: int, bucket: int, lengths: torch.Tensor, slots: torch.Tensor
     ) -> CacheBlocks:
-        """The blocks that hold the first ``bucket`` of ``max_seq`` positions."""
-        size = cache_block_size(max_seq)
+        """Those of a decode step in the first ``bucket`` of ``max_seq`` positions."""
         with device.active():
-            first = torch.arange(rows, dtype=torch.int32, device=device.torch)[:, None] * (room_of(max_seq) // size)
-            table = first + torch.arange(-(-bucket // size), dtype=torch.int32, device=device.torch)
             bounds = torch.arange(rows + 1, dtype=torch.int32, device=device.torch)
-        return cls(size, table, bounds, lengths, slots)
+            return cls(cache_block_size(max_seq), _table(device, rows, max_seq, bucket), bounds, lengths, slots)
+
+    @classmethod
+    def of_prompts(cls, device: TorchDevice, tokens: int, past: Sequence[int], max_seq: int) -> CacheBlocks | None:
+        """Those of a step of ``tokens`` tokens a row; None where with padding a row ends after ``max_seq`` positions.
+
+        past: cached tokens of each row. Where they differ the host waits for the device, to which it copies them.
+        """
+        ends = [cached + tokens for cached in past]
+        if max(ends) > max_seq:
+            return None
+        rows = len(ends)
+        with device.active():
+            bounds = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=device.torch)
+            lengths = torch.full((rows,), ends[0], dtype=torch.int32, device=device.torch)
+            if min(ends) != max(ends):
+                lengths = torch.tensor(ends, dtype=torch.int32, device=device.torch)
+            return cls(cache_block_size(max_seq), _table(device, rows, max_seq, max(ends)), bounds, lengths)
 
     def pool(self, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The caches of ``block_caches`` as the pool [parts, blocks, block, heads, head_dim] that they are.
@@ -52,6 +67,13 @@ class CacheBlocks:
         apart = value.storage_offset() - key.storage_offset()
         assert value is key or (apart == strides[0] and key.stride() == value.stride())
         return key.as_strided(shape, strides)
+
+
+def _table(device: TorchDevice, rows: int, max_seq: int, bucket: int) -> torch.Tensor:
+    """[rows, blocks] int32: the blocks of each row that hold its first ``bucket`` positions."""
+    size = cache_block_size(max_seq)
+    first = torch.arange(rows, dtype=torch.int32, device=device.torch)[:, None] * (room_of(max_seq) // size)
+    return first + torch.arange(-(-bucket // size), dtype=torch.int32, device=device.torch)
 
 
 def cache_block_size(max_seq: int) -> int:

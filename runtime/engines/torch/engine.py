@@ -14,6 +14,7 @@ from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from hybridge.runtime.engines.capacity import capacity_for
 from hybridge.runtime.engines.dense import DenseEngine, StateSet, StepInputs, read_dense_config
 from hybridge.runtime.engines.step_check import check_step
+from hybridge.runtime.engines.torch.cache_blocks import CacheBlocks
 from hybridge.runtime.engines.torch.decode_step import DecodeStep
 from hybridge.runtime.engines.torch.decoder import TorchDecoder
 from hybridge.runtime.engines.torch.device import TorchDevice
@@ -153,12 +154,13 @@ class TorchEngine(DenseEngine):
             }
 
     def _feeds(self, inputs: StepInputs, context: list[int], past: list[int], room: int) -> dict[str, Any]:
-        device = self._device.torch
+        device, tokens = self._device.torch, inputs.input_ids.shape[1]
+        blocks = CacheBlocks.of_prompts(self._device, tokens, past, room) if tokens > 1 else None
         return {
             INPUT_IDS: torch.tensor(inputs.input_ids, dtype=torch.int64, device=device),
             CONTEXT_LENGTHS: torch.tensor(context, dtype=torch.int32, device=device),
             PAST_LENGTHS: torch.tensor(past, dtype=torch.int32, device=device),
-            LENGTHS: StepLengths(inputs.input_ids.shape[1], tuple(context), tuple(past), room),
+            LENGTHS: StepLengths(tokens, tuple(context), tuple(past), room, blocks),
             RESULT: None,
         }
 

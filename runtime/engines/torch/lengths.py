@@ -14,7 +14,7 @@ class StepLengths:
     context, past: new and cached tokens of each row; not to be relied on in decoding, which is recorded once for all
         lengths up to ``bucket``.
     bucket: positions of the KV caches that the step may touch.
-    blocks: where those are, of a decode step that is recorded.
+    blocks: where those are, for the kernels of paged attention; None where these do not reach.
     is_padded: rows may have fewer tokens than ``context`` says; how many is on the device.
     """
 

@@ -10,6 +10,7 @@ import torch
 
 from hybridge.artifact.names import CONTEXT_LENGTHS, INPUT_IDS, PAST_LENGTHS
 from hybridge.runtime.engines.dense import StepInputs
+from hybridge.runtime.engines.torch.cache_blocks import CacheBlocks
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.graph import LENGTHS, RESULT
 from hybridge.runtime.engines.torch.lengths import StepLengths
@@ -74,11 +75,13 @@ class PromptStep:
         self._ids, self._context = here[:words].view(np.int64).reshape(rows, tokens), here[words : words + rows]
         here[words + rows :] = shape.past
         self._rows, self._tokens = rows, tokens
+        past = (shape.past,) * rows
+        blocks = CacheBlocks.of_prompts(device, tokens, past, memory.max_seq)
         self._feeds = {
             INPUT_IDS: self._there[:words].view(torch.int64).view(rows, tokens),
             CONTEXT_LENGTHS: self._there[words : words + rows],
             PAST_LENGTHS: self._there[words + rows :],
-            LENGTHS: StepLengths(tokens, (tokens,) * rows, (shape.past,) * rows, memory.max_seq, is_padded=True),
+            LENGTHS: StepLengths(tokens, (tokens,) * rows, past, memory.max_seq, blocks, is_padded=True),
             RESULT: None,
             **memory.tensors,
         }

@@ -1,4 +1,4 @@
-"""Decoding of dense artifacts with the calls that a GPU's kernels get, planned for an H200 and computed by torch."""
+"""Steps of dense artifacts with the calls that a GPU's kernels get, planned for an H200 and computed by torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,45 @@ def test_decoding_reads_and_writes_dense_caches_as_pages(
     for one, other in zip(found, expected, strict=True):
         assert relative_error(one.astype(np.float32), other.astype(np.float64)) < TOLERANCES[dtype.value]
     layers = len(exported.config.kv_layers)
-    assert kernels.calls["paged_attention"] == kernels.calls["reshape_and_cache"] == 6 * layers > 0
+    assert kernels.calls["reshape_and_cache"] == 6 * layers > 0
+    assert kernels.calls["paged_attention"] == 7 * layers  # one of them is of the prompt
+
+
+# New tokens of two rows in each step: rows of one length, ragged ones, and ragged ones after a different number.
+PROMPTS = ((18, 18), (25, 3), (2, 3), (0, 2))
+
+
+def prompted(engine: TorchEngine, max_seq: int, prepares: bool) -> list[np.ndarray]:
+    """Logits of every step of PROMPTS, and all states after the last; padding tokens are not 0."""
+    engine._prepares_prompts = prepares
+    rows = np.random.default_rng(5).integers(0, engine.config.vocab_size, (2, max_seq))
+    states, done, found = engine.allocate_states(2, max_seq), [0, 0], []
+    for counts in PROMPTS:
+        new = [row[d : d + n] for row, d, n in zip(rows, done, counts, strict=True)]
+        logits = engine.step(step_inputs(new, done, padding=engine.config.vocab_size - 1), states)
+        found += [logits[row].copy() for row, count in enumerate(counts) if count]
+        done = [d + n for d, n in zip(done, counts, strict=True)]
+    return [*found, *(buffer.read_row(row) for buffer in states.buffers.values() for row in range(2))]
+
+
+@pytest.mark.parametrize("prepares", [False, True], ids=["direct", "prepared"])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("nemotron_h", DType.BFLOAT16), ("qwen3", DType.FLOAT32), ("kimi_linear", DType.FLOAT16)]
+)
+def test_prompts_read_dense_caches_as_pages(
+    family: str, dtype: DType, prepares: bool, artifacts: ArtifactCache
+) -> None:
+    exported = artifacts.get(family, "bfloat16", SIZES[family], dtype=dtype, max_seq_len=512)
+    expected = prompted(TorchEngine(exported.folder, device="cpu"), 46, False)
+    engine, kernels = with_planned_kernels(exported)
+    found = prompted(engine, 46, prepares)
+    for one, other in zip(found, expected, strict=True):
+        assert relative_error(one.astype(np.float32), other.astype(np.float64)) < TOLERANCES[dtype.value]
+    layers = exported.config.kv_layers
+    # Not in the last step, where the padding of the longer row would end after position 46, nor where torch's kernels
+    # can: in a prepared step from the first token on that a layer sees as a whole.
+    plain = sum(layer.sliding_window is None and layer.latent_dim is None for layer in layers) if prepares else 0
+    assert kernels.calls["paged_attention"] == 3 * len(layers) - plain > 0
 
 
 def test_a_head_writes_its_logits_where_they_are_read(artifacts: ArtifactCache) -> None:

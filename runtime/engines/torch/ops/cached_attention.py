@@ -15,6 +15,9 @@ from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.call import PackedRows
 from hybridge.trt_plugins.reference.cached_attention import attention_with_sinks
 
+# Heads that torch's fast kernels take.
+_WIDEST_OF_TORCH = 256
+
 
 class StepCache:
     """Cache access of the layers of one window in one step; shared values are computed once.
@@ -69,6 +72,12 @@ class StepCache:
         tokens = torch.arange(self.lengths.tokens, device=self._context.device, dtype=torch.int32)
         return (tokens >= self._context[:, None])[:, None, :, None]
 
+    def write_both(self, keys: torch.Tensor, values: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put k and v into the caches, which may be one."""
+        self.write(keys, k)
+        if values is not keys:
+            self.write(values, v)
+
     def write(self, cache: torch.Tensor, new: torch.Tensor) -> None:
         """Put the valid tokens of ``new`` [batch, heads, tokens, size] at their positions of ``cache``."""
         if self.is_decode:
@@ -86,7 +95,7 @@ class StepCache:
 
 
 class PagedCaches:
-    """Decoding by the kernels of paged attention, to which the caches are blocks of their own rows."""
+    """Attention by the kernels of paged attention, to which the caches are blocks of their own rows."""
 
     def __init__(self, scale: float, kernels: KernelRunner | None) -> None:
         self._scale, self._runner = scale, kernels
@@ -103,19 +112,26 @@ class PagedCaches:
         step: StepCache,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        """y of one token a row [batch, heads, 1, size], after the caches have taken it; None where no kernel runs."""
+        """y [batch, heads, tokens, size], after the caches have taken k and v; None where no kernel runs.
+
+        The padding of a row is attended like tokens that follow it: what comes out there is of no use.
+        """
         blocks = step.lengths.blocks
         if self._runner is None or blocks is None:
             return None
-        pool, query = blocks.pool(past_key, past_value), q[:, :, 0]
+        batch, heads, tokens, size = q.shape
+        pool, query = blocks.pool(past_key, past_value), q.transpose(1, 2).reshape(-1, heads, size)
         y = torch.empty(query.shape, dtype=q.dtype, device=q.device)
         given = [query, pool, blocks.table, blocks.bounds, blocks.lengths, sinks]
-        rows, attend = PackedRows(query.shape[0], 1, has_state_indices=False), self._of_window(step.window)
-        new = [k[:, :, 0], v[:, :, 0], pool, blocks.slots]
-        if not attend.accepts(given, [y], rows) or not self._write.launch(new, [pool]):
+        rows, attend = PackedRows(batch, tokens, has_state_indices=False), self._of_window(step.window)
+        if not attend.accepts(given, [y], rows):
+            return None
+        if blocks.slots is None:
+            step.write_both(past_key, past_value, k, v)
+        elif not self._write.launch([k[:, :, 0], v[:, :, 0], pool, blocks.slots], [pool]):
             return None
         attend.launch(given, [y], rows)
-        return y[:, :, None]
+        return y.view(batch, tokens, heads, size).transpose(1, 2)
 
     def _of_window(self, window: int) -> PackedKernel:
         if window not in self._attend:
@@ -148,12 +164,12 @@ def _cached_attention(context: NodeContext) -> Run:
         step: StepCache,
         sinks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        y = kernels(q, k, v, past_key, past_value, step, sinks)
+        # torch makes a plan for each shape, which takes longer than its attention saves unless the shape comes again.
+        plain = step.is_causal and step.lengths.is_padded and sinks is None and q.shape[-1] <= _WIDEST_OF_TORCH
+        y = None if plain else kernels(q, k, v, past_key, past_value, step, sinks)
         if y is not None:
             return y, past_key, past_value
-        step.write(past_key, k)
-        if past_value is not past_key:
-            step.write(past_value, v)
+        step.write_both(past_key, past_value, k, v)
         if sinks is not None:
             keys, values = past_key[:, :, : step.end], past_value[:, :, : step.end]
             y = attention_with_sinks(q, keys, values, step.visible, sinks, scale)
