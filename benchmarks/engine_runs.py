@@ -70,9 +70,10 @@ class EngineRuns:
     def _filled(self, prompt: np.ndarray, states: StateSet) -> np.ndarray:
         """Logits [batch, vocab] after ``prompt`` [batch, tokens], fed in the largest steps that the engine takes."""
         most = self._engine.max_step_tokens
-        for done in range(0, prompt.shape[1], most):
-            logits = self._engine.step(dense_inputs(prompt[:, done : done + most], done), states)
-        return logits
+        last = (prompt.shape[1] - 1) // most * most
+        for done in range(0, last, most):
+            self._engine.feed(dense_inputs(prompt[:, done : done + most], done), states)
+        return self._engine.step(dense_inputs(prompt[:, last:], last), states)
 
 
 def device_name(device: TorchDevice) -> str:

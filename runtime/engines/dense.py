@@ -178,6 +178,13 @@ class DenseEngine(ABC):
         Every row needs past_lengths + context_lengths <= states.max_seq; EngineError otherwise.
         """
 
+    def feed(self, inputs: StepInputs, states: StateSet) -> None:
+        """Like ``step``, for tokens after which no logits are needed; the work may go on after it has returned.
+
+        An error of that work is raised by a later call.
+        """
+        self.step(inputs, states)
+
     def decoder(self, rows: Sequence[int], states: StateSet) -> Decoder:
         """A decoder of ``rows`` of ``states`` (ascending, at least one) token by token; other rows do not change.
 

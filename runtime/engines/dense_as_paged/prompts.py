@@ -38,6 +38,11 @@ class Prompt:
             end = min(end, self.requested[len(self.logits)] + 1)
         return end - self.done
 
+    def wants(self, count: int) -> bool:
+        """Whether logits are needed after one of the next ``count`` tokens."""
+        left = self.requested[len(self.logits) :]
+        return bool(left) and left[0] < self.done + count
+
     def read(self, logits: np.ndarray, count: int) -> None:
         """``count`` tokens were fed, which gave ``logits``, of each [seq, vocab] or of the last [vocab]."""
         begin, self.done = self.done, self.done + count
@@ -58,9 +63,15 @@ def feed(engine: DenseEngine, states: StateSet, prompts: Sequence[Prompt]) -> No
         for each, count in zip(pending, counts, strict=True):
             ids[each.row, :count] = each.ids[each.done : each.done + count]
             lengths[:, each.row] = count, each.past + each.done
-        logits = engine.step(StepInputs(ids, lengths[0], lengths[1]), states)
-        for each, count in zip(pending, counts, strict=True):
-            each.read(logits[each.row], count)
+        inputs = StepInputs(ids, lengths[0], lengths[1])
+        if any(each.wants(count) for each, count in zip(pending, counts, strict=True)):
+            logits = engine.step(inputs, states)
+            for each, count in zip(pending, counts, strict=True):
+                each.read(logits[each.row], count)
+        else:
+            engine.feed(inputs, states)
+            for each, count in zip(pending, counts, strict=True):
+                each.done += count
         pending = [each for each in pending if each.done < each.ids.size]
 
 

@@ -93,6 +93,10 @@ class TorchDevice:
         if self.stream is not None:
             self.wait_for(self.stream)
 
+    def mark(self) -> torch.cuda.Event | None:
+        """An event after what is enqueued now; None on a CPU, where nothing is."""
+        return None if self.stream is None else self.stream.record_event()
+
     @staticmethod
     def wait_for(work: torch.cuda.Stream | torch.cuda.Event) -> None:
         """Wait for ``work``; errors as in ``synchronize``."""

@@ -52,6 +52,7 @@ class TorchEngine(DenseEngine):
         self._model = TorchModel(self._folder, self.config, self._device, takes_result=True)
         self._pool = StatePool(self._specs, self._device)
         self._closed = False
+        self._ahead: torch.cuda.Event | None = None  # after the last step that ``feed`` has not waited for
         # Prompts are prepared by shape where their result is one row of logits for each row.
         self._prepares_prompts = self._device.is_gpu and len(result.shape) == _ROW_OF_LOGITS
         # Made now, so that an artifact that this engine cannot run is refused before the first token.
@@ -92,6 +93,18 @@ class TorchEngine(DenseEngine):
         bound.buffers.fill(inputs.input_ids[:, 0].tolist(), context, past)
         return bound.run()
 
+    def feed(self, inputs: StepInputs, states: StateSet) -> None:
+        own = self._checked(inputs, states)
+        prompt = self._prompt_step(inputs, own, logits=False) if self._prepares_prompts else None
+        if prompt is None:
+            super().feed(inputs, states)
+            return
+        # The GPU has the next step when it ends one, and no more: a prompt may be given up.
+        before, self._ahead = self._ahead, prompt.start(inputs)
+        self._note_direct(prompt)
+        if before is not None:
+            self._device.wait_for(before)
+
     def decoder(self, rows: Sequence[int], states: StateSet) -> TorchDecoder:
         own = self._own(states)
         return TorchDecoder(rows, own, self.config.vocab_size, lambda tokens: self._bound(own, tokens))
@@ -118,16 +131,17 @@ class TorchEngine(DenseEngine):
             )
         return bound
 
-    def _prompt_step(self, inputs: StepInputs, states: TorchStateSet) -> PromptStep | None:
+    def _prompt_step(self, inputs: StepInputs, states: TorchStateSet, logits: bool = True) -> PromptStep | None:
         """The prepared step for prompts of this shape; None where there are none of it."""
         memory = states.memory
-        shape = PromptShape.of(inputs, memory.max_seq)
+        shape = PromptShape.of(inputs, memory.max_seq, logits)
         if shape is None:
             return None
         step: PromptStep | None = memory.prompts.pop(shape, None)
         if step is None:
-            program, tensors = self._model.program(Phase.PREFILL), memory.tensors
-            step = PromptStep(self._device, program, memory, shape, lambda found: self._taken_over(found, tensors))
+            program, tensors = self._model.program(Phase.PREFILL if logits else Phase.FEED), memory.tensors
+            finish = self._taken_over if logits else self._advance
+            step = PromptStep(self._device, program, memory, shape, lambda found: finish(found, tensors))
         memory.prompts[shape] = step
         if len(memory.prompts) > MOST_PROMPTS:
             memory.prompts.popitem(last=False)
@@ -135,10 +149,13 @@ class TorchEngine(DenseEngine):
 
     def _run_prompt(self, step: PromptStep, inputs: StepInputs) -> np.ndarray:
         logits = step.run(inputs)
+        self._note_direct(step)
+        return logits
+
+    def _note_direct(self, step: PromptStep) -> None:
         if step.repeated.direct:
             # Some operator of this model asks the GPU for values: none of its prompts can be recorded.
             self._prepares_prompts = not self._device.is_gpu
-        return logits
 
     def _run(self, inputs: StepInputs, states: TorchStateSet, values: Sequence[str]) -> dict[str, np.ndarray]:
         """A step that is not recorded: the logits and inner ``values`` by name."""
@@ -165,12 +182,16 @@ class TorchEngine(DenseEngine):
         }
 
     def _taken_over(self, found: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Advance the states that the program did not change where they are; the logits in float32."""
+        """Advance the states; the logits in float32."""
+        self._advance(found, states)
+        return found[self._result].float()
+
+    def _advance(self, found: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor]) -> None:
+        """Take over the states that the program did not change where they are."""
         for spec in self._specs:
             tensor, present = states[spec.name], found[str(spec.replaced_by)]
             if present is not tensor:
                 tensor.copy_(present)
-        return found[self._result].float()
 
     def _checked(self, inputs: StepInputs, states: StateSet) -> TorchStateSet:
         own, ids = self._own(states), inputs.input_ids

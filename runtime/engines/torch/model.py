@@ -59,7 +59,11 @@ class TorchModel:
             fuse_graph(model, phase, merge=self._device.is_gpu, snapshots=snapshots)
             if phase is Phase.DECODE and self._takes_result and not values:
                 let_head_write_its_result(model.graph)
-            self._programs[key] = self._compiled(model)
+            if phase is Phase.FEED:
+                states = {spec.replaced_by for spec in self._config.bindings.states}
+                self._programs[key] = self._compiled(model, [v for v in model.graph.outputs if v.name in states])
+            else:
+                self._programs[key] = self._compiled(model, model.graph.outputs)
         return self._programs[key]
 
     def pool_operators(self) -> dict[str, str]:
@@ -75,8 +79,8 @@ class TorchModel:
         self._programs.clear()
         self.weights = WeightStore(self._folder, self._device.torch)
 
-    def _compiled(self, model: ir.Model) -> Program:
+    def _compiled(self, model: ir.Model, outputs: Sequence[ir.Value]) -> Program:
         with self._device.active():
-            program = compile_program(model.graph.inputs, model.graph.outputs, self.weights, self._device.kernels)
+            program = compile_program(model.graph.inputs, outputs, self.weights, self._device.kernels)
             self._device.synchronize()
         return program

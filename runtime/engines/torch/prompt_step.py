@@ -29,13 +29,17 @@ _MOST_TOKENS = 8192
 
 @dataclass(frozen=True)
 class PromptShape:
-    """tokens: the width of a step, padding included. past: cached tokens of each row, the same for all."""
+    """tokens: the width of a step, padding included. past: cached tokens of each row, the same for all.
+
+    logits: whether the step gives any.
+    """
 
     tokens: int
     past: int
+    logits: bool = True
 
     @classmethod
-    def of(cls, inputs: StepInputs, max_seq: int) -> PromptShape | None:
+    def of(cls, inputs: StepInputs, max_seq: int, logits: bool = True) -> PromptShape | None:
         """The padded shape of a step; None where it has few tokens or very many, where a row has none, and where rows
         do not have equally many cached ones.
 
@@ -48,7 +52,7 @@ class PromptShape:
         if inputs.context_lengths.min() < 1 or (inputs.past_lengths != past).any():
             return None
         step = max(16, 1 << (tokens.bit_length() - 5))
-        return cls(min(-(-tokens // step) * step, room), past)
+        return cls(min(-(-tokens // step) * step, room), past, logits)
 
 
 class PromptStep:
@@ -63,9 +67,9 @@ class PromptStep:
         program: Program,
         memory: StateMemory,
         shape: PromptShape,
-        finish: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        finish: Callable[[Mapping[str, torch.Tensor]], torch.Tensor | None],
     ) -> None:
-        """``finish`` takes over what the program returns: it advances the states and gives the logits."""
+        """``finish`` takes over what the program returns: it advances the states and gives the logits, if any."""
         self._device, self._program, self._finish = device, program, finish
         rows, tokens = memory.batch, shape.tokens
         words = 2 * rows * tokens  # token ids are int64
@@ -87,26 +91,37 @@ class PromptStep:
         }
         # Of the logits: host memory, and the same as the GPU writes to it.
         self._logits: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._done: torch.cuda.Event | None = None
         self.repeated = RepeatedWork(device, self._work)
 
     def run(self, inputs: StepInputs) -> np.ndarray:
-        """One step of at most this width: logits [batch, vocab] float32, valid until the next run.
+        """One step of at most this width that gives logits: [batch, vocab] float32, valid until the next run.
 
         EngineError when the GPU refuses or fails it.
         """
+        self.start(inputs)
+        self._device.synchronize()
+        assert self._logits is not None
+        return self._logits[0].numpy()
+
+    def start(self, inputs: StepInputs) -> torch.cuda.Event | None:
+        """Enqueue one step; what is done when the GPU has finished it, None on a CPU."""
+        if self._done is not None:
+            self._device.wait_for(self._done)  # until then the GPU reads host memory
         ids = inputs.input_ids
         self._ids[:, : ids.shape[1]], self._ids[:, ids.shape[1] :] = ids, 0
         self._context[:] = inputs.context_lengths
         with self._device.active(), memory_for(self._rows, self._tokens):
             self.repeated.run()
-        self._device.synchronize()
-        assert self._logits is not None
-        return self._logits[0].numpy()
+        self._done = self._device.mark()
+        return self._done
 
     def _work(self) -> None:
         if self._there is not self._host:
             self._there.copy_(self._host, non_blocking=True)
         logits = self._finish(self._program.run(self._feeds))
+        if logits is None:
+            return
         if self._logits is None:
             self._logits = self._device.mapped(*logits.shape, dtype=torch.float32)
         self._logits[1].copy_(logits, non_blocking=True)

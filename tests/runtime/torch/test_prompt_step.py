@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +52,21 @@ def test_other_steps_have_no_shape(tokens: list[int], past: list[int]) -> None:
     assert shape_of(tokens, past) is None
 
 
-def compare(engine: TorchEngine, made: HandMade, seed: int) -> OrderedDict[PromptShape, PromptStep]:
-    """Two rows of random tokens through STEPS; the prepared steps. Their memory is that of the rows before."""
+def compare(engine: TorchEngine, made: HandMade, seed: int, feeds: bool) -> OrderedDict[PromptShape, PromptStep]:
+    """Two rows of random tokens through STEPS; the prepared steps. Their memory is that of the rows before.
+
+    feeds: whether the first step gives no logits.
+    """
     rows = np.random.default_rng(seed).integers(0, VOCAB, (2, MAX_SEQ))
     states, done = engine.allocate_states(2, MAX_SEQ), [0, 0]
     for counts in STEPS:
         new = [row[d : d + n] for row, d, n in zip(rows, done, counts, strict=True)]
-        logits = engine.step(step_inputs(new, done, padding=VOCAB - 1), states)
-        done = [d + n for d, n in zip(done, counts, strict=True)]
+        inputs = step_inputs(new, done, padding=VOCAB - 1)
+        fed, done = feeds and not any(done), [d + n for d, n in zip(done, counts, strict=True)]
+        if fed:
+            engine.feed(inputs, states)
+            continue
+        logits = engine.step(inputs, states)
         for row, length, found in zip(rows, done, logits, strict=True):
             assert relative_error(found, made.logits(row[:length])[-1]) < 2 * TOLERANCES[made.plan.dtype]
     for name, buffer in states.buffers.items():
@@ -74,10 +81,12 @@ def test_padded_prompts_match_the_oracle(plan: Plan, device: str, tmp_path: Path
     made = HandMade(plan)
     engine = TorchEngine(made.write(tmp_path / "artifact"), device=device)
     engine._prepares_prompts = True
-    for turn in range(4):
-        prepared = compare(engine, made, turn)
-        assert list(prepared) == [PromptShape(32, 0), PromptShape(31, 18)]
-        assert {step.repeated.is_replayed for step in prepared.values()} == {device == "cuda" and turn > 0}
+    uses: Counter[PromptShape] = Counter()
+    for turn, feeds in enumerate([False, True, False, True]):
+        prepared = compare(engine, made, turn, feeds)
+        uses.update([PromptShape(32, 0, logits=not feeds), PromptShape(31, 18)])
+        replayed = {shape: step.repeated.is_replayed for shape, step in prepared.items()}
+        assert replayed == {shape: device == "cuda" and count > 1 for shape, count in uses.items()}
 
 
 def test_few_shapes_stay_prepared(tmp_path: Path) -> None:

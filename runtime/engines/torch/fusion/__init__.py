@@ -28,12 +28,13 @@ from hybridge.trt_plugins.rewrites.joined_mixers import join_mixers
 
 
 class Phase(str, Enum):
-    """PREFILL: steps of any number of tokens a row. DECODE: at most one token a row.
+    """PREFILL: steps of any number of tokens a row. FEED: the same without logits. DECODE: at most one token a row.
 
     DRAFT: any number too, in steps that leave the states of some rows unchanged. RING: DECODE over states with rings.
     """
 
     PREFILL = "prefill"
+    FEED = "feed"
     DECODE = "decode"
     DRAFT = "draft"
     RING = "ring"
@@ -74,6 +75,6 @@ def fuse_graph(model: ir.Model, phase: Phase, merge: bool, snapshots: Container[
         tile_experts(graph)
     fuse_elementwise(graph)
     clean_graph(graph)
-    if phase is Phase.PREFILL:
+    if phase in (Phase.PREFILL, Phase.FEED):
         leave_out_other_tokens(graph)
         clean_graph(graph)
