@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TypeVar
 
@@ -13,6 +14,8 @@ _STEPS = 9
 # Of a kind with draft tokens, the fewest steps that count: one alone may have been delayed, and where drafting does not
 # seem to pay, the next one comes late.
 _FEWEST = 3
+# Steps that take so many times as long as steps with more draft tokens were delayed.
+_DELAYED = 1.2
 Kind = TypeVar("Kind", int, float)
 
 
@@ -78,11 +81,20 @@ class _Line:
         """Intercept and slope, both at least 0."""
         weight = first = second = extra = product = 0.0
         prior = [(draft_tokens, (_PRIOR_WEIGHT, value)) for draft_tokens, value in _PRIOR_POINTS]
-        for draft_tokens, (share, value) in (*prior, *self._points.items()):
+        for draft_tokens, (share, value) in (*prior, *self._undelayed()):
             weight, first, second = weight + share, first + share * draft_tokens, second + share * draft_tokens**2
             extra, product = extra + share * value, product + share * draft_tokens * value
         slope = max(0.0, (weight * product - first * extra) / (weight * second - first * first))
         return max(0.0, (extra - slope * first) / weight), slope
+
+    def _undelayed(self) -> list[tuple[float, tuple[float, float]]]:
+        """The points; where steps with more draft tokens often took much less time, those with fewer count as these."""
+        found, least = [], math.inf
+        for draft_tokens, (share, extra) in sorted(self._points.items(), reverse=True):
+            if share == _STEPS:
+                least = min(least, extra)
+            found.append((draft_tokens, (share, least if 1 + extra > _DELAYED * (1 + least) else extra)))
+        return found
 
 
 def _latest(steps: dict[Kind, deque[float]], kind: Kind, value: float) -> tuple[float, float]:

@@ -50,6 +50,22 @@ def test_delays_for_other_reasons_change_no_estimate() -> None:
     assert cost.relative_time(4) == pytest.approx(1.1, abs=0.06)
 
 
+def test_more_draft_tokens_bound_the_time_of_fewer() -> None:
+    """Steps of four were delayed each time. A few of eight that seem fast bound no others."""
+    cost = StepCost()
+    for _ in range(10):
+        cost.observe(1, 0, 1.0)
+        cost.observe(1, 2, 1.4)
+        cost.observe(1, 7, 2.0)
+    for seconds in (9.0, 8.8, 8.8, 9.1):
+        cost.observe(1, 4, seconds)
+    for draft_tokens, expected in ((2, 1.4), (4, 1.7), (7, 2.0)):
+        assert cost.relative_time(draft_tokens) == pytest.approx(expected, abs=0.2)
+    for _ in range(4):
+        cost.observe(1, 8, 1.0)
+    assert cost.relative_time(7) > 1.4
+
+
 def test_times_that_make_no_sense_give_a_cost_that_does() -> None:
     cost = StepCost()
     for seconds in (0.0, 1.0, 1.0, 1.0, 1000.0):
