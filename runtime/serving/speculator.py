@@ -120,6 +120,8 @@ class Speculator:
             if sequence.id not in self._counts:
                 self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
             count = self._counts[sequence.id]
+            if isinstance(self._drafter, NgramDrafter):
+                count.foresee(self._drafter.foreseen(sequence.id, sequence.tokens))
             most = min(room, count.choose(rows))
             self._waiting.append(count.probes)
             if most:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hybridge.runtime.speculation.probes import Probes
 
@@ -10,6 +10,8 @@ from hybridge.runtime.speculation.probes import Probes
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 3.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95
+# Where draft tokens do not pay, steps until the count is chosen again.
+_EVALUATED = 8
 
 
 def expected_tokens(acceptance: float, most: int) -> list[float]:
@@ -28,14 +30,18 @@ class DraftLength:
 
     ``cost`` is the share of a step that each draft token adds, so that the time is 1 + cost * count, or a function of
     the count and the rows of the step. The acceptance is measured for this sequence, with less weight for older steps:
-    accepted / tried, where those tried are the accepted tokens and the first rejected one. Ties go to the shorter.
-    Where no count pays, the best of 1 and more is tried again now and then (``probes``).
+    accepted / tried, where those tried are the accepted tokens and the first rejected one, and those that a drafter
+    would have proposed. Ties go to the shorter. Where no count pays, the best of 1 and more is tried again now and then
+    (``probes``). foresees: the drafter tells what it would have proposed (``foresee``), so that the count is chosen
+    again before that.
     """
 
-    def __init__(self, most: int, cost: float | Callable[[int, int], float], adaptive: bool = True) -> None:
+    def __init__(
+        self, most: int, cost: float | Callable[[int, int], float], adaptive: bool = True, foresees: bool = False
+    ) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
         self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
-        self.probes = Probes()
+        self.probes = Probes(_EVALUATED) if foresees else Probes()
 
     @property
     def acceptance(self) -> float:
@@ -54,6 +60,11 @@ class DraftLength:
             if tokens / time > most:
                 best, most, loss = count, tokens / time, time - tokens
         return best if self.probes.tries(loss) else 0
+
+    def foresee(self, right: Iterable[bool]) -> None:
+        """Each token that a drafter would have proposed, had it been asked, counts as a step with one draft token."""
+        for each in right:
+            self.observe(1, int(each))
 
     def observe(self, proposed: int, accepted: int) -> None:
         """A step accepted ``accepted`` of ``proposed`` draft tokens; steps without draft tokens are ignored."""

@@ -27,6 +27,10 @@ class NgramDrafter:
         """Whether there is anything to propose after ``tokens``, in a fraction of the time that ``propose`` takes."""
         return self._index(sequence).finds(tokens)
 
+    def foreseen(self, sequence: int, tokens: Sequence[int]) -> tuple[bool, ...]:
+        """Which of the new ``tokens`` look-up alone would have found, as ``NgramIndex.foreseen``."""
+        return self._index(sequence).foreseen(tokens)
+
     def forget(self, sequence: int) -> None:
         self._indices.pop(sequence, None)
 

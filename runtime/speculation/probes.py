@@ -12,28 +12,35 @@ FEWEST_STEPS, MOST_STEPS, MOST_LOSS = 16, 300, 0.01
 class Probes:
     """The less a try is expected to lose, the earlier it comes."""
 
-    def __init__(self) -> None:
-        self._left = 0
+    def __init__(self, evaluated: int = MOST_STEPS) -> None:
+        """``evaluated``: steps until what is expected has to be said again, unless a try comes earlier."""
+        self._evaluated = evaluated
+        # Steps to the next try, and to the next call of ``tries``, both included.
+        self._left = self._next = 0
 
     def waits(self) -> bool:
         """Whether the next step does without, whatever it would be expected to lose; otherwise ``tries`` decides."""
-        if self._left > 1:
-            self._left -= 1
+        if self.waiting:
+            self.skip(1)
             return True
         return False
 
     @property
     def waiting(self) -> int:
         """How many of the next steps ``waits`` is sure to keep from trying."""
-        return max(0, self._left - 1)
+        return max(0, self._next - 1)
 
     def skip(self, steps: int) -> None:
         """Count ``steps`` of those ``waiting`` as done."""
         self._left -= steps
+        self._next -= steps
 
     def tries(self, loss: float) -> bool:
         """Whether the next step tries; loss: the time that this is expected to lose, in steps, negative if it pays."""
-        due, self._left = self._left == 1, 0
-        if loss >= 0:
-            self._left = min(MOST_STEPS, max(FEWEST_STEPS, math.ceil(loss / MOST_LOSS)))
-        return due or loss < 0
+        if loss < 0:
+            self._left = self._next = 0
+            return True
+        due, steps = self._left == 1, min(MOST_STEPS, max(FEWEST_STEPS, math.ceil(loss / MOST_LOSS)))
+        self._left = min(self._left - 1, steps) if self._left > 1 else steps
+        self._next = min(self._left, self._evaluated)
+        return due

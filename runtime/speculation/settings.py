@@ -95,4 +95,4 @@ class SpeculationSettings:
         """The counter of one sequence, whose request allows at most ``limit`` draft tokens."""
         most = self.tokens if limit is None else min(limit, self.tokens)
         cost = measured.relative_time if self.draft_token_cost is None else self.draft_token_cost
-        return DraftLength(most, cost, self.adaptive)
+        return DraftLength(most, cost, self.adaptive, foresees=self.drafter == NGRAM)

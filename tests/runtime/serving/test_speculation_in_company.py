@@ -125,7 +125,7 @@ def test_sequences_are_asked_only_where_look_up_finds_something(monkeypatch: pyt
 
 
 def test_a_request_that_arrives_while_others_wait_gets_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    speculation = SpeculationSettings(MOST, draft_token_cost=0.9)
+    speculation = SpeculationSettings(MOST, draft_token_cost=1.0)
     loop, _ = toy_loop(HYBRID, speculation=speculation, max_seq_len=200, memory_bytes=40_000)
     assert loop._speculator is not None
     loop.add(make_request([1, 2, 3, 4, 5], 150))

@@ -50,6 +50,21 @@ def test_a_sequence_recovers_when_its_text_begins_to_repeat() -> None:
     assert count.choose() == 5
 
 
+def test_foreseen_tokens_end_the_wait_for_a_try_within_eight_steps() -> None:
+    """And those that were not foreseen prevent all but few tries."""
+    good, bad = (DraftLength(5, 0.5, foresees=True) for _ in range(2))
+    for count in (good, bad):
+        count.foresee([False] * 20)
+        assert count.choose() == 0
+    good.foresee([True] * 20)
+    assert [good.choose() for _ in range(8)] == [*[0] * 7, 1]
+    counts = []
+    for _ in range(500):
+        bad.foresee([False])
+        counts.append(bad.choose())
+    assert set(counts) == {0, 1} and sum(counts) <= 10
+
+
 def test_the_estimate_is_the_share_of_accepted_draft_tokens() -> None:
     """Geometric trials of probability 0.7, cut at 5: the estimate is unbiased, except for its short memory."""
     rng, count, seen = np.random.default_rng(5), DraftLength(5, 0.1), []

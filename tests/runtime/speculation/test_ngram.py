@@ -38,6 +38,26 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], shortest: int, m
         assert index.propose(grown, count) == searched(grown, shortest, shortest + more, count)
 
 
+@settings(deadline=None, max_examples=examples(50))
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 3), st.lists(st.integers(1, 9), max_size=30)
+)
+def test_what_was_foreseen_is_what_a_search_before_each_token_finds(
+    tokens: list[int], shortest: int, counts: list[int]
+) -> None:
+    index, grown = NgramIndex(shortest, shortest + 1), tokens[:1]
+    assert index.foreseen(grown) == ()
+    for count in counts:
+        expected = []
+        for place in range(len(grown), min(len(grown) + count, len(tokens))):
+            found = searched(tokens[:place], shortest, shortest, 1)
+            expected += [found[0] == tokens[place]] if found else []
+        grown = tokens[: len(grown) + count]
+        if count % 2:
+            index.propose(grown, 2)
+        assert list(index.foreseen(grown)) == expected and index.foreseen(grown) == ()
+
+
 def test_a_longer_run_goes_before_a_later_one() -> None:
     index = NgramIndex(1, 3)
     assert index.propose([1, 2, 3, 9, 9, 3, 8, 1, 2, 3], 2) == (9, 9)
