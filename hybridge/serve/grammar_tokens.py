@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # Threads that compute masks, and lexers that a grammar gets for them; more would slow down the engine.
 MOST_THREADS = max(1, min(12, os.cpu_count() or 1))
 
+# Answers, the same by lexer, and matchers with their rows.
+Arrangement = tuple[list["GrammarTokens"], list["GrammarTokens"], list[tuple["LLMatcher", int]]]
+
 
 class MaskBatch:
     """Follows the tokens of all answers of a step and computes their masks: in another thread from ``begin`` on, or
@@ -33,6 +36,8 @@ class MaskBatch:
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
         self._waiting: list[GrammarTokens] = []
+        # The answers of the last step, by lexer too, and their matchers with their rows: mostly those of the next one.
+        self._arranged: Arrangement = ([], [], [])
         self._thread: ThreadPoolExecutor | None = None
         # The last job that has been waited for: it serves many answers.
         self.finished: Future[None] | None = None
@@ -66,20 +71,19 @@ class MaskBatch:
         waiting, self._waiting = self._waiting, []
         self._compute(waiting)
 
-    def _compute(self, waiting: Sequence[GrammarTokens], started: Event | None = None) -> None:
+    def _compute(self, waiting: list[GrammarTokens], started: Event | None = None) -> None:
         """``started`` is set when the rest needs no GIL, and after an error."""
         try:
             from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
             masks = np.empty((len(waiting), self._words), np.int32)
-            # Neighbours go to one thread: a lexer is used by one at a time.
-            by_lexer = sorted(range(len(waiting)), key=[each.lexer for each in waiting].__getitem__)
-            rows = [(waiting[row].matcher, row) for row in by_lexer]
-            tokens = [(waiting[row].matcher, token) for row in by_lexer if (token := waiting[row].only_token()) >= 0]
+            by_lexer, rows = self._arrangement(waiting)
+            tokens = [(each.matcher, token) for each in by_lexer if (token := each.only_token()) >= 0]
             if tokens:
                 consume_token_par(self._executor, tokens)  # one that is refused is an error of its matcher
-            for each in waiting:
-                each.follow()
+            if len(tokens) < len(waiting):
+                for each in waiting:
+                    each.follow()
         finally:
             if started is not None:
                 started.set()
@@ -89,6 +93,18 @@ class MaskBatch:
             fill_next_token_bitmask_par(self._executor, rows, masks)
         for each, mask in zip(waiting, masks.view(np.uint32), strict=True):
             each.computed = mask
+
+    def _arrangement(self, waiting: list[GrammarTokens]) -> tuple[list[GrammarTokens], list[tuple[LLMatcher, int]]]:
+        """``waiting`` by lexer, and their matchers, each with its row of the masks.
+
+        Neighbours go to one thread: a lexer is used by one at a time.
+        """
+        before, by_lexer, rows = self._arranged
+        if waiting != before:
+            order = sorted(range(len(waiting)), key=[each.lexer for each in waiting].__getitem__)
+            by_lexer, rows = [waiting[row] for row in order], [(waiting[row].matcher, row) for row in order]
+            self._arranged = waiting, by_lexer, rows
+        return by_lexer, rows
 
     @cached_property
     def _executor(self) -> LLExecutor:
@@ -115,7 +131,8 @@ class GrammarTokens:
 
     def mask(self) -> np.ndarray:
         """RequestError when the grammar needs more work than a step may have."""
-        self._finish_job()
+        if self.job is not None:
+            self._finish_job()
         if self.computed is None:
             self._batch.compute()
         assert self.computed is not None
@@ -123,9 +140,10 @@ class GrammarTokens:
             raise grammar_error(self.matcher.get_error())
         return self.computed
 
-    def prepare(self) -> None:
-        """As ``AllowedTokens`` says."""
-        self._batch.begin()
+    @property
+    def prepare(self) -> Callable[[], None]:
+        """As ``AllowedTokens`` says; the same for all answers of a batch."""
+        return self._batch.begin
 
     def fork(self) -> GrammarTokens:
         """As ``AllowedTokens`` says."""

@@ -39,6 +39,8 @@ class LogitEdits(NamedTuple):
     @property
     def is_mask(self) -> bool:
         """Whether there is nothing but ``allowed``."""
+        if self.forbidden is self.biased is self.seen is self.answered is _NONE:  # as ``only_allowed`` makes them
+            return self.allowed is not None
         others = self.forbidden.size or self.biased.size or self.seen.size or self.answered.size
         return self.allowed is not None and not others
 

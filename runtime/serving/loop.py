@@ -312,9 +312,13 @@ class ServingLoop:
         return found
 
     def _mask_preparations(self) -> list[Callable[[], object]]:
-        """What begins to compute the masks of the step that was launched last."""
-        found = [sampler.mask_preparation() for sampler in self._masked]
-        return [prepare for prepare in found if prepare is not None]
+        """What begins to compute the masks of the step that was launched last; neighbours may have one in common."""
+        found: list[Callable[[], object]] = []
+        for sampler in self._masked:
+            prepare = sampler.mask_preparation()
+            if prepare is not None and found[-1:] != [prepare]:
+                found.append(prepare)
+        return found
 
     def _prepare_masks(self) -> None:
         """Let the masks of the next tokens be computed in another thread."""
