@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hybridge.artifact.errors import RequestError
 from hybridge.artifact.names import conv_state, recurrent_state
 from hybridge.runtime.caches import HybridCacheManager, RowSnapshot
 from hybridge.runtime.engines.dense import Decoder, DenseEngine, StateBuffer, StepInputs
 from hybridge.transformers_host.columns import Columns
 from hybridge.transformers_host.packing import RowPacking
-from hybridge.transformers_host.rollback import Rollback
+from hybridge.transformers_host.rollback import Rollback, recorded
 from hybridge.transformers_host.rows import LayerState, TextBackend, TextRows
 
 
@@ -88,13 +87,8 @@ class EngineRows(TextRows):
 
     def crop(self, columns: int) -> None:
         recurrent = bool(self._states.mamba.num_layers)
-        if columns and recurrent and self._rollback is None:
-            raise RequestError(
-                f"expected a cache whose states were recorded, found one of {self.columns.count} columns that was "
-                "not: recurrent states go back only from where activate_past_recording was called before the tokens"
-            )
-        if columns and recurrent and self._rollback is not None:
-            self._rewind(self._rollback, columns)
+        if columns and recurrent:
+            self._rewind(recorded(self._rollback, self.columns.count), columns)
         elif columns:
             dropped = self.columns.tokens[:, self.columns.count - columns :].sum(axis=1)
             self._states.lengths[:] = [n - int(d) for n, d in zip(self._states.lengths, dropped, strict=True)]

@@ -11,7 +11,7 @@ import torch
 from hybridge.artifact.errors import RequestError
 from hybridge.transformers_host.bucket import BucketKind
 from hybridge.transformers_host.columns import Columns
-from hybridge.transformers_host.rollback import Rollback
+from hybridge.transformers_host.rollback import Rollback, recorded
 from hybridge.transformers_host.rows import LayerState, TextRows
 from hybridge.transformers_host.traced_cache import TracedCache
 
@@ -78,13 +78,9 @@ class ExportRows(TextRows):
     def crop(self, columns: int) -> None:
         recurrent = any("conv" in layer for layer in self._states.layers)
         if columns and recurrent:
-            if self._rollback is None:
-                raise RequestError(
-                    f"expected a cache whose states were recorded, found one of {self.columns.count} columns that was "
-                    "not: recurrent states go back only from where activate_past_recording was called before the tokens"
-                )
-            again = self._rollback.rewind(self._restore, self.columns.count - columns)
-            self._forget_columns(self.columns.count - self._rollback.start)
+            rollback = recorded(self._rollback, self.columns.count)
+            again = rollback.rewind(self._restore, self.columns.count - columns)
+            self._forget_columns(self.columns.count - rollback.start)
             if again is not None:
                 self._run(torch.from_numpy(again[0]).to(self._visible.device), again[1])
         elif columns:

@@ -47,3 +47,13 @@ class Rollback(Generic[SnapshotT]):
     def forget(self) -> None:
         """The next tokens start from new copies."""
         self._snapshot, self._ids, self._tokens = None, [], []
+
+
+def recorded(rollback: Rollback[SnapshotT] | None, columns: int) -> Rollback[SnapshotT]:
+    """``rollback`` of a cache of ``columns`` columns; RequestError where its states were not recorded."""
+    if rollback is None:
+        raise RequestError(
+            f"expected a cache whose states were recorded, found one of {columns} columns that was not: recurrent "
+            "states go back only from where activate_past_recording was called before the tokens"
+        )
+    return rollback
