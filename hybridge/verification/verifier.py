@@ -54,25 +54,13 @@ def verify(
 
 def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptions, progress: Progress) -> VerifyReport:
     """``verify`` with ``checkpoint``, the folder that transformers loads in place of ``source``."""
-    # Refuse what cannot run before the long work: the reference may take minutes to load.
-    check_engine(options.engine)
-    require_checkpoint(checkpoint)
-    require_artifact(artifact)
-    config = read_config(artifact).require_logits()
-    arguments = read_manifest(artifact).arguments
-    if rounded := arguments.get("quantize") or arguments.get("quantize_embedding"):
-        raise UnsupportedError(
-            f"{artifact}: expected the weights of the checkpoint, found weights that the export rounded to {rounded}: "
-            "measure the difference with `hybridge evaluate`"
-        )
-    layout = layout_steps(config)
-    options.check(config.max_seq_len)
+    config = _verifiable(checkpoint, artifact, options)
     rounded_states = config.recurrent_state_dtype if config.state_scales else None
     tolerance = options.tolerance or default_tolerance(
         options.engine, config.dtype, config.has_kv_scales, _rounds_inputs(config), options.float32, rounded_states
     )
     notes: list[str] = []
-    engines = _engine_names(options.engine, layout, notes)
+    engines = _engine_names(options.engine, layout_steps(config), notes)
     check_artifact(artifact)
     # The checks of an export come first: transformers would open any file.
     with located(checkpoint):
@@ -111,6 +99,22 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         cases.products is not None,
         () if head is None else head.config.layer_types,
     )
+
+
+def _verifiable(checkpoint: Path, artifact: Path, options: VerifyOptions) -> RuntimeConfig:
+    """The config of ``artifact``; refuses what cannot run before the reference is loaded, which may take minutes."""
+    check_engine(options.engine)
+    require_checkpoint(checkpoint)
+    require_artifact(artifact)
+    config = read_config(artifact).require_logits()
+    arguments = read_manifest(artifact).arguments
+    if rounded := arguments.get("quantize") or arguments.get("quantize_embedding"):
+        raise UnsupportedError(
+            f"{artifact}: expected the weights of the checkpoint, found weights that the export rounded to {rounded}: "
+            "measure the difference with `hybridge evaluate`"
+        )
+    options.check(config.max_seq_len)
+    return config
 
 
 def _cases(

@@ -26,7 +26,7 @@ from hybridge.trt_plugins.call_check import TensorType
 from hybridge.trt_plugins.catalog import DOMAIN, spec_of
 from hybridge.trt_plugins.plugins.data_types import network_dtype
 from hybridge.trt_plugins.plugins.fields import ALIASED, CAPABILITIES
-from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, with_replay, with_snapshots
+from hybridge.trt_plugins.rewrites.draft_slots import DraftSlots, ReplayGraphs, with_replay, with_snapshots
 from hybridge.trt_plugins.rewrites.hidden_states import HiddenForm
 from hybridge.trt_plugins.rewrites.layer_names import name_layers_apart
 from hybridge.trt_plugins.rewrites.zero_points import without_zero_points
@@ -100,12 +100,17 @@ def parser_model(
     found = _ready(model, choice, digest)
     if graphs is None:
         return found
+    return _with_advance(found, graphs, digest)
+
+
+def _with_advance(found: ParserModel, graphs: ReplayGraphs, digest: str) -> ParserModel:
+    """``found`` with the graph that computes accepted tokens again; SettingError where plugins are off."""
     if not found.plugins.nodes:
         raise SettingError(
             f"draft_states: expected for {REPLAY!r} the plugins, which update states in place, found native layers "
             f"({found.plugins.reason}): use `draft_states={SNAPSHOT!r}`"
         )
-    types = value_types(model)
+    types = value_types(graphs.check)
     stored = tuple(Binding(name, types[name].dtype, _dims(types[name])) for name in graphs.stored)
     nodes = {node.name: node.op_type for node in operator_nodes(graphs.advance)}
     advance = _ready(graphs.advance, replace(found.plugins, nodes=nodes), digest)
