@@ -90,6 +90,9 @@ class PagedSession:
         self._deferred_bound: tuple[object, object] = None, None
         self._most_checkpoints = -1
         self._checkpoints: dict[str, np.ndarray] = {}
+        # First slot, -1 for ``_checkpoints``, and number of the checkpoints that are bound.
+        self._bound_checkpoints: tuple[int, int] | None = None
+        self._checkpoint_values: list[object] = []
 
     def run(
         self,
@@ -122,7 +125,7 @@ class PagedSession:
             self.feed(LOGITS_INDICES, logits_indices)
         for name, array in {**shown, LOGITS: logits}.items():
             self._io.bind_ortvalue_output(name, _value(array, values))
-        returned = self._bind_checkpoints(checkpoints, values) if self.takes_checkpoints else {}
+        returned = self._bind_checkpoints(checkpoints) if self.takes_checkpoints else {}
         self._last_values = values
         self._execute()
         for name, states in returned.items():
@@ -183,17 +186,26 @@ class PagedSession:
             self._bound_range = key
         return [self._bind_pool(n, a[slots], bound) for n, a in self._parts.items() if n not in self._in_place]
 
-    def _bind_checkpoints(self, checkpoints: RowCheckpoints, values: list[object]) -> dict[str, np.ndarray]:
-        """Arrays that receive the states of ``checkpoints``, by pool; the next run uses them again."""
+    def _bind_checkpoints(self, checkpoints: RowCheckpoints) -> dict[str, np.ndarray]:
+        """Bind what receives the states of ``checkpoints``: their slots, if these are adjacent and in order; else
+        arrays by pool, which are returned, and which the next run uses again."""
         self.feed(CHECKPOINT_LENGTHS, checkpoints.lengths)
-        n = len(checkpoints.lengths)
-        if n > self._most_checkpoints:
-            self._checkpoints = {name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()}
-            self._most_checkpoints = n
-        states = {name: array[:n] for name, array in self._checkpoints.items()}
-        for name, array in states.items():
-            self._io.bind_ortvalue_output(checkpoint_output(name), _value(array, values))
-        return states
+        n, slots = len(checkpoints.slots), checkpoints.slots.tolist()
+        first = slots[0] if slots and slots == list(range(slots[0], slots[0] + n)) else -1
+        if first >= 0:
+            states = {name: pool[first : first + n] for name, pool in self._parts.items()}
+        else:
+            if n > self._most_checkpoints:
+                self._checkpoints = {
+                    name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()
+                }
+                self._most_checkpoints, self._bound_checkpoints = n, None
+            states = {name: array[:n] for name, array in self._checkpoints.items()}
+        if self._bound_checkpoints != (first, n):
+            self._bound_checkpoints, self._checkpoint_values = (first, n), []
+            for name, array in states.items():
+                self._io.bind_ortvalue_output(checkpoint_output(name), _value(array, self._checkpoint_values))
+        return {} if first >= 0 else states
 
     def _bind_deferred(self, batch: DeferredBatch) -> None:
         """The states to read, and the arrays that receive what the tokens store."""

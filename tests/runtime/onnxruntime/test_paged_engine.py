@@ -149,7 +149,8 @@ def test_slots_with_and_without_gaps_give_the_same(hybrid: Exported) -> None:
 
 
 @pytest.mark.skipif(cpu_library().path is None, reason=f"no library: {cpu_library().reason}")
-def test_states_inside_of_rows_are_those_of_their_tokens_alone(hybrid: Exported) -> None:
+@pytest.mark.parametrize("slots", [(3, 0, 2), (2, 3, 0)], ids=["in any order", "adjacent"])
+def test_states_inside_of_rows_are_those_of_their_tokens_alone(hybrid: Exported, slots: tuple[int, int, int]) -> None:
     engine = engine_of(hybrid, "onnxruntime")
     assert engine.takes_checkpoints
     engine.allocate_pools(PoolSizes(9, 4, 6))
@@ -167,10 +168,10 @@ def test_states_inside_of_rows_are_those_of_their_tokens_alone(hybrid: Exported)
             state_indices=np.array([4, 1, 5], np.int32),
             logits_indices=np.array([7], np.int32),
             # After 1 and 7 tokens of the first row, and 6 of the second.
-            checkpoints=np.array([[0, 3], [6, 0], [13, 2]], np.int32),
+            checkpoints=np.array([*zip((0, 6, 13), slots, strict=True)], np.int32),
         )
     )
-    ends = {3: tokens[:1], 0: tokens[:7], 2: tokens[8:14], 1: tokens[8:17]}
+    ends = {**dict(zip(slots, (tokens[:1], tokens[:7], tokens[8:14]), strict=True)), 1: tokens[8:17]}
     states = [spec.name for spec in hybrid.config.bindings.states if not spec.grows]
     found = {slot: [engine.read_pool(name)[slot].copy() for name in states] for slot in ends}
     for slot, alone in ends.items():
