@@ -37,6 +37,8 @@ class EvictedPrefixes:
 
     def knows(self, namespace: str, key: bytes) -> bool:
         """Whether something that ``key`` begins with was evicted."""
+        if not self._evicted:
+            return False
         for length in range(min(len(key), _SHORT * TOKEN_BYTES), 0, -TOKEN_BYTES):
             beginning = namespace, key[:length]
             hashed, end = _hash(b""), 0
