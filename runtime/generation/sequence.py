@@ -58,7 +58,7 @@ class GeneratedSequence:
         self._stopped_by: int | str | None = None
         # What is known of the prompt, which all answers to it share; None unless requested.
         self.prompt_logprobs = prompt_logprobs
-        # Text of the token that was chosen last.
+        # Text, free of stop strings, that no piece has shown.
         self._text = ""
         self._started = started
         self._first_token_at = 0.0
@@ -69,7 +69,8 @@ class GeneratedSequence:
         return self.piece()
 
     def choose(self, logits: np.ndarray, best: int | None = None, draft_token: DraftToken | None = None) -> None:
-        """Choose the next token from ``logits`` [vocab], and whether it was the last; then call ``piece``, once.
+        """Choose the next token from ``logits`` [vocab], and whether it was the last; then call ``piece``, once, or
+        in its place ``whole_piece`` after the last.
 
         ``best``, ``draft_token``: see ``Sampler.sample``. The text is looked at only where a stop string may be in it.
         """
@@ -91,9 +92,9 @@ class GeneratedSequence:
         if token in self._stop_ids and len(token_ids) > self._min_tokens:
             self._stopped_by, self.finished = token, True
             if self._looks_for_text and self._shows_stop:
-                self._text = self._pushed(token)
+                self._text += self._pushed(token)
         elif self._looks_for_text:
-            self._text = self._pushed(token)
+            self._text += self._pushed(token)
             self._stopped_by = self._stops.found
             self.finished = self._stopped_by is not None
         if len(token_ids) >= self._max_new_tokens:
@@ -115,12 +116,20 @@ class GeneratedSequence:
             text, self._text = self._text, ""
         elif self._detokenizer is not None and (self._stopped_by is None or self._shows_stop):
             text = self._detokenizer.push(token)
+        pair = None if logprobs is None else (logprobs,)
         if self.finished:
-            return self._finish(token, text, logprobs)
+            return self._finish((token,), text, pair)
         if text:
             self._texts.append(text)
-        pair = None if logprobs is None else (logprobs,)
         return Piece(self.index, text, (token,), pair, None, None, self._choice)
+
+    def whole_piece(self) -> Piece:
+        """The only piece of an answer that has ended."""
+        tokens, text = tuple(self._token_ids), self._text
+        if not self._looks_for_text and self._detokenizer is not None:
+            shown = tokens if self._stopped_by is None or self._shows_stop else tokens[:-1]
+            text = "".join([self._detokenizer.push(token) for token in shown])
+        return self._finish(tokens, text, None if self._logprobs is None else tuple(self._logprobs))
 
     def _pushed(self, token: int) -> str:
         assert self._detokenizer is not None
@@ -130,7 +139,8 @@ class GeneratedSequence:
     def _may_stop(self) -> bool:
         return len(self._token_ids) > self._min_tokens
 
-    def _finish(self, token: int, text: str, logprobs: TokenLogprobs | None) -> Piece:
+    def _finish(self, tokens: tuple[int, ...], text: str, logprobs: tuple[TokenLogprobs, ...] | None) -> Piece:
+        """The last piece, of ``tokens``."""
         if self._detokenizer is not None and self._stops.found is None:
             text += self._stops.push(self._detokenizer.flush(), self._may_stop)
             text += self._stops.flush()
@@ -153,5 +163,4 @@ class GeneratedSequence:
                 queued=self.admitted_at - self._started,
             ),
         )
-        pair = None if logprobs is None else (logprobs,)
-        return Piece(self.index, text, (token,), pair, generation.finish_reason, generation, self._choice)
+        return Piece(self.index, text, tokens, logprobs, generation.finish_reason, generation, self._choice)

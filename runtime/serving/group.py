@@ -111,15 +111,11 @@ class SamplingGroup(Group):
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
     ) -> list[MakePiece]:
-        if not self._unforked:
-            return [self._choose(sequence, logits, best, draft_token)]
-        chosen = [sequence]
-        for choice in range(1, self._unforked + 1):
-            child = self._context.fork(sequence)
-            self._answers[child] = self._answer(choice)
-            chosen.append(child)
-        self._unforked = 0
-        return [self._choose(member, logits, best) for member in chosen]
+        if self._unforked:
+            return [make for member in self._forked(sequence) for make in self.accept(member, logits, best)]
+        answer = self._answers[sequence]
+        answer.choose(logits, best, draft_token)
+        return self._chosen(sequence, answer)
 
     def read_prompt(self, logits: np.ndarray) -> None:
         assert self._prompt_logprobs is not None
@@ -135,17 +131,20 @@ class SamplingGroup(Group):
         answer = self._answers[sequence]
         answer.sampler.record(sampled[0])
         answer.take(sampled)
-        return [self._chosen(sequence, answer)]
-
-    def _choose(
-        self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
-    ) -> MakePiece:
-        answer = self._answers[sequence]
-        answer.choose(logits, best, draft_token)
         return self._chosen(sequence, answer)
 
-    def _chosen(self, sequence: ScheduledSequence, answer: GeneratedSequence) -> MakePiece:
-        """Append the token chosen for the answer of ``sequence``, or end it."""
+    def _forked(self, sequence: ScheduledSequence) -> list[ScheduledSequence]:
+        """``sequence``, after its prompt, and a fork of it for each further answer."""
+        members = [sequence]
+        for choice in range(1, self._unforked + 1):
+            child = self._context.fork(sequence)
+            self._answers[child] = self._answer(choice)
+            members.append(child)
+        self._unforked = 0
+        return members
+
+    def _chosen(self, sequence: ScheduledSequence, answer: GeneratedSequence) -> list[MakePiece]:
+        """Append the token chosen for the answer of ``sequence``, or end it; what makes its piece, if it is wanted."""
         if answer.finished:
             answer.cached_tokens, answer.admitted_at = sequence.cached_tokens or 0, sequence.admitted_at
             answer.hidden = None if self.pooling is None else self.pooling.result
@@ -154,7 +153,9 @@ class SamplingGroup(Group):
             self._context.finish(sequence)
         else:
             sequence.tokens.append(answer.last_token)
-        return answer.piece
+        if self._submitted.whole:
+            return [answer.whole_piece] if answer.finished else []
+        return [answer.piece]
 
     def _answer(self, choice: int) -> GeneratedSequence:
         context = self._context

@@ -141,7 +141,8 @@ class LiveRequests:
                 continue
             try:
                 # Looked up in each iteration: an error makes the pieces so far and begins another list.
-                self._unmade.append((id_, group.accept(sequence, NO_LOGITS, token)))
+                if makers := group.accept(sequence, NO_LOGITS, token):
+                    self._unmade.append((id_, makers))
             except Exception as error:
                 self._broken(id_, error)
                 continue

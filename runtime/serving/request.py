@@ -16,7 +16,8 @@ class ServingRequest:
 
     index: what the pieces are marked with. priority: lower first, where the policy knows priorities. namespace:
     computed blocks are shared with requests of the same one only. checkpoints: numbers of prompt tokens after which a
-    radix cache stores a state. pooling: MEAN or LAST for the hidden state of the prompt (``PromptPooling``).
+    radix cache stores a state. pooling: MEAN or LAST for the hidden state of the prompt (``PromptPooling``). whole:
+    the only piece of an answer is its last, which holds all of it: no step makes text before.
     """
 
     request: Request
@@ -25,6 +26,7 @@ class ServingRequest:
     namespace: str = ""
     checkpoints: tuple[int, ...] = ()
     pooling: str | None = None
+    whole: bool = False
 
     def scheduled(self) -> ScheduledRequest:
         """The request for the scheduler."""

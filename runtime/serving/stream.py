@@ -10,6 +10,9 @@ from hybridge.runtime.generation import Piece, Request
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 
+# Between two steps, so that other calls get their turns.
+_NOTHING = Piece(0, "", ())
+
 
 class PieceStreams:
     """The stream that needs a piece runs the next step; pieces of other streams are queued for them."""
@@ -28,13 +31,16 @@ class PieceStreams:
         """The pieces of ``requests`` as they come, marked with the index of their request.
 
         ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest. Without
-        ``every`` only the pieces that end an answer, and of those between two steps the last.
+        ``every`` only the pieces that end an answer, which hold all of it, and an empty one after a step without such.
 
         RequestError, at once, for a request that the pools could never hold. Nothing is computed before the first piece
         is read; closing the iterator early cancels its requests. EngineError when a step failed.
         """
         ranks = priorities or [0] * len(requests)
-        submitted = [ServingRequest(request, index, ranks[index], namespace) for index, request in enumerate(requests)]
+        submitted = [
+            ServingRequest(request, index, ranks[index], namespace, whole=not every)
+            for index, request in enumerate(requests)
+        ]
         for each in submitted:
             self._loop.check(each)
         return self._stream(submitted, time.perf_counter(), every)
@@ -51,14 +57,14 @@ class PieceStreams:
                 while not inbox:
                     for each_output in self._loop.step():
                         self._inboxes[each_output.request_id].append(each_output)
+                    if not (every or inbox):
+                        yield _NOTHING
                 output = inbox.popleft()
                 if output.error is not None:
                     raise output.error
                 assert output.piece is not None
                 if output.piece.generation is not None:
                     self._count(left, output.request_id)
-                elif inbox and not every:
-                    continue
                 yield output.piece
         finally:
             for id_ in left:

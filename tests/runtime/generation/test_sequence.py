@@ -1,5 +1,7 @@
 """One sequence: text at the end of a generation, and what its sampler knows of the prompt."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,14 +19,28 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def run(tokenizer: Tokenizer, tokens: list[int], params: SamplingParams) -> list[Piece]:
-    """The pieces of a generation whose logits prefer each of ``tokens`` in turn, and that ends with them."""
+    """The pieces of a generation whose logits prefer each of ``tokens`` in turn, and that ends with them.
+
+    As one piece it is the same.
+    """
     request = Request.from_prompt([5], params, RequestLimits(VOCAB, 4096), tokenizer)
-    sequence = GeneratedSequence(0, Request(request.prompt_ids, params, len(tokens)), (), tokenizer, 0.0)
+    sequence, whole = (
+        GeneratedSequence(0, Request(request.prompt_ids, params, len(tokens)), (), tokenizer, 0.0) for _ in range(2)
+    )
     pieces = []
     for token in tokens:
-        pieces.append(sequence.accept(10 * np.eye(1, VOCAB, token, dtype=np.float32)[0]))
+        logits = 10 * np.eye(1, VOCAB, token, dtype=np.float32)[0]
+        pieces.append(sequence.accept(logits))
+        whole.choose(logits)
+        assert whole.finished == sequence.finished
         if sequence.finished:
             break
+    # A stop string that only the flushed text completes is found when the last piece is made.
+    one, last = whole.whole_piece(), pieces[-1].generation
+    assert one.generation is not None and last is not None
+    assert replace(one.generation, timings=last.timings) == last
+    assert one.text == "".join(piece.text for piece in pieces) == last.text
+    assert one.token_ids == last.token_ids
     return pieces
 
 
