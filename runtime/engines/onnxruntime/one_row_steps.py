@@ -25,7 +25,7 @@ class OneRowSteps:
     """Steps like that of ``inputs``, which ``session`` ran; they write ``logits`` [tokens, vocab] again.
 
     ``can_follow`` must hold. The row may be another one with the same slot, at the same position or a later one. A run
-    of the session for anything else ends this: then ``step`` runs nothing. deferred: the states that the step left
+    of the session for anything else ends this: then nothing runs. deferred: the states that the step left
     unchanged, and their batch.
     """
 
@@ -83,7 +83,7 @@ class OneRowSteps:
         """The logits of the step of ``inputs``, of one row and the same ``key``; None, and nothing is changed, if it is
         of another kind. EngineError when ONNX Runtime fails.
         """
-        if not self._follow(inputs) and not self._set(inputs):
+        if not self._set(inputs):
             return None
         self._inputs = inputs
         self._session.run_again()
@@ -92,14 +92,15 @@ class OneRowSteps:
             states.ran(batch)
         return self._logits
 
-    def _follow(self, inputs: PackedInputs) -> bool:
-        """Set the arrays for the token that follows that of the last step in its block, if ``inputs`` are its object
-        again; False, and nothing is changed, otherwise."""
+    def repeat(self, inputs: PackedInputs) -> np.ndarray | None:
+        """The logits of the token that follows that of the last step in its block, if ``inputs`` are its object again;
+        None, and nothing is changed, otherwise. EngineError when ONNX Runtime fails.
+        """
         start = inputs.positions.item(0)
         if inputs is not self._inputs or start != self._start + 1 or not start % self._block_size:
-            return False
+            return None
         if self._tokens != 1 or self._deferred is not None or self._session.runs != self._runs:
-            return False
+            return None
         self._ids[0] = inputs.input_ids.item(0)
         if self._positions is not None:
             self._positions[0] = start
@@ -114,7 +115,8 @@ class OneRowSteps:
         for bias in self._biases:
             bias[start] = 0
         self._start = start
-        return True
+        self._session.run_again()
+        return self._logits
 
     def _set(self, inputs: PackedInputs) -> bool:
         """Set all arrays for ``inputs``; False, and nothing is changed, if they are of another kind of step."""

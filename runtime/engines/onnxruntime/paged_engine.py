@@ -127,11 +127,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             return again
         pools, deferred = self.pools, inputs.deferred
         if len(inputs.seq_lens) == 1 and not self._shown:
-            like = self._prepared.like(inputs)
             if self._deferred is not None:
                 self._deferred.rollback.forget()
-            found = None if like is None else like.step(inputs)
-            if found is not None:
+            if (found := self._prepared.like(inputs)) is not None:
                 return found
         check_packed(inputs, self.limits, self.config, pools.sizes, self._deferred_tokens, self._takes_checkpoints)
         if self._deferred is not None:

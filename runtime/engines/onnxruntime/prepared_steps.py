@@ -24,20 +24,25 @@ class PreparedSteps:
 
     def __init__(self, shapes: Sequence[KvShape]) -> None:
         self._shapes = shapes
-        self._repeated: RepeatedSteps | None = None
+        self._repeated: RepeatedSteps | OneRowSteps | None = None
         self._one_row: dict[tuple[int, bool], OneRowSteps] = {}
 
     def repeat(self, inputs: PackedInputs) -> np.ndarray | None:
         """The logits [m, vocab] of a repetition of the last step; None, and nothing has run, if it is none."""
         repeated, self._repeated = self._repeated, None
-        found = None if repeated is None else repeated.step(inputs)
+        found = None if repeated is None else repeated.repeat(inputs)
         if found is not None:
             self._repeated = repeated
         return found
 
-    def like(self, inputs: PackedInputs) -> OneRowSteps | None:
-        """What may run ``inputs``, of one row."""
-        return self._one_row.get(OneRowSteps.key(inputs))
+    def like(self, inputs: PackedInputs) -> np.ndarray | None:
+        """The logits [tokens, vocab] of ``inputs``, of one row, after a step of the same kind; None, and nothing has
+        run, if there was none."""
+        steps = self._one_row.get(OneRowSteps.key(inputs))
+        found = None if steps is None else steps.step(inputs)
+        if found is not None:
+            self._repeated = steps
+        return found
 
     def remember(
         self,
@@ -51,7 +56,7 @@ class PreparedSteps:
         """Prepare for steps like that of ``inputs``, of which ``run`` has run, if it is the only run."""
         if OneRowSteps.can_follow(inputs, run, session, self._shapes):
             like = OneRowSteps(inputs, session, logits, self._shapes, pools, deferred)
-            self._one_row[OneRowSteps.key(inputs)] = like
+            self._one_row[OneRowSteps.key(inputs)] = self._repeated = like
         elif RepeatedSteps.can_repeat(inputs, run, session, self._shapes):
             self._repeated = RepeatedSteps(inputs, run, session, logits, self._shapes, pools)
 

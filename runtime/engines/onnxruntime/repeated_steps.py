@@ -54,7 +54,7 @@ class RepeatedSteps:
 
     @staticmethod
     def can_repeat(inputs: PackedInputs, run: PagedRun, session: PagedSession, shapes: Sequence[KvShape]) -> bool:
-        """Whether the step after ``run`` differs only in numbers that ``step`` advances."""
+        """Whether the step after ``run`` differs only in numbers that ``repeat`` advances."""
         if run.time != 1 or run.is_ragged or inputs.deferred is not None:
             return False
         if not len(run.tokens) == len(inputs.input_ids) == len(inputs.logits_indices):
@@ -64,7 +64,7 @@ class RepeatedSteps:
         computed = [shape for shape in shapes if shape.kv_indices in session.inputs]
         return session.is_repeatable and not any(s.window or s.seen in session.inputs for s in computed)
 
-    def step(self, inputs: PackedInputs) -> np.ndarray | None:
+    def repeat(self, inputs: PackedInputs) -> np.ndarray | None:
         """The logits of the step after the last one; None, and nothing is changed, if ``inputs`` are of another one.
 
         EngineError when ONNX Runtime fails.

@@ -142,12 +142,12 @@ def test_tokens_that_follow_in_their_block_change_only_what_they_must(shape: KvS
                 getattr(inputs, name)[:] = getattr(fresh, name)
         else:
             inputs = fresh
-        assert steps._follow(inputs) == bool(start % SIZES.block_size)
+        assert (steps.repeat(inputs) is not None) == bool(start % SIZES.block_size)
         if not start % SIZES.block_size:
             assert steps.step(inputs) is not None
         for name in expected.keys() - {QUERY_START_LOC, STATE_INDICES}:
             np.testing.assert_array_equal(session.arrays[name], expected[name], err_msg=f"{name} {start}")
-    assert not steps._follow(fresh)
+    assert steps.repeat(fresh) is None
 
 
 def test_a_step_with_wrong_slots_is_no_prepared_one(artifacts: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
