@@ -107,13 +107,16 @@ class Reservation:
 
         None, and nothing is taken, if one of them needs more than that, or too few blocks are free.
         """
-        ends = self._ends
+        ends, needing = self._ends, list[SequenceMemory]()
         for memory in ends:
-            ends[memory] = memory.length + 1
-        manager, needing = self._manager, self._needing_blocks()
+            ends[memory] = end = memory.length + 1
+            if end >= memory.stop:
+                return None
+            if end > memory.writable:
+                needing.append(memory)
         if needing:
-            count = len(needing)
-            if manager.pool.available < count or not manager.cache.evict(count):
+            manager, count = self._manager, len(needing)
+            if not self._need_one_block(needing) or manager.pool.available < count or not manager.cache.evict(count):
                 return None
             for memory in needing:
                 self._growths[memory] = manager.grow(memory, ends[memory])
@@ -173,21 +176,11 @@ class Reservation:
         self._growths[memory] = manager.grow(memory, end)
         return True
 
-    def _needing_blocks(self) -> list[SequenceMemory] | None:
-        """The memories without a block for their last token; None if one of them needs more than a block."""
-        manager = self._manager
-        found = []
-        for memory, end in self._ends.items():
-            if end >= memory.stop:
-                return None
-            if end > memory.writable:
-                found.append(memory)
-        if not found:
-            return found
-        size = manager.block_size
+    def _need_one_block(self, memories: Sequence[SequenceMemory]) -> bool:
+        """Whether a block is all that each memory needs for its next token."""
+        size = self._manager.block_size
         # One block is not enough where the last one is shared, or blocks leave the sliding window when one is added.
-        plain = manager.needs.window is None and all(m.writable == len(m.blocks) * size for m in found)
-        return found if plain else None
+        return self._manager.needs.window is None and all(m.writable == len(m.blocks) * size for m in memories)
 
     def _checkpoint_slots(self) -> list[int]:
         return [slot for each in self._checkpoints.values() for _, slot in each if slot != NONE]
