@@ -9,111 +9,16 @@
 //
 // It takes each chunk when that is announced, and may run while the first kernel still does: it starts once all blocks of that
 // are past their wait for earlier kernels, so that its own wait comes last.
-#include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
-#include "gated_delta_rule/prefill_group.cuh"
+#include "gated_delta_rule/prefill_group_stages.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 namespace {
 
-constexpr int CONSUMERS = 128 * GROUPS, PRODUCERS = 32 * LOADERS, THREADS = CONSUMERS + PRODUCERS;
-constexpr int SLICE = GROUPS * GROUP_COLUMNS;
-constexpr int SLICES = VALUE_SIZE / SLICE;
 // With two groups a thread would have 168 of both.
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(GROUPS == 1 || LOADERS == 4, "registers are exchanged between whole warpgroups");
-
-struct Stage {
-    alignas(1024) unsigned char k[KEY_PANELS][PANEL_BYTES];
-    alignas(1024) unsigned char q[KEY_PANELS][PANEL_BYTES];
-    alignas(1024) unsigned char v[GROUPS][PANEL_BYTES];  // and then o
-    alignas(1024) Prepared chunk;
-};
-
-struct Shared {
-    Stage stages[STAGES];
-    uint64_t full[STAGES], empty[STAGES];
-};
-
-// A stage of the ring, and the parity of the phase of its barriers.
-struct Position {
-    int slot = 0, parity = 0;
-    __device__ __forceinline__ void advance() {
-        if (++slot == STAGES) {
-            slot = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-// Where the tensors of a block begin: at the first token of its row, its head and slice.
-struct Tensors {
-    const DATA_T *k, *q, *v;
-    DATA_T* o;
-    const STATE_T* state;
-    STATE_T* state_out;
-    const Prepared* chunks;
-    unsigned* waiting;
-
-    __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
-        const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
-        k = static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token + blockIdx.y * p.k_head;
-        q = static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token + blockIdx.y * p.q_head;
-        v = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token + head * p.v_head + column;
-        o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
-        state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
-        state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
-        const int64_t chunk = first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
-        chunks = static_cast<const Prepared*>(p.chunks) + chunk;
-        waiting = p.waiting + chunk;
-    }
-};
-
-// `valid` rows of one panel of a tile, zeros below, by the producers.
-__device__ __forceinline__ void load_panel(unsigned char* panel, const DATA_T* source, int64_t row_stride, int valid, int thread) {
-    constexpr int UNITS = PANEL / 8, STEP = PRODUCERS / UNITS;
-    const int first = thread / UNITS, unit = thread % UNITS;
-    const DATA_T* from = source + first * row_stride + unit * 8;
-    if (valid == CHUNK) {
-#pragma unroll
-        for (int i = 0; i < CHUNK / STEP; ++i, from += STEP * row_stride)
-            copy_async_16(panel + panel_unit<CHUNK>(first + i * STEP, unit), from, true);
-    } else {
-        for (int row = first; row < CHUNK; row += STEP, from += STEP * row_stride)
-            copy_async_16(panel + panel_unit<CHUNK>(row, unit), row < valid ? from : source, row < valid);
-    }
-}
-
-__device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
-    const int thread = int(threadIdx.x) - CONSUMERS;
-    Position position;
-    for (int first = 0; first < length; first += CHUNK) {
-        Stage& stage = shared.stages[position.slot];
-        uint64_t* full = &shared.full[position.slot];
-        const int valid = min(CHUNK, length - first);
-        barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
-#pragma unroll
-        for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.k[i], in.k + int64_t(first) * p.k_token + i * PANEL, p.k_token, valid, thread);
-#pragma unroll
-        for (int i = 0; i < GROUPS; ++i) load_panel(stage.v[i], in.v + int64_t(first) * p.v_token + i * PANEL, p.v_token, valid, thread);
-#pragma unroll
-        for (int i = 0; i < KEY_PANELS; ++i) load_panel(stage.q[i], in.q + int64_t(first) * p.q_token + i * PANEL, p.q_token, valid, thread);
-        barrier_arrive_after_copies(full);
-        if (thread == 0) {
-            const int64_t chunk = int64_t(first / CHUNK) * p.value_heads;
-            wait_as_reader(in.waiting + chunk);
-            fence_for_bulk_copies();
-            barrier_arrive_expecting(full, sizeof(Prepared));
-            if constexpr (SLICES == 1)
-                copy_bulk_once(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
-            else
-                copy_bulk(&stage.chunk, in.chunks + chunk, sizeof(Prepared), full);
-        }
-        __syncwarp();
-        position.advance();
-    }
-}
 
 // u = beta (v - read * u), for u = k @ state.
 __device__ __forceinline__ void subtract_prediction(Sums& u, const Prepared& chunk, const WarpTile& v) {

@@ -109,11 +109,12 @@ struct PreparedChannels {
 __device__ __forceinline__ void allow_readers(unsigned* waiting, int readers) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(readers) : "memory");
 }
-__device__ __forceinline__ void wait_as_reader(unsigned* waiting) {
-    unsigned left;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(left) : "l"(waiting) : "memory");
-    } while (left == 0);
+__device__ __forceinline__ unsigned readers_of(const unsigned* waiting) {
+    unsigned readers;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(readers) : "l"(waiting) : "memory");
+    return readers;
+}
+__device__ __forceinline__ void leave_as_reader(unsigned* waiting) {
     asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(-1) : "memory");
 }
 

@@ -1,0 +1,139 @@
+// The stages of prefill_groups.cu: what its last warps, the producers, copy ahead of the products of a chunk.
+//
+// Macros: those of prefill_groups.cu.
+#pragma once
+
+#include "common/bulk_copy.cuh"
+#include "gated_delta_rule/prefill_group.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+namespace {
+
+constexpr int CONSUMERS = 128 * GROUPS, PRODUCERS = 32 * LOADERS, THREADS = CONSUMERS + PRODUCERS;
+constexpr int SLICE = GROUPS * GROUP_COLUMNS;
+constexpr int SLICES = VALUE_SIZE / SLICE;
+
+struct Stage {
+    alignas(1024) unsigned char k[KEY_PANELS][PANEL_BYTES];
+    alignas(1024) unsigned char q[KEY_PANELS][PANEL_BYTES];
+    alignas(1024) unsigned char v[GROUPS][PANEL_BYTES];  // and then o
+    alignas(1024) Prepared chunk;
+};
+
+struct Shared {
+    Stage stages[STAGES];
+    uint64_t full[STAGES], empty[STAGES];
+};
+
+// A stage of the ring, and the parity of the phase of its barriers.
+struct Position {
+    int slot = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Where the tensors of a block begin: at the first token of its row, its head and slice.
+struct Tensors {
+    const DATA_T *k, *q, *v;
+    DATA_T* o;
+    const STATE_T* state;
+    STATE_T* state_out;
+    const Prepared* chunks;
+    unsigned* waiting;
+
+    __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
+        const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
+        k = static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token + blockIdx.y * p.k_head;
+        q = static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token + blockIdx.y * p.q_head;
+        v = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token + head * p.v_head + column;
+        o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
+        state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
+        state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
+        const int64_t chunk = first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
+        chunks = static_cast<const Prepared*>(p.chunks) + chunk;
+        waiting = p.waiting + chunk;
+    }
+};
+
+// `valid` rows of a tile, zeros below, by the producers.
+template <int PANELS>
+__device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BYTES], const DATA_T* source, int64_t row_stride, int valid) {
+    constexpr int UNITS = PANEL / 8, STEP = PRODUCERS / UNITS;
+    static_assert(STEP % 8 == 0, "the units of all rows of a thread are permuted alike");
+    const int thread = int(threadIdx.x) - CONSUMERS, first = thread / UNITS, unit = thread % UNITS;
+    const DATA_T* from = source + first * row_stride + unit * 8;
+    unsigned char* to = tile[0] + panel_unit<CHUNK>(first, unit);
+    if (valid == CHUNK) {
+#pragma unroll
+        for (int row = 0; row < CHUNK; row += STEP, from += STEP * row_stride)
+#pragma unroll
+            for (int i = 0; i < PANELS; ++i) copy_async_16(to + i * PANEL_BYTES + row * ROW_BYTES, from + i * PANEL, true);
+    } else {
+#pragma unroll 1
+        for (int row = first; row < CHUNK; row += STEP, from += STEP * row_stride, to += STEP * ROW_BYTES)
+#pragma unroll
+            for (int i = 0; i < PANELS; ++i) copy_async_16(to + i * PANEL_BYTES, row < valid ? from + i * PANEL : source, row < valid);
+    }
+}
+
+// The chunks of a row that the first kernel has announced. A warp asks for 32 at once: one answer takes a third of the time
+// that a chunk does.
+struct Announced {
+    unsigned* waiting;  // of this lane's chunk
+    const int stride;
+    int known = 0;      // announced chunks from the next one on, whose shares have been taken back
+
+    __device__ __forceinline__ Announced(unsigned* row, int stride) : waiting(row + threadIdx.x % 32 * stride), stride(stride) {}
+
+    // Returns when the next chunk is there; `left`: chunks from that on.
+    __device__ __forceinline__ void wait(int left) {
+        if (known == 0) {
+            const int lane = threadIdx.x % 32;
+            unsigned missing;
+            do {
+                missing = __ballot_sync(~0u, lane >= left || readers_of(waiting) == 0);
+            } while (missing & 1);
+            known = missing ? __ffs(missing) - 1 : 32;
+            if (lane < known) leave_as_reader(waiting);
+            __syncwarp();
+            waiting += known * stride;
+        }
+        --known;
+    }
+};
+
+__device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
+    Announced announced(in.waiting, p.value_heads);
+    Position position;
+    for (int first = 0; first < length; first += CHUNK) {
+        Stage& stage = shared.stages[position.slot];
+        uint64_t* full = &shared.full[position.slot];
+        const int valid = min(CHUNK, length - first);
+        barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
+        load_tile(stage.k, in.k + int64_t(first) * p.k_token, p.k_token, valid);
+        load_tile(stage.v, in.v + int64_t(first) * p.v_token, p.v_token, valid);
+        load_tile(stage.q, in.q + int64_t(first) * p.q_token, p.q_token, valid);
+        barrier_arrive_after_copies(full);
+        if (threadIdx.x < CONSUMERS + 32) announced.wait((length - first + CHUNK - 1) / CHUNK);
+        if (threadIdx.x == CONSUMERS) {
+            const Prepared* chunk = in.chunks + int64_t(first / CHUNK) * p.value_heads;
+            fence_for_bulk_copies();
+            barrier_arrive_expecting(full, sizeof(Prepared));
+            if constexpr (SLICES == 1)
+                copy_bulk_once(&stage.chunk, chunk, sizeof(Prepared), full);
+            else
+                copy_bulk(&stage.chunk, chunk, sizeof(Prepared), full);
+        }
+        __syncwarp();
+        position.advance();
+    }
+}
+
+}  // namespace
+
+#endif
