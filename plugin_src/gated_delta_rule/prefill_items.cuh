@@ -144,6 +144,8 @@ __device__ __forceinline__ void prepare_items(SHARED& shared, const GatedDeltaPr
     for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
         if (threadIdx.x < 32) find_next(shared, p, at ^ 1);
         wait_for_tiles(shared);
+        // Blocks of a second kernel that waits for chunks have a multiprocessor each, and take those where this one has ended.
+        if (p.waiting && !p.together && shared.item[at ^ 1].valid <= 0) let_later_kernels_start();
         prepare(shared, p, inputs, shared.item[at], shared.item[at ^ 1]);
     }
     // Not before: blocks of the next kernel would lie on few multiprocessors, those that have room while this one runs.
