@@ -39,7 +39,7 @@ from hybridge.runtime.serving.worker import ServingWorker, ended_before_the_requ
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from hybridge.runtime.generation.call import OtherNames
+    from hybridge.runtime.generation.call import Call, OtherNames
 
 T = TypeVar("T")
 # Longest prompt of token ids that is checked in the event loop.
@@ -98,13 +98,7 @@ class AsyncLLM(LoadedArtifact):
         with a prompt, or with a request that the pools could never hold, is raised by the stream.
         """
         call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
-        params = call.params(1)[0]
-        given = snapshot(prompt_of(prompt, call.token_ids), self.max_seq_len)
-        checked_priority(priority)
-        ends = checked_checkpoints(checkpoints)
-        work = partial(self._text.request, given, params, self.max_seq_len)
-        at_once = isinstance(given, tuple) and len(given) <= _FEW_TOKENS
-        return self._add(work, params.n, priority, namespace, ends, at_once=at_once)
+        return self._called(prompt, call, checkpoints)
 
     async def generate(
         self,
@@ -116,7 +110,8 @@ class AsyncLLM(LoadedArtifact):
         **names: Unpack[OtherNames],
     ) -> Generation:
         """``add``, and wait for the whole answer. Cancelling the waiting task cancels the request."""
-        return await self.add(prompt, sampling, max_new_tokens, priority, namespace, **names).result()
+        call = call_of(sampling, max_new_tokens, {**names, "priority": priority, "namespace": namespace})
+        return await self._called(prompt, call, whole=True).result()
 
     def chat(
         self,
@@ -227,9 +222,20 @@ class AsyncLLM(LoadedArtifact):
         self._worker.check_open()
         return await asyncio.wrap_future(self._texts.submit(work))
 
+    def _called(
+        self, prompt: Prompt | None, call: Call, checkpoints: Sequence[int] = (), whole: bool = False
+    ) -> RequestStream:
+        """``add`` with checked names. whole: as of ServingRequest."""
+        params = call.params(1)[0]
+        given = snapshot(prompt_of(prompt, call.token_ids), self.max_seq_len)
+        priority, ends = checked_priority(call.priority), checked_checkpoints(checkpoints)
+        work = partial(self._text.request, given, params, self.max_seq_len)
+        at_once = isinstance(given, tuple) and len(given) <= _FEW_TOKENS
+        return self._add(work, params.n, priority, call.namespace, ends, at_once=at_once, whole=whole)
+
     async def _computed(self, request: Request, namespace: str) -> Generation:
         """The answer to a request that needs no more text work."""
-        return await self._add(lambda: request, 1, 0, namespace).result()
+        return await self._add(lambda: request, 1, 0, namespace, whole=True).result()
 
     async def _between_steps(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._worker.call(work))
@@ -243,6 +249,7 @@ class AsyncLLM(LoadedArtifact):
         checkpoints: tuple[int, ...] = (),
         pooling: str | None = None,
         at_once: bool = False,
+        whole: bool = False,
     ) -> RequestStream:
         """Add what ``request`` makes, in the thread that tokenizes; its errors are raised by the stream.
 
@@ -253,7 +260,9 @@ class AsyncLLM(LoadedArtifact):
         stream, started = RequestStream(answers, self._worker.cancel), time.perf_counter()
 
         def make() -> ServingRequest | None:
-            return None if stream.cancelled else ServingRequest(request(), 0, priority, namespace, checkpoints, pooling)
+            if stream.cancelled:
+                return None
+            return ServingRequest(request(), 0, priority, namespace, checkpoints, pooling, whole)
 
         add = self._texts.add_at_once if at_once else self._texts.add
         add(make, lambda made: self._admit(stream, made, started))

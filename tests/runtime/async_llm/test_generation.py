@@ -29,9 +29,10 @@ def test_concurrent_tasks_get_the_tokens_each_gets_alone(tmp_path, engine):
 def test_the_pieces_of_a_stream_join_to_its_result(tmp_path, engine):
     async def work(llm):
         pieces = [piece async for piece in llm.add("abc", max_new_tokens=6)]
-        return pieces, pieces[-1].generation
+        return pieces, await llm.generate("abc", max_new_tokens=6)
 
     pieces, generation = run(tmp_path, engine, work)
+    assert (pieces[-1].generation.text, pieces[-1].generation.token_ids) == (generation.text, generation.token_ids)
     assert "".join(piece.text for piece in pieces) == generation.text
     assert [token for piece in pieces for token in piece.token_ids] == list(generation.token_ids)
 
