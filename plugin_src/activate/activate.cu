@@ -1,7 +1,7 @@
 // In place after a matrix product: y = relu(y)^2, or y = silu(y) * up.
 //
-// Macros: DATA_T; GATED (silu(y) * up); VECTOR (elements of 16 bytes); ITEMS (accesses of a thread); THREADS. Grid: x covers
-// the accesses.
+// Macros: DATA_T; GATED (silu(y) * up); VECTOR (elements of 16 bytes); ITEMS (accesses of a thread); THREADS. Grid: x
+// covers the accesses.
 #include "common/element.cuh"
 #include "common/integers.cuh"
 #include "common/launch.cuh"

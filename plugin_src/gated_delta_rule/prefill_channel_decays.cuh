@@ -31,8 +31,8 @@ struct Shared {
     float own_score[CHUNK];              // q k, of length 1, of each token
 };
 
-// One channel of half a chunk, whose tokens are in runs of 1, 2, 4 ... tokens. after[i]: decays from the start of token i's
-// run up to i, itself included; before[i]: those behind i up to the run's end.
+// One channel of half a chunk, whose tokens are in runs of 1, 2, 4 ... tokens. after[i]: decays from the start of token
+// i's run up to i, itself included; before[i]: those behind i up to the run's end.
 struct Channel {
     float after[HALF], before[HALF];
 

@@ -1,13 +1,14 @@
-// First kernel of chunked prefill with one decay per key channel: what a chunk's tokens are to each other, for every chunk at
-// the same time.
+// First kernel of chunked prefill with one decay per key channel: what a chunk's tokens are to each other, for every
+// chunk at the same time.
 //
 // With e_t the decays of token t and D(j, i) = e_{j+1} ... e_i (a product for each channel), for tokens j before i:
-//   L_ij = beta_i sum_d k'_i D(j, i) k'_j,   inverse = (I + L)^-1,   scores_ij = sum_d q'_i D(j, i) k'_j (j = i included).
+//   L_ij = beta_i sum_d k'_i D(j, i) k'_j,   inverse = (I + L)^-1,
+//   scores_ij = sum_d q'_i D(j, i) k'_j (j = i included).
 // D(j, i) has no factors for i and j that both are at most 1, unless it is taken from a token between them. Tokens are
-// therefore halved again and again: where i and j part, in a run of 2h tokens, D(j, i) is the product of the decays from
-// the middle of that run up to i (`after`) and of those behind j up to the middle (`before`). Each of the six halvings is a
-// product of tensor cores of keys, and of queries, with keys, which their own factors were multiplied to. All factors are
-// products of decays, so that nothing cancels and nothing overflows, however strong decays are.
+// therefore halved again and again: where i and j part, in a run of 2h tokens, D(j, i) is the product of the decays
+// from the middle of that run up to i (`after`) and of those behind j up to the middle (`before`). Each of the six
+// halvings is a product of tensor cores of keys, and of queries, with keys, which their own factors were multiplied to.
+// All factors are products of decays, so that nothing cancels and nothing overflows, however strong decays are.
 //
 // Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: x covers the chunks of a row, y the value heads, z the rows.
 #include "common/launch.cuh"

@@ -1,8 +1,8 @@
 // A warpgroup's 64 columns of one head's state, and of v and o of a chunk, for prefill_groups.cu (sm_90a, 16-bit data).
 //
-// Everything is transposed, as in prefill_state.cuh: rows are columns of the state, so that a product's accumulators are the
-// left operand of the next one. Thread 4g + t of warp w has rows 16w + g and 16w + g + 8; accumulator 4n + i is row g + i / 2 * 8
-// and column 8n + 2t + i % 2, which is a token of u and o, and a key of the state.
+// Everything is transposed, as in prefill_state.cuh: rows are columns of the state, so that a product's accumulators
+// are the left operand of the next one. Thread 4g + t of warp w has rows 16w + g and 16w + g + 8; accumulator 4n + i is
+// row g + i / 2 * 8 and column 8n + 2t + i % 2, which is a token of u and o, and a key of the state.
 //
 // Macros: DATA_T, STATE_T, KEY_SIZE (64 or 128), VALUE_SIZE (a multiple of 64).
 #pragma once
@@ -34,8 +34,8 @@ __device__ __forceinline__ void pack_operand(unsigned (&a)[4], const float* d) {
     for (int i = 0; i < 4; ++i) a[i] = Mma<T>::pack(d[2 * i], d[2 * i + 1]);
 }
 
-// sums[i] += sum over tokens j <= i of from[j] * triangle[i][j], a product for each block of 16 x 16: products in flight may
-// share accumulators where these are the same ones.
+// sums[i] += sum over tokens j <= i of from[j] * triangle[i][j], a product for each block of 16 x 16: products in
+// flight may share accumulators where these are the same ones.
 __device__ __forceinline__ void start_earlier(Sums& sums, const Operand& from, const Inner* triangle) {
 #pragma unroll
     for (int j = 0; j < TOKEN_STEPS; ++j)
@@ -108,7 +108,8 @@ struct GroupState {
         const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
         return (i / 4 * 8 + lane % 4 * 2 + i % 2) * VALUE_SIZE + column;
     }
-    // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile. What sums held before is no operand, as it would be in place.
+    // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile. What sums held before is no operand, as it would be in
+    // place.
     __device__ static __forceinline__ void start_read(Sums& sums, const unsigned (&state)[KEY_STEPS][4], const unsigned char* rows) {
         const unsigned long long first = operand(rows);
         Sums started;

@@ -81,8 +81,8 @@ __device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BY
     }
 }
 
-// The chunks of a row that the first kernel has announced. A warp asks for 32 at once: one answer takes a third of the time
-// that a chunk does.
+// The chunks of a row that the first kernel has announced. A warp asks for 32 at once: one answer takes a third of the
+// time that a chunk does.
 struct Announced {
     unsigned* waiting;  // of this lane's chunk
     const int stride;

@@ -1,14 +1,16 @@
-// Second kernel of chunked prefill on Hopper: a warpgroup carries 64 columns of one head's state through the chunks of a row.
+// Second kernel of chunked prefill on Hopper: a warpgroup carries 64 columns of one head's state through the chunks of
+// a row.
 //
-// The formulas are those of prefill_columns.cu, with whole warpgroups' products: the state, differences and outputs stay in
-// accumulators, and k, q and the triangles are right operands where they lie in shared memory. The last warps copy tiles ahead.
+// The formulas are those of prefill_columns.cu, with whole warpgroups' products: the state, differences and outputs
+// stay in accumulators, and k, q and the triangles are right operands where they lie in shared memory. The last warps
+// copy tiles ahead.
 //
 // Macros: those of prefill_group.cuh; GROUPS (1 or 2 warpgroups of a block, of one head); LOADERS (warps that copy);
-// STAGES. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows. A thread reads what it
-// writes and nothing else of the state. Rows of q, k, v and o start at multiples of 16 bytes.
+// STAGES. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows. A thread reads
+// what it writes and nothing else of the state. Rows of q, k, v and o start at multiples of 16 bytes.
 //
-// It takes each chunk when that is announced, and may run while the first kernel still does: it starts once all blocks of that
-// are past their wait for earlier kernels, so that its own wait comes last.
+// It takes each chunk when that is announced, and may run while the first kernel still does: it starts once all blocks
+// of that are past their wait for earlier kernels, so that its own wait comes last.
 #include "common/launch.cuh"
 #include "gated_delta_rule/prefill_group_stages.cuh"
 
@@ -70,7 +72,8 @@ __device__ __forceinline__ void start_prediction(Sums& predicted, unsigned (&bef
     GroupState::start_read(predicted, before, stage.k[0]);
 }
 
-// The state after a chunk, whose u = k @ state at first. Ends with the last products of o in flight, which read `inner`.
+// The state after a chunk, whose u = k @ state at first. Ends with the last products of o in flight, which read
+// `inner`.
 __device__ __forceinline__ void update(GroupState& state, Sums& o, Operand& inner, Sums& u,
                                        const unsigned (&before)[KEY_STEPS][4], const Stage& stage, const WarpTile& v) {
     const Prepared& chunk = stage.chunk;
@@ -106,8 +109,9 @@ __device__ __forceinline__ void wait_for_stage(Shared& shared, const Position& p
     fence_for_wgmma();
 }
 
-// The last products of a chunk's outputs run while the next chunk begins. Outputs go through the memory of v, which only this
-// warp's lanes read. The compiler keeps products in flight where no branch is around them and no loop carries them.
+// The last products of a chunk's outputs run while the next chunk begins. Outputs go through the memory of v, which
+// only this warp's lanes read. The compiler keeps products in flight where no branch is around them and no loop carries
+// them.
 __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
     const int group = threadIdx.x / 128;
     GroupState state;
@@ -148,8 +152,8 @@ __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const
     state.store(in.state_out + group * GROUP_COLUMNS);
 }
 
-// Zeros at the padding tokens of a dense row; the state as it was where the row has no token. Such rows alone wait for the
-// first kernel before they begin: behind the split of the registers this would spill.
+// Zeros at the padding tokens of a dense row; the state as it was where the row has no token. Such rows alone wait for
+// the first kernel before they begin: behind the split of the registers this would spill.
 __device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view) {
     if (view.length > 0 && view.length == view.written) return;
     wait_for_earlier_kernels();
@@ -185,7 +189,8 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
     finish_row(in, params, view);
     if (view.length == 0) return;
     __syncthreads();
-    // The same value in all lanes, which the compiler is to know: it waits after each product of a branch that might diverge.
+    // The same value in all lanes, which the compiler is to know: it waits after each product of a branch that might
+    // diverge.
     if (__shfl_sync(~0u, int(threadIdx.x) / 32, 0) >= CONSUMERS / 32) {
         if constexpr (GROUPS == 2) shrink_registers<PRODUCER_REGISTERS>();
         produce(shared, in, params, view.length);

@@ -1,8 +1,8 @@
 // (I + L)^-1 of a strictly lower triangular L of CHUNK x CHUNK in shared memory, in float, in place of L.
 //
-// Blocks of 16 on the diagonal by forward substitution, then blocks of twice the size: with X and Z the inverses of the two
-// diagonal halves and L the block below, the inverse has -Z L X there. Every product has true inverses as factors, so that
-// nothing cancels, as it would in a series of powers of L where keys resemble each other.
+// Blocks of 16 on the diagonal by forward substitution, then blocks of twice the size: with X and Z the inverses of the
+// two diagonal halves and L the block below, the inverse has -Z L X there. Every product has true inverses as factors,
+// so that nothing cancels, as it would in a series of powers of L where keys resemble each other.
 #pragma once
 
 #include "common/mma.cuh"

@@ -15,7 +15,8 @@ constexpr float LOG2_E = 1.44269504088896340736f;
 // Decays below are zero in float; sums of larger logarithms would cost the small ones their last bits.
 constexpr float LEAST_LOG_DECAY = -256.0f;
 
-// Of one value head. log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, rest[j] what its float left out.
+// Of one value head. log_decay[j] is the base-2 logarithm of the decay over tokens 0..j, rest[j] what its float left
+// out.
 struct HeadTokens {
     float log_decay[CHUNK];
     float rest[CHUNK];
@@ -77,8 +78,9 @@ struct Item {
     }
 };
 
-// The items of a block, in the order in which the second kernel reads them: of the rows that it has at once all first chunks,
-// then all second ones. In reverse where it runs later: what it reads first was used last, and is still in the L2.
+// The items of a block, in the order in which the second kernel reads them: of the rows that it has at once all first
+// chunks, then all second ones. In reverse where it runs later: what it reads first was used last, and is still in the
+// L2.
 struct Items {
     int count, chunks, place;
 
@@ -124,8 +126,8 @@ __device__ __forceinline__ void find_next(SHARED& shared, const GatedDeltaPrefil
 }
 
 // Prepares the block's items one after another. What includes this has, for its SHARED: load_tiles(shared, item, p)
-// to start copying an item's tiles; wait_for_tiles(shared); and prepare(shared, p, inputs, item, later), which starts to
-// copy those of `later`. HEADS: value heads whose inputs the first as many warps load ahead.
+// to start copying an item's tiles; wait_for_tiles(shared); and prepare(shared, p, inputs, item, later), which starts
+// to copy those of `later`. HEADS: value heads whose inputs the first as many warps load ahead.
 template <int HEADS, typename SHARED>
 __device__ __forceinline__ void prepare_items(SHARED& shared, const GatedDeltaPrefill& p) {
     wait_for_earlier_kernels();
@@ -144,7 +146,8 @@ __device__ __forceinline__ void prepare_items(SHARED& shared, const GatedDeltaPr
     for (int at = 0; shared.item[at].valid > 0; at ^= 1) {
         if (threadIdx.x < 32) find_next(shared, p, at ^ 1);
         wait_for_tiles(shared);
-        // Blocks of a second kernel that waits for chunks have a multiprocessor each, and take those where this one has ended.
+        // Blocks of a second kernel that waits for chunks have a multiprocessor each, and take those where this one has
+        // ended.
         if (p.waiting && !p.together && shared.item[at ^ 1].valid <= 0) let_later_kernels_start();
         prepare(shared, p, inputs, shared.item[at], shared.item[at ^ 1]);
     }

@@ -1,8 +1,9 @@
 // (I + L)^-1 of the strictly lower triangles of two value heads on Hopper, for prefill_prepare_pairs.cu.
 //
-// Blocks of 16 x 16: D_j, the inverses of those on the diagonal, by forward substitution in float, then column after column
-// X_jj = D_j, X_ij = -D_i (sum of L_ik X_kj over j <= k < i). All factors are true inverses, so that nothing cancels, as it
-// would in a series of powers of L where keys resemble each other. Products have 22 bits: a factor is the sum of two halves.
+// Blocks of 16 x 16: D_j, the inverses of those on the diagonal, by forward substitution in float, then column after
+// column X_jj = D_j, X_ij = -D_i (sum of L_ik X_kj over j <= k < i). All factors are true inverses, so that nothing
+// cancels, as it would in a series of powers of L where keys resemble each other. Products have 22 bits: a factor is
+// the sum of two halves.
 #pragma once
 
 #include "common/mma.cuh"
@@ -15,8 +16,8 @@ namespace {
 using Half = Mma<__half>;
 constexpr int BLOCKS = CHUNK / BLOCK, BLOCK_ELEMENTS = BLOCK * BLOCK;
 
-// Of a block of 16 x 16, in the layout of those of Triangle<__half>: where this lane's row of an 8 x 8 matrix starts. The
-// matrices are (rows 0 to 7, columns 0 to 7), (0 to 7, 8 to 15), (8 to 15, 0 to 7), (8 to 15, 8 to 15).
+// Of a block of 16 x 16, in the layout of those of Triangle<__half>: where this lane's row of an 8 x 8 matrix starts.
+// The matrices are (rows 0 to 7, columns 0 to 7), (0 to 7, 8 to 15), (8 to 15, 0 to 7), (8 to 15, 8 to 15).
 __device__ __forceinline__ int lane_place() {
     const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, unit = lane / 8 % 2;
     return row * BLOCK + (unit ^ (row / 4 % 2)) * 8;
@@ -102,7 +103,8 @@ __device__ __forceinline__ void invert_diagonal(HeadTriangle* heads, int index) 
     __syncwarp();
 }
 
-// Column j of a head's inverse below the diagonal, by one warp. scratch: a block of the warp's own; above: X_kj^T from k = j on.
+// Column j of a head's inverse below the diagonal, by one warp. scratch: a block of the warp's own; above: X_kj^T from
+// k = j on.
 struct InverseColumn {
     const HeadTriangle& head;
     const int j;

@@ -62,9 +62,9 @@ struct InnerType<float> {
 // Written differences are kept at this share of their size, which moves the range of half to 1e-6 .. 1e6.
 constexpr float INNER_SHARE = 1.0f / 16.0f;
 
-// A lower triangle of CHUNK x CHUNK as its blocks of 16 x 16, column after column: those of 16 columns are one run of rows,
-// from the diagonal down. Rows of a block have 16-byte units, which are permuted so that eight neighbouring rows of one unit
-// cover all banks (of 16 bits: the hardware's 32-byte swizzle).
+// A lower triangle of CHUNK x CHUNK as its blocks of 16 x 16, column after column: those of 16 columns are one run of
+// rows, from the diagonal down. Rows of a block have 16-byte units, which are permuted so that eight neighbouring rows
+// of one unit cover all banks (of 16 bits: the hardware's 32-byte swizzle).
 template <typename T>
 struct Triangle {
     static constexpr int UNIT = 16 / sizeof(T);
@@ -94,8 +94,8 @@ struct PreparedChunk {
     float unused[3];
 };
 
-// The same with one decay per key channel. Keys and queries are of length 1, and have the decays in them: those from the start of
-// the chunk on, and of `write` those to its end. The state is kept at INNER_SHARE of its size too.
+// The same with one decay per key channel. Keys and queries are of length 1, and have the decays in them: those from
+// the start of the chunk on, and of `write` those to its end. The state is kept at INNER_SHARE of its size too.
 template <typename T, int TILE_ELEMENTS, int KEYS>
 struct PreparedChannels {
     alignas(128) T k_read[TILE_ELEMENTS];
@@ -105,7 +105,8 @@ struct PreparedChannels {
     float total[KEYS];       // decay of the state over the chunk
 };
 
-// What the first kernel wrote before, the second reads after. Every reader takes its share back, which leaves zeros behind.
+// What the first kernel wrote before, the second reads after. Every reader takes its share back, which leaves zeros
+// behind.
 __device__ __forceinline__ void allow_readers(unsigned* waiting, int readers) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(readers) : "memory");
 }

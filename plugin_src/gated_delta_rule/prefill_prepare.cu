@@ -1,12 +1,14 @@
 // First kernel of chunked prefill: what a chunk's tokens are to each other, for every chunk at the same time.
 //
 // With G the sums of g within the chunk, k' = k / |k| and q' = scale * q / |q|, for tokens j before i:
-//   L_ij = beta_i exp(G_i - G_j) k'_i k'_j,   inverse = (I + L)^-1,   scores_ij = exp(G_i - G_j) q'_i k'_j (j = i included),
-// so that the second kernel has u = inverse (beta (v - exp(G) k' S)) and o = exp(G) q' S + scores u ("Gated Delta Networks",
-// arXiv 2412.06464, section 3.3). A block computes K K^T and Q K^T once for all value heads of its key head.
+//   L_ij = beta_i exp(G_i - G_j) k'_i k'_j,   inverse = (I + L)^-1,
+//   scores_ij = exp(G_i - G_j) q'_i k'_j (j = i included),
+// so that the second kernel has u = inverse (beta (v - exp(G) k' S)) and o = exp(G) q' S + scores u ("Gated Delta
+// Networks", arXiv 2412.06464, section 3.3). A block computes K K^T and Q K^T once for all value heads of its key head.
 //
-// Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of a key
-// head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written (`waiting`).
+// Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of
+// a key head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written
+// (`waiting`).
 #include "common/math.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
 #include "gated_delta_rule/prefill_items.cuh"
@@ -36,7 +38,8 @@ struct Shared {
     Item item[2];  // the one at work and the one after it
 };
 
-// Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost nothing.
+// Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost
+// nothing.
 struct Pairs {
     float k_k[CHUNK / 8][4] = {}, q_k[CHUNK / 8][4] = {};
 
@@ -74,8 +77,8 @@ struct Pairs {
             shared.q_factor[i] = NORMED ? scale * rsqrtf(q_square + NORM_EPSILON) : scale;
         }
     }
-    // L of one head to shared memory, with its blocks on the diagonal transposed, and the head's scores to the chunk. Decays
-    // from earlier blocks are products of those up to the block and those within it.
+    // L of one head to shared memory, with its blocks on the diagonal transposed, and the head's scores to the chunk.
+    // Decays from earlier blocks are products of those up to the block and those within it.
     template <int WARP>
     __device__ __forceinline__ void store(Shared& shared, const HeadTokens& head, Prepared& chunk) const {
         constexpr int FIRST = WARP * BLOCK, BEFORE = WARP > 0 ? FIRST - 1 : 0;

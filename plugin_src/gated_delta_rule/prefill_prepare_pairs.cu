@@ -1,7 +1,8 @@
-// First kernel of chunked prefill on Hopper: what prefill_prepare.cu computes, for two value heads of a key head at a time.
+// First kernel of chunked prefill on Hopper: what prefill_prepare.cu computes, for two value heads of a key head at a
+// time.
 //
-// K K^T and Q K^T are products of a whole warpgroup. The two heads share every barrier, and fill a warp where a block of one
-// occupies sixteen lanes.
+// K K^T and Q K^T are products of a whole warpgroup. The two heads share every barrier, and fill a warp where a block
+// of one occupies sixteen lanes.
 //
 // Macros: DATA_T (16 bits); KEY_SIZE (64 or 128); NORMED. Grid: as prefill_prepare.cu; warp w has tokens 16w to
 // 16w + 15. Rows of q and k start at multiples of 16 bytes.
@@ -22,8 +23,8 @@ using Product = Mma<DATA_T>;
 using Prepared = PreparedChunk<__half>;
 using Sums = float[CHUNK / 2];
 
-// Factors of a head's products: token i has beta_i k_factor_i and q_factor_i with the decay since the end of the block before
-// its own, and token j has k_factor_j with the decay from it to the end of its block or a later one, b.
+// Factors of a head's products: token i has beta_i k_factor_i and q_factor_i with the decay since the end of the block
+// before its own, and token j has k_factor_j with the decay from it to the end of its block or a later one, b.
 struct HeadFactors {
     float until[BLOCK * BLOCKS * (BLOCKS - 1) / 2];
     float k_row[CHUNK], q_row[CHUNK];

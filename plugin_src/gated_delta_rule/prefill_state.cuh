@@ -1,8 +1,8 @@
 // Sixteen columns of a head's state, and of v and o of a chunk, in the accumulators of one warp.
 //
 // Everything is transposed: rows are columns of the state, so that a product's accumulators are the left operand of the
-// next one without leaving their registers. Row r of a warp's 16 is column column_of(r): a thread then has four neighbours
-// of v and o of one token, once pairs of tokens are turned into pairs of columns.
+// next one without leaving their registers. Row r of a warp's 16 is column column_of(r): a thread then has four
+// neighbours of v and o of one token, once pairs of tokens are turned into pairs of columns.
 //
 // Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE, ALIGNED, CHANNEL_DECAY (one decay per key channel, else one per head).
 #pragma once
@@ -141,8 +141,8 @@ __device__ __forceinline__ void scale_tokens(TokenSums& sums, const float* facto
     }
 }
 
-// to[i] += sum over tokens j <= i of from[j] * triangle[i][j]. Blocks of 16 tokens go from the last to the first, so that
-// `to` and `from` may be the same.
+// to[i] += sum over tokens j <= i of from[j] * triangle[i][j]. Blocks of 16 tokens go from the last to the first, so
+// that `to` and `from` may be the same.
 __device__ __forceinline__ void add_earlier(TokenSums& to, const TokenSums& from, const Inner* triangle) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -210,8 +210,8 @@ struct StateColumns {
 #pragma unroll
             for (int i = 0; i < 4; ++i) access(value[n][i], (n * 8 + 2 * t + i % 2) * VALUE_SIZE + column_of(g + i / 2 * 8));
     }
-    // k @ state and q @ state of every token. As half, columns of the state are first brought to the same size, so that none
-    // is too large, whatever the data.
+    // k @ state and q @ state of every token. As half, columns of the state are first brought to the same size, so that
+    // none is too large, whatever the data.
     __device__ __forceinline__ void read(TokenSums& k_state, TokenSums& q_state, const Key* k, const Key* q) const {
         constexpr bool SIZED = CHANNEL_DECAY && sizeof(Key) == 2;
         const int lane = threadIdx.x % 32;

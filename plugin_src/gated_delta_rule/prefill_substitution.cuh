@@ -3,8 +3,8 @@
 
 #include "gated_delta_rule/prefill_params.cuh"
 
-// Column c of (I + L)^-1 by forward substitution, zeros for c from BLOCK on. transposed: L^T, whose (row, column) lies at
-// LAYOUT::at(row, column); four neighbouring columns are one unit of 16 bytes.
+// Column c of (I + L)^-1 by forward substitution, zeros for c from BLOCK on. transposed: L^T, whose (row, column) lies
+// at LAYOUT::at(row, column); four neighbouring columns are one unit of 16 bytes.
 template <typename LAYOUT>
 __device__ __forceinline__ void substitute_forward(float (&column)[BLOCK], const float* transposed, int c) {
 #pragma unroll

@@ -40,6 +40,12 @@ def test_no_file_is_large() -> None:
     assert not [str(path.relative_to(ROOT)) for path in tracked() if path.stat().st_size > LARGEST_FILE]
 
 
+def test_comments_of_kernels_fit_a_line() -> None:
+    files = [path for path in tracked() if path.suffix in (".cpp", ".cu", ".cuh", ".h")]
+    lines = [(path.name, line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    assert files and not [(name, line) for name, line in lines if len(line) > 120 and line.lstrip().startswith("//")]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_commands_and_options_that_exist(page: str) -> None:
     from hybridge.cli.main import COMMANDS
