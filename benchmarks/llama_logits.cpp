@@ -1,7 +1,7 @@
 // Logits of a model in llama.cpp: llama_logits MODEL TOKENS WINDOW FIRST THREADS
 //
-// TOKENS: a file of int32 token ids, windows of WINDOW tokens, each a new sequence. Standard output: the logits, float32
-// [vocab], after each token of a window from token FIRST to the last one.
+// TOKENS: a file of int32 token ids, windows of WINDOW tokens, each a new sequence. Standard output: the logits,
+// float32 [vocab], after each token of a window from token FIRST to the last one.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
