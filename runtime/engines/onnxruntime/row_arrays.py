@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -32,19 +33,21 @@ class RowArrays:
 
     def arrays(self, *leading: int) -> Mapping[str, Bound]:
         """By name, [*leading, *shape]; uninitialised memory, shared with arrays of other leading axes."""
-        rows = int(np.prod(leading))
+        known = self._found.get(leading)
+        if known is not None:
+            return known
+        rows = math.prod(leading)
         if rows > self._room:
             self._found.clear()
             self._room = rows
             self._memory = {
-                name: np.empty(rows * int(np.prod(shape)), self._dtypes.get(name, np.float32))
+                name: np.empty(rows * math.prod(shape), self._dtypes.get(name, np.float32))
                 for name, shape in self._shapes.items()
             }
-        if leading not in self._found:
-            self._found[leading] = {
-                name: bound(self._memory[name][: rows * int(np.prod(shape))].reshape(*leading, *shape))
-                for name, shape in self._shapes.items()
-            }
+        self._found[leading] = {
+            name: bound(self._memory[name][: rows * math.prod(shape)].reshape(*leading, *shape))
+            for name, shape in self._shapes.items()
+        }
         return self._found[leading]
 
 
