@@ -10,8 +10,8 @@ from hybridge.runtime.speculation.probes import Probes
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 3.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95
-# Where draft tokens do not pay, steps until the count is chosen again.
-_EVALUATED = 8
+# Where draft tokens do not pay, steps until the count is chosen again, at first.
+_EVALUATED = 4
 
 
 def expected_tokens(acceptance: float, most: int) -> list[float]:

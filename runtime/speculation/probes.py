@@ -7,14 +7,16 @@ import math
 # Fewest and most steps from one try to the next, and how much all tries may add to the time of all steps, unless the
 # most steps are too few for that.
 FEWEST_STEPS, MOST_STEPS, MOST_LOSS = 16, 300, 0.01
+_MOST_DOUBLED = 8
 
 
 class Probes:
     """The less a try is expected to lose, the earlier it comes."""
 
     def __init__(self, evaluated: int = MOST_STEPS) -> None:
-        """``evaluated``: steps until what is expected has to be said again, unless a try comes earlier."""
-        self._evaluated = evaluated
+        """``evaluated``: steps until what is expected has to be said again, unless a try comes earlier. Each time that
+        trying does not pay doubles them, up to ``_MOST_DOUBLED`` times as many."""
+        self._evaluated = self._apart = evaluated
         # Steps to the next try, and to the next call of ``tries``, both included.
         self._left = self._next = 0
 
@@ -38,9 +40,9 @@ class Probes:
     def tries(self, loss: float) -> bool:
         """Whether the next step tries; loss: the time that this is expected to lose, in steps, negative if it pays."""
         if loss < 0:
-            self._left = self._next = 0
+            self._left, self._next, self._apart = 0, 0, self._evaluated
             return True
         due, steps = self._left == 1, min(MOST_STEPS, max(FEWEST_STEPS, math.ceil(loss / MOST_LOSS)))
         self._left = min(self._left - 1, steps) if self._left > 1 else steps
-        self._next = min(self._left, self._evaluated)
+        self._next, self._apart = min(self._left, self._apart), min(2 * self._apart, _MOST_DOUBLED * self._evaluated)
         return due
