@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_values(Shared& shared, const WideAttention& 
 #pragma unroll
         for (int panel = 0; panel < NUMBER; ++panel) in_flight(y[panel]);
         barrier_arrive_of_warp(&shared.keys_empty[2 * at_keys.slot + 1]);
-        barrier_arrive_of_warp(&shared.weights_empty[at_weights.slot]);
+        barrier_arrive_of_warp_after_loads(&shared.weights_empty[at_weights.slot]);  // its lanes loaded corrections
         at_keys.advance();
         at_weights.advance();
     }

@@ -114,6 +114,7 @@ update_ssm_state_prefill_mma(const __grid_constant__ PrefillParams p) {
         shared.head = {p.A[task.head] * 1.44269504088896340736f,
                        to_float(static_cast<const BIAS_T*>(p.dt_bias)[task.head])};
         shared.skip = to_float(static_cast<const D_T*>(p.D)[task.head]);
+        __syncwarp();  // every lane writes the same
         load_steps(task.first);
     }
     State state;
