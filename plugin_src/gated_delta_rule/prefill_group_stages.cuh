@@ -5,6 +5,7 @@
 
 #include "common/bulk_copy.cuh"
 #include "gated_delta_rule/prefill_group.cuh"
+#include "gated_delta_rule/prefill_tensors.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -47,13 +48,7 @@ struct Tensors {
     unsigned* waiting;
 
     __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
-        const int64_t token = view.first_token, columns = int64_t(head) * KEY_SIZE * VALUE_SIZE + column;
-        k = static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token + blockIdx.y * p.k_head;
-        q = static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token + blockIdx.y * p.q_head;
-        v = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token + head * p.v_head + column;
-        o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
-        state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
-        state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
+        begin_tensors(*this, p, view, head, column);
         const int64_t chunk = first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
         chunks = static_cast<const Prepared*>(p.chunks) + chunk;
         waiting = p.waiting + chunk;
