@@ -6,6 +6,15 @@ import pytest
 from hybridge.runtime.speculation import DraftLength, StepCost
 
 
+def measured(seconds: dict[tuple[int, int], float]) -> StepCost:
+    """Ten steps of each number of rows and of draft tokens, one after another."""
+    cost = StepCost()
+    for _ in range(10):
+        for (rows, draft_tokens), each in seconds.items():
+            cost.observe(rows, draft_tokens, each)
+    return cost
+
+
 @pytest.mark.parametrize(("fixed", "slope"), [(0.1, 0.02), (0.0, 0.5), (0.6, 0.0)])
 def test_a_straight_line_is_found_among_delays(fixed: float, slope: float) -> None:
     rng, cost = np.random.default_rng(1), StepCost()
@@ -29,12 +38,7 @@ def test_steps_of_other_numbers_of_rows_are_no_measure() -> None:
 
 def test_times_of_many_rows_do_not_apply_to_one() -> None:
     """Steps of one row with draft tokens take 1.3 times as long, those of eight with a few four times."""
-    cost = StepCost()
-    for _ in range(10):
-        cost.observe(1, 0, 1.0)
-        cost.observe(1, 4, 1.3)
-        cost.observe(8, 0, 2.0)
-        cost.observe(8, 4, 8.0)
+    cost = measured({(1, 0): 1.0, (1, 4): 1.3, (8, 0): 2.0, (8, 4): 8.0})
     assert cost.relative_time(4, 1) == pytest.approx(1.3, abs=0.05)
     assert cost.relative_time(0.5, 8) == pytest.approx(4.0, abs=0.3)  # the draft token counts for one of ten
     assert cost.relative_time(0.5, 5) == cost.relative_time(0.5, 8)
@@ -52,11 +56,7 @@ def test_delays_for_other_reasons_change_no_estimate() -> None:
 
 def test_more_draft_tokens_bound_the_time_of_fewer() -> None:
     """Steps of four were delayed each time. A few of eight that seem fast bound no others."""
-    cost = StepCost()
-    for _ in range(10):
-        cost.observe(1, 0, 1.0)
-        cost.observe(1, 2, 1.4)
-        cost.observe(1, 7, 2.0)
+    cost = measured({(1, 0): 1.0, (1, 2): 1.4, (1, 7): 2.0})
     for seconds in (9.0, 8.8, 8.8, 9.1):
         cost.observe(1, 4, seconds)
     for draft_tokens, expected in ((2, 1.4), (4, 1.7), (7, 2.0)):
