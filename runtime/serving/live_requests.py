@@ -77,22 +77,17 @@ class LiveRequests:
 
     def samplers(self, sampling: Iterable[tuple[ScheduledSequence, int]]) -> dict[int, Sampler]:
         """The samplers of the sequences of ``sampling`` whose token a step can sample, by index of their logits."""
-        found = {}
-        for sequence, index in sampling:
-            known = self.of(sequence)
-            if known is not None and not known[1].takes_best and (sampler := known[1].sampler(sequence)) is not None:
-                found[index] = sampler
-        return found
+        found = ((index, self._sampler(sequence)) for sequence, index in sampling)
+        return {index: sampler for index, sampler in found if sampler is not None}
 
-    def masked_samplers(self, sampling: Iterable[ScheduledSequence]) -> list[Sampler]:
-        """The samplers of those sequences of ``sampling`` whose tokens wait for masks."""
-        found = []
-        for sequence in sampling:
-            known = self.of(sequence)
-            sampler = None if known is None or known[1].takes_best else known[1].sampler(sequence)
-            if sampler is not None and sampler.waits_for_masks:
-                found.append(sampler)
-        return found
+    def all_samplers(self, sampling: Iterable[ScheduledSequence]) -> list[Sampler]:
+        """The samplers of those sequences of ``sampling`` that have one."""
+        return [sampler for sampler in map(self._sampler, sampling) if sampler is not None]
+
+    def _sampler(self, sequence: ScheduledSequence) -> Sampler | None:
+        """What chooses the next token of ``sequence``, unless that is the likeliest."""
+        known = self.of(sequence)
+        return None if known is None or known[1].takes_best else known[1].sampler(sequence)
 
     def continuations(
         self,

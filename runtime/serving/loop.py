@@ -22,6 +22,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.serving.step_ahead import Continuations, StepAhead
 from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes, sampled_rows
+from hybridge.runtime.serving.step_masks import StepMasks
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -69,9 +70,7 @@ class ServingLoop:
         # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
         self._sampling: Sequence[ScheduledSequence] = []
         self._samplers: Mapping[int, Sampler] = {}
-        # Those of sequences of ``_sampling`` whose tokens wait for masks.
-        self._masked: list[Sampler] = []
-        self._preparations: list[Callable[[], object]] = []
+        self._masks = StepMasks()
         self._vocab = engine.config.vocab_size
         chains = engine.chains_steps and speculator is None and self._hidden is None
         parts = self.scheduler, requests, self._executor, self.served_cache
@@ -219,7 +218,7 @@ class ServingLoop:
                 self._requests.accept(chosen, result, best, in_flight.samplings)
                 if not self._chooses_later or self._waits_for_choice:
                     # All sequences have their tokens: the next masks may be computed, of a device behind the launch.
-                    self._prepare_masks()
+                    self._masks.prepare()
         except BaseException as error:
             self._end_committed(plan, error, next_step)
         in_flight.end(device_waits=next_step is None or next_step.result is None)
@@ -259,8 +258,8 @@ class ServingLoop:
         self._sampling = next_step.sampling
         if not plan.repeats:
             self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-            self._masked = [sampler for sampler in self._samplers.values() if sampler.waits_for_masks]
-            self._preparations = self._mask_preparations()
+            self._masks.of(self._samplers.values())
+            self._masks.find_preparations()
         self._in_flight = StepInFlight(
             plan, next_step.sampling, next_step.result, next_step.samplings, time.perf_counter()
         )
@@ -277,17 +276,17 @@ class ServingLoop:
                 sequences = self.scheduler.sequences
                 self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
                 self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-                self._masked = self._requests.masked_samplers(self._sampling)
+                self._masks.of(self._requests.all_samplers(self._sampling))
             if self._samples_after_steps:
                 samplings = NO_SAMPLING
             else:
-                samplings = CHOSEN_LATER if self._masked and self._chooses_later else self._draw(plan)
+                samplings = CHOSEN_LATER if self._masks and self._chooses_later else self._draw(plan)
             result = self._executor.launch(plan, samplings)
             if not plan.repeats:
-                self._preparations = self._mask_preparations()
+                self._masks.find_preparations()
             if self._chooses_later or not plan.repeats:
                 # Not before the launch, which other threads would delay.
-                self._prepare_masks()
+                self._masks.prepare()
             if self._samples_after_steps:
                 # Masks of allowed tokens are computed in another thread until here.
                 samplings = self._draw(plan)
@@ -310,21 +309,6 @@ class ServingLoop:
         if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
             found |= self._draft_check.samplings(plan, self._sampling, self._vocab)
         return found
-
-    def _mask_preparations(self) -> list[Callable[[], object]]:
-        """What begins to compute the masks of the step that was launched last; neighbours may have one in common."""
-        found: list[Callable[[], object]] = []
-        for sampler in self._masked:
-            prepare = sampler.mask_preparation()
-            if prepare is not None and found[-1:] != [prepare]:
-                found.append(prepare)
-        return found
-
-    def _prepare_masks(self) -> None:
-        """Let the masks of the next tokens be computed in another thread."""
-        for prepare in self._preparations:
-            with suppress(Exception):
-                prepare()
 
     @property
     def _waits_for_choice(self) -> bool:
