@@ -154,7 +154,12 @@ class ServingLoop:
                 # Requests that arrive during a chained step wait for the one after it.
                 arrivals()
                 arrivals = None
-            next_step = self._launch_next(continuations)
+            try:
+                next_step = self._launch_next(continuations)
+            except BaseException:
+                # Interrupted. The step in progress may still read memory that its failed sequences have left.
+                self.settle()
+                raise
         # Masks of allowed tokens are computed in another thread until here, while the step runs.
         self._choose()
         try:

@@ -11,6 +11,7 @@ from hybridge.runtime.scheduler import Fcfs, Priority
 from hybridge.runtime.serving.request import Output
 from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.beams_alone import beams_alone
+from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.test_speculation import MOST, speculating
 from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
@@ -187,6 +188,31 @@ def test_a_step_that_fails_after_its_launch_has_ended_before_the_next_one_begins
     monkeypatch.setattr(engine, "copy_slots", broken)
     (output,) = loop.step()
     assert "no copy" in str(output.error) and engine.pending is None and engine.steps == 1
+
+
+def test_the_step_in_progress_ends_before_what_an_interrupted_launch_frees_is_used(monkeypatch) -> None:
+    """Of two sequences of that step, the one with the next token fails, and the one that has ended has its answer."""
+    loop, engine = ahead_loop()
+    ends, fails = loop.add(make_request([1, 2, 3], 3)), loop.add(make_request([4, 5, 6], 9))
+    launch_next, outputs = engine.launch_next, list[Output]()
+
+    def interrupted(result, inputs, feeding):
+        if len(inputs.input_ids) > 1:
+            return launch_next(result, inputs, feeding)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "launch_next", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            outputs += loop.step()
+    assert engine.pending is None
+    monkeypatch.undo()
+    poison(loop, engine)
+    outputs += run_all(loop)
+    errors = {output.request_id: output.error for output in outputs if output.error is not None}
+    assert list(errors) == [fails] and "interrupted" in str(errors[fails])
+    tokens = [token for output in outputs if output.request_id == ends for token in output.piece.token_ids]
+    assert tokens == toy_greedy(engine.config, [1, 2, 3], 3)
 
 
 def test_a_request_for_which_there_is_no_room_any_more_ends_alone(monkeypatch) -> None:
