@@ -20,6 +20,8 @@ from hybridge.serve.server import HttpServer
 from hybridge.serve.settings import ModelSettings, ServeSettings
 
 PATIENCE = 60.0
+# The first server may have to compile the CPU kernels.
+START = 240.0
 
 
 @dataclass(eq=False)
@@ -62,9 +64,9 @@ class Running:
         return [line for text in self.log.getvalue().splitlines() if (line := json.loads(text))["event"] == event]
 
 
-def until(condition: Any) -> None:
+def until(condition: Any, seconds: float = PATIENCE) -> None:
     """Wait until ``condition()``."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
@@ -93,7 +95,8 @@ def running(
     found.thread.start()
     try:
         if waits:
-            until(lambda: found.client.get("/health").status_code == 200)
+            until(lambda: found.errors or found.client.get("/health").status_code == 200, START)
+            assert not found.errors, found.errors
         yield found
     finally:
         found.client.close()
