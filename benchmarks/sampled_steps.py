@@ -92,7 +92,7 @@ def _step_seconds(
         result = engine.launch(pools.inputs(ids, past), samplings)
         if samplings:
             result.sampled(samplings)
-            samplings = {row: how._replace(position=past + 1) for row, how in samplings.items()}
+            samplings = {row: after for row, how in samplings.items() if (after := how.following()) is not None}
         else:
             result.best_tokens()
     return (time.perf_counter() - started) / settings.steps

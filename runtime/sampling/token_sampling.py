@@ -54,7 +54,10 @@ class TokenSampling(NamedTuple):
     def following(self) -> TokenSampling | None:
         """How the token after this one is chosen, whatever this one is; None where that depends on it, or the host may
         have to look at logits."""
-        return None if self.edits is not None or self._reads_logits else self._replace(position=self.position + 1)
+        if self.edits is not None or self.process is not None or self.params.logprobs is not None:
+            return None
+        # A third of the time of _replace, for every row of a step.
+        return TokenSampling(self.params, self.words, self.position + 1)
 
     @property
     def masks_follow(self) -> bool:
