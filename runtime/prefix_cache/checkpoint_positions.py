@@ -23,7 +23,8 @@ def checkpoint_positions(
 
     Where the prompt branches off the tree, or off an earlier prompt after ``branch_point`` tokens: a third prompt may
     follow. With ``early``, also before its last token, where the same prompt resumes; and if less than half of it was
-    cached, at the lengths ``expected``, at which other prompts branched, or else evenly.
+    cached, at the lengths ``expected``, at which other prompts branched, or else evenly, but not
+    close before the last token.
 
     ``given``: where the request says that its turns end. The last of them replaces the state before the last token if
     it is close to it.
@@ -33,7 +34,8 @@ def checkpoint_positions(
     if early and 2 * match.known < cacheable:
         likely = [length for length in expected if match.known < length < cacheable]
         step = max(_LEAST_STEP, -(-cacheable // (_SPREAD + 1)))
-        positions.update(dict.fromkeys(() if likely else range(step, cacheable, step), CheckpointKind.SPREAD))
+        spread = range(step, cacheable - _LEAST_STEP + 1, step)
+        positions.update(dict.fromkeys(() if likely else spread, CheckpointKind.SPREAD))
         positions.update(dict.fromkeys(likely, CheckpointKind.EXPECTED))
     turns = [length for length in given if 0 < length <= cacheable]
     if early and not any(cacheable - length < _LEAST_STEP for length in turns):

@@ -192,6 +192,8 @@ def test_a_new_prompt_leaves_states_early() -> None:
     assert checkpoint_positions(new, 1000, expected=(300, 1200)) == [end, (300, Kind.EXPECTED)]
     assert checkpoint_positions(known, 1000, expected=(700,)) == [end, (600, Kind.BRANCH)]
     assert checkpoint_positions(new, 50) == [(49, Kind.PROMPT_END)], "too short for more"
+    assert checkpoint_positions(new, 128) == [(127, Kind.PROMPT_END)], "less than 64 tokens apart"
+    assert checkpoint_positions(new, 129) == [(128, Kind.PROMPT_END), (64, Kind.SPREAD)]
     assert checkpoint_positions(new, 1000, early=False) == []
 
 
