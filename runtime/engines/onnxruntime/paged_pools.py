@@ -10,6 +10,7 @@ import numpy as np
 from hybridge.artifact.bindings import BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS, Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.onnxruntime.slot_ranges import SlotRanges
 from hybridge.runtime.engines.packed_slots import PackedSlots
 from hybridge.runtime.engines.packed_state import PackedState
 from hybridge.runtime.engines.paged import PoolSizes
@@ -54,6 +55,7 @@ class ArrayPools:
                 for spec in specs
             }
             self.packed = PackedSlots(specs, sizes)
+            self.ranges = SlotRanges({name: array for name, array in self._arrays.items() if not self._is_kv(name)})
         except MemoryError as error:
             raise EngineError(
                 f"expected memory for {sizes.num_blocks} blocks and {sizes.num_slots} slots, found too little: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,8 +30,6 @@ class RowCheckpoints(NamedTuple):
 NO_CHECKPOINTS = RowCheckpoints(np.empty(0, np.int32), np.empty(0, np.int32))
 _NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 _NOT_FED = np.empty(0, bool), None
-# Number of recent ranges of slots whose states a session keeps bound.
-_MOST_RANGES = 64
 
 
 class PagedSession:
@@ -83,7 +80,7 @@ class PagedSession:
             self._bind_pool(n, a, self._bound) for n, a in pools.arrays.items() if n not in self._part_names
         ]
         self._parts = {name: array for name, array in pools.arrays.items() if name in self._part_names}
-        self._ranges: OrderedDict[tuple[int, int], dict[str, ort.OrtValue]] = OrderedDict()
+        self._ranges = pools.ranges
         self._bound_range: tuple[int, int] | None = None
         self._is_repeatable = False
         # The states and stored values of the last batch, by identity.
@@ -92,7 +89,8 @@ class PagedSession:
         self._checkpoints: dict[str, np.ndarray] = {}
         # First slot, -1 for ``_checkpoints``, and number of the checkpoints that are bound.
         self._bound_checkpoints: tuple[int, int] | None = None
-        self._checkpoint_values: list[object] = []
+        self._range_values: Mapping[str, ort.OrtValue] = {}
+        self._checkpoint_values: object = None
 
     def run(
         self,
@@ -171,15 +169,11 @@ class PagedSession:
     def _bind_range(self, slots: slice, bound: list[object]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Bind the states in contiguous slots, as ``_bind_pool`` does."""
         key = slots.start, slots.stop
-        found = self._ranges.pop(key, None)
-        if found is None:
-            parts = {name: array[slots] for name, array in self._parts.items() if name in self._in_place}
-            found = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in parts.items()}
-            if len(self._ranges) >= _MOST_RANGES:
-                self._ranges.popitem(last=False)
-        self._ranges[key] = found
         if key != self._bound_range:
-            for name, value in found.items():
+            self._range_values = self._ranges.values(*key)
+            for name, value in self._range_values.items():
+                if name not in self._parts or name not in self._in_place:
+                    continue
                 if name in self._inputs:
                     self._io.bind_ortvalue_input(name, value)
                 self._io.bind_ortvalue_output(self._replaced_by[name], value)
@@ -192,20 +186,18 @@ class PagedSession:
         self.feed(CHECKPOINT_LENGTHS, checkpoints.lengths)
         n, slots = len(checkpoints.slots), checkpoints.slots.tolist()
         first = slots[0] if slots and slots == list(range(slots[0], slots[0] + n)) else -1
-        if first >= 0:
-            states = {name: pool[first : first + n] for name, pool in self._parts.items()}
-        else:
-            if n > self._most_checkpoints:
-                self._checkpoints = {
-                    name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()
-                }
-                self._most_checkpoints, self._bound_checkpoints = n, None
-            states = {name: array[:n] for name, array in self._checkpoints.items()}
+        if first < 0 and n > self._most_checkpoints:
+            self._checkpoints = {name: np.empty((n, *pool.shape[1:]), pool.dtype) for name, pool in self._parts.items()}
+            self._most_checkpoints, self._bound_checkpoints = n, None
+        states = {} if first >= 0 else {name: array[:n] for name, array in self._checkpoints.items()}
         if self._bound_checkpoints != (first, n):
-            self._bound_checkpoints, self._checkpoint_values = (first, n), []
-            for name, array in states.items():
-                self._io.bind_ortvalue_output(checkpoint_output(name), _value(array, self._checkpoint_values))
-        return {} if first >= 0 else states
+            self._bound_checkpoints, kept = (first, n), list[object]()
+            values = self._ranges.values(first, first + n) if first >= 0 else {}
+            for name in self._parts:
+                value = values[name] if first >= 0 else _value(states[name], kept)
+                self._io.bind_ortvalue_output(checkpoint_output(name), value)
+            self._checkpoint_values = values, kept
+        return states
 
     def _bind_deferred(self, batch: DeferredBatch) -> None:
         """The states to read, and the arrays that receive what the tokens store."""
