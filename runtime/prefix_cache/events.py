@@ -7,8 +7,8 @@ the state after ``end`` tokens. Where nodes begin and end is not part of the eve
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 
@@ -22,8 +22,7 @@ class Change(Enum):
     STATE_REMOVED = "state_removed"
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """The KV of ``tokens`` of ``namespace`` from ``start`` on, or the state after them, was inserted or removed.
 
     parts: the key of these tokens in pieces, which the event shares with the tree.
@@ -33,7 +32,10 @@ class Event:
     namespace: str
     start: int
     end: int
-    parts: tuple[bytes, ...] = field(repr=False)
+    parts: tuple[bytes, ...]
+
+    def __repr__(self) -> str:
+        return f"Event({self.change}, {self.namespace!r}, {self.start}, {self.end})"  # without the tokens
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -41,8 +41,11 @@ class EvictedPrefixes:
             return False
         for length in range(min(len(key), _SHORT * TOKEN_BYTES), 0, -TOKEN_BYTES):
             beginning = namespace, key[:length]
+            lengths = self._lengths.get(beginning)
+            if lengths is None:
+                continue
             hashed, end = _hash(b""), 0
-            for size in sorted(size for size in self._lengths.get(beginning, ()) if size <= len(key)):
+            for size in sorted(size for size in lengths if size <= len(key)):
                 hashed.update(key[end:size])
                 end = size
                 if (beginning, size, hashed.digest()) in self._evicted:

@@ -90,7 +90,8 @@ class RadixCache(PrefixCache):
         key = prefix.key(memory.tokens, prefix.cacheable)
         match = self.tree.match(key if reuse else b"", memory.namespace)
         prefix.length, prefix.known, prefix.prompt = match.length, match.known, len(memory.tokens)
-        prefix.stops = self._positions(match, memory, self.past.branch_point(memory.namespace, key))
+        prefix.branch_point = self.past.branch_point(memory.namespace, key)
+        prefix.stops = self._positions(match, memory, prefix.branch_point)
         stop = prefix.next_stop(match.length, self.settings.decode_interval)
         if not match.length:
             return PrefixMatch(stop=stop, prefix=prefix)
@@ -106,7 +107,7 @@ class RadixCache(PrefixCache):
             if memory.source == NONE:
                 self.state_copied(memory)
         cacheable_key = prefix.key(memory.tokens, prefix.cacheable)
-        branch_point = max(prefix.known, self.past.branch_point(memory.namespace, cacheable_key))
+        branch_point = max(prefix.known, prefix.branch_point)
         self.past.add(memory.namespace, cacheable_key)
         self.uses.looked_up(memory.namespace, cacheable_key, memory.length)
         if memory.length < branch_point < prefix.cacheable:
@@ -203,14 +204,15 @@ class RadixCache(PrefixCache):
 
     def _before_eviction(self, node: Node, whole: bool) -> None:
         resumable = node.state is not None or not self.needs.state
+        namespace, key = (node.root.namespace, node.key) if resumable else ("", b"")
         if resumable:
-            self.uses.evicted(node)
+            self.uses.evicted(node, namespace, key)
         if self._resets:
             return  # cleared, not evicted
         self.metrics.evicted_leaves += whole
         self.metrics.evicted_states += node.state is not None
         if resumable:
-            self.evicted.add(node.root.namespace, node.key)
+            self.evicted.add(namespace, key)
             self.spill(node)
 
     def _positions(self, match: TreeMatch, memory: SequenceMemory, branch: int) -> list[tuple[int, CheckpointKind]]:

@@ -19,10 +19,12 @@ class RadixPrefix(CachedPrefix):
     value   of the checkpoints that the present step takes, at most
     prompt  tokens at the start; cacheable: how many of these could come from the cache
     known   tokens whose KV the cache had; length: tokens that it began with
+    branch_point  tokens after which it differs from all earlier prompts, or 0
     """
 
     __slots__ = (
         "_key",
+        "branch_point",
         "cacheable",
         "kind",
         "known",
@@ -41,7 +43,7 @@ class RadixPrefix(CachedPrefix):
         self.stops: list[tuple[int, CheckpointKind]] = []
         self.kind = CheckpointKind.DECODE
         self.value = 0.0
-        self.prompt = self.cacheable = self.known = self.length = 0
+        self.prompt = self.cacheable = self.known = self.length = self.branch_point = 0
 
     @staticmethod
     def of(memory: SequenceMemory) -> RadixPrefix:

@@ -110,37 +110,44 @@ class RadixTree:
 
     def offer(self, node: Node) -> None:
         """Let the queues know what has changed about ``node``, which they forget when it has left the tree."""
-        self._state_queue.push(node)
+        if self.has_state:
+            self._state_queue.push(node)
         self._kv_queue.push(node)
 
     def lock(self, node: Node) -> None:
         """Keep the KV up to ``node``, and its state, until ``unlock``."""
         node.state_locks += 1
         self._readers.add(node)
+        self.lock_kv(node)
+
+    def lock_kv(self, node: Node) -> None:
+        """Keep the KV up to ``node`` until ``unlock_kv``."""
         for above in node.path():
             above.locks += 1
 
     def unlock(self, node: Node) -> None:
         """Undo one ``lock``."""
-        assert node.state_locks > 0 and (node.locks > 0 or isinstance(node, Root))
-        self._unlock_state(node)
-        path = node.path()
-        for above in path:
-            above.locks -= 1
-        for above in reversed(path):
-            self.offer(above)
-            self._prune(above)
+        self.unlock_state(node)
+        self.unlock_kv(node)
 
     def unlock_state(self, node: Node) -> None:
         """Unlock the state of a locked node but not its KV: the reader has a copy. ``unlock_kv`` completes it."""
         assert node.state_locks > 0
-        self._unlock_state(node)
+        node.state_locks -= 1
+        if not node.state_locks:
+            self._readers.discard(node)
         self.offer(node)
 
     def unlock_kv(self, node: Node) -> None:
-        """The other half of ``unlock`` after ``unlock_state``."""
-        node.state_locks += 1
-        self.unlock(node)
+        """Undo one ``lock_kv``, or the other half of ``lock`` after ``unlock_state``."""
+        path = node.path()
+        for above in path:
+            assert above.locks > 0
+            above.locks -= 1
+        for above in reversed(path):
+            if not above.locks:
+                self.offer(above)
+                self._prune(above)
 
     @property
     def free_states(self) -> int:
@@ -224,11 +231,6 @@ class RadixTree:
         self._slots.release([node.state])
         node.state = None
         self.states -= 1
-
-    def _unlock_state(self, node: Node) -> None:
-        node.state_locks -= 1
-        if not node.state_locks:
-            self._readers.discard(node)
 
 
 def _may_lose_state(node: Node) -> bool:

@@ -38,9 +38,8 @@ class Readers:
     def move(self, memory: SequenceMemory, node: Node) -> None:
         """``memory`` has reached ``node``, whose state it does not need."""
         prefix = RadixPrefix.of(memory)
-        self._tree.lock(node)
+        self._tree.lock_kv(node)
         self.leave(memory)
-        self._tree.unlock_state(node)
         prefix.node, prefix.state_locked = node, False
         self._known.add(memory)
 

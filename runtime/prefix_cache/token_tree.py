@@ -141,10 +141,12 @@ class TokenTree:
         """Log what came to ``node`` or went from it."""
         if not self._events.capacity:
             return
-        path = node.path()
-        root = path[0].parent
-        assert isinstance(root, Root)
-        self._events.record(Event(change, root.namespace, node.start, node.end, tuple(part.edge for part in path)))
+        parts, above = [], node
+        while above.parent is not None:
+            parts.append(above.edge)
+            above = above.parent
+        assert isinstance(above, Root)
+        self._events.record(Event(change, above.namespace, node.start, node.end, tuple(parts[::-1])))
 
     def _add_leaf(self, parent: Node, edge: bytes, blocks: Sequence[int]) -> Node:
         start, end = parent.end, parent.end + key_length(edge)

@@ -41,9 +41,9 @@ class StateUses:
         """There was no room for a state after ``key``."""
         self._history.add(namespace, key)
 
-    def evicted(self, node: Node) -> None:
-        """The state of ``node`` is about to be evicted."""
-        self._history.add(node.root.namespace, node.key, max(node.uses, node.resumed))
+    def evicted(self, node: Node, namespace: str, key: bytes) -> None:
+        """The state of ``node``, which is that after ``key``, is about to be evicted."""
+        self._history.add(namespace, key, max(node.uses, node.resumed))
 
     def looked_up(self, namespace: str, key: bytes, found: int) -> None:
         """A prompt comes, the first ``found`` tokens of which are cached."""
