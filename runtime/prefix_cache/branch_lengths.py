@@ -13,11 +13,14 @@ class BranchLengths:
 
     def __init__(self) -> None:
         self._latest: deque[int] = deque(maxlen=_LATEST)
+        self._expected: tuple[int, ...] = ()
 
     def add(self, length: int) -> None:
         """A prompt branched after ``length`` tokens."""
         self._latest.append(length)
+        counts = Counter(self._latest).most_common(_MOST)
+        self._expected = tuple(length for length, count in counts if count >= _OFTEN)
 
     def expected(self) -> tuple[int, ...]:
         """The lengths that came up more than once, the most frequent ones."""
-        return tuple(length for length, count in Counter(self._latest).most_common(_MOST) if count >= _OFTEN)
+        return self._expected
