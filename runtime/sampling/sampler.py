@@ -170,12 +170,9 @@ def best_tokens(logits: np.ndarray) -> list[int | None]:
     """
     if len(logits) == 1:
         return [best_token(logits[0])]
-    best = logits.argmax(axis=1)
-    finite = np.isfinite(logits[np.arange(best.size), best])
-    tokens: list[int | None] = best.tolist()
-    if not finite.all():
-        tokens = [token if ok else None for token, ok in zip(tokens, finite.tolist(), strict=True)]
-    return tokens
+    best: list[int] = logits.argmax(axis=1).tolist()
+    value, is_finite = logits.item, math.isfinite
+    return [token if is_finite(value(row, token)) else None for row, token in enumerate(best)]
 
 
 def best_token(logits: np.ndarray) -> int | None:

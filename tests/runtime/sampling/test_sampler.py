@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.sampling import Sampler, SamplingParams
+from hybridge.runtime.sampling import Sampler, SamplingParams, best_tokens
 from hybridge.runtime.sampling.logprobs import token_logprobs
 from hybridge.runtime.sampling.random_words import RandomWords
 from hybridge.runtime.sampling.token_sampling import block_size, draw, surviving_tokens
@@ -122,6 +122,12 @@ def test_non_finite_logits_are_an_engine_error(temperature: float, bad: float) -
         Sampler(SamplingParams(temperature=temperature)).sample(logits)
     with pytest.raises(EngineError, match="finite logits"):
         Sampler(SamplingParams(temperature=temperature)).sample(np.full(9, -np.inf, np.float32))
+
+
+def test_the_best_tokens_of_rows_are_those_of_finite_logits() -> None:
+    inf, nan = np.inf, np.nan
+    rows = [[0, 2, 2], [-inf, -inf, 1], [-inf, -inf, -inf], [3, nan, 4], [1, inf, 0]]
+    assert best_tokens(np.array(rows, np.float32)) == [1, 2, None, None, None]
 
 
 def test_logprobs_are_log_softmax_of_the_raw_logits() -> None:
