@@ -11,7 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.errors import EngineError, SettingError
+from hybridge.runtime.engines.artifact_graph import read_model
 from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.ringed_pools import RingedPools
 from hybridge.runtime.llm import LLM
@@ -76,6 +78,16 @@ def test_steps_give_the_logits_and_states_of_plain_steps(hybrid: Exported) -> No
     check_equal(logits, expected)
     check_equal(states, expected_states)
     assert ringed.slot_bytes > TorchPagedEngine(hybrid.folder, "cpu").slot_bytes
+
+
+def test_what_follows_a_scan_is_fused_as_in_plain_steps(artifacts: ArtifactCache) -> None:
+    exported = artifacts.get("nemotron_h", "bfloat16", layout="paged")
+    norms = []
+    for phase in (Phase.DECODE, Phase.RING):
+        model = read_model(exported.folder)
+        fuse_graph(model, phase, merge=False)
+        norms.append([node.outputs[0].name for node in model.graph if node.op_type == "GroupedNorm"])
+    assert norms[0] == norms[1] and len(norms[0]) == exported.config.layer_types.count("mamba")
 
 
 def decoded(engine: TorchPagedEngine, slots: list[int], length: int, tokens: int) -> np.ndarray:

@@ -20,8 +20,8 @@ from hybridge.trt_plugins.specs.packed import PACKED_VERSION
 from hybridge.trt_plugins.specs.ring import RINGS
 
 STATE_RING = "StateRing"
-# Attributes of such nodes besides those of the operator: its name, and 1 for a gated output in float32.
-OPERATOR, WIDE = "operator", "wide"
+# The attribute of such nodes besides those of the operator: its name.
+OPERATOR = "operator"
 RING_LENGTHS = "ring.lengths"
 
 
@@ -81,9 +81,23 @@ def _use_ring(graph: ir.Graph, node: ir.Node, mixer: Mamba2Mixer | None) -> None
     y, state = node.outputs
     if mixer is not None:
         inputs.append(mixer.gate)
-        attributes[WIDE] = int(mixer.gated.dtype != mixer.gate.dtype)
         y = mixer.gated
-    fuse([y, state], STATE_RING, inputs, attributes)
+    ringed = fuse([y, state], STATE_RING, inputs, attributes)
+    if mixer is not None and mixer.gated.dtype != mixer.gate.dtype:
+        _cast(graph, ringed, mixer.gate.type)
+
+
+def _cast(graph: ir.Graph, ringed: ir.Node, kind: ir.TypeProtocol | None) -> None:
+    """Let ``ringed`` write its output in the type of the data, for a norm to read; a cast makes the wide one of it."""
+    y = ringed.outputs[0]
+    assert y.dtype is not None
+    cast = ir.Node("", "Cast", [None], [ir.AttrInt64("to", int(y.dtype))], num_outputs=1)
+    wide = cast.outputs[0]
+    wide.type, wide.shape = y.type, y.shape
+    ir.convenience.replace_all_uses_with(y, wide, replace_graph_outputs=True)
+    cast.replace_input_with(0, y)
+    graph.insert_after(ringed, cast)
+    wide.name, y.name, y.type = y.name, f"{y.name}.data", kind
 
 
 def _pool(node: ir.Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hybridge.runtime.engines.torch.fusion.state_rings import OPERATOR, STATE_RING, WIDE
+from hybridge.runtime.engines.torch.fusion.state_rings import OPERATOR, STATE_RING
 from hybridge.runtime.engines.torch.node_context import Builder, NodeContext, Run
 from hybridge.runtime.engines.torch.ring_operator import RingOperator
 from hybridge.runtime.engines.torch.step_rows import StepRows
@@ -13,7 +13,7 @@ from hybridge.trt_plugins.specs.ring import RINGS
 
 
 def _state_ring(context: NodeContext) -> Run:
-    name, wide = str(context.attributes.take(OPERATOR)), bool(context.attributes.take(WIDE, 0))
+    name = str(context.attributes.take(OPERATOR))
     operator = RingOperator(name, OPS[name].complete_attributes(context.attributes.rest()), context.kernels)
     in_place = context.is_in_place(1, operator.state)
     count = operator.inputs
@@ -31,9 +31,7 @@ def _state_ring(context: NodeContext) -> Run:
         gate = given[-1] if len(given) > count + len(RINGS[name]) + 1 else None
         assert gate is None or isinstance(gate, torch.Tensor)
         y = operator.step(inputs, ring, lengths, gate, rows.singles)
-        if gate is not None:
-            y = y.flatten(1)
-        return (y.float() if wide else y), state
+        return (y if gate is None else y.flatten(1)), state
 
     return run
 
