@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion.state_rings import RING_LENGTHS, RingLayer
 from hybridge.runtime.engines.torch.program import StepProgram
 from hybridge.runtime.engines.torch.ring_operator import RingOperator
+from hybridge.trt_plugins.kernels.ops.state_ring import plan_count
 from hybridge.trt_plugins.specs.ring import RING
 
 # Sizes of a flush, in slots; a smaller number of slots is padded.
@@ -63,6 +65,11 @@ class StateRings:
 
     def count(self, slots: torch.Tensor) -> None:
         """Enqueue the new lengths after a token of each of ``slots`` [rows] int32, -1: padding."""
+        if self._device.kernels is not None:
+            rows = len(slots)
+            plan = partial(plan_count, rows)
+            self._device.kernels.launch((plan_count, rows), plan, (slots,), (self.lengths,))
+            return
         chosen = torch.where(slots < 0, len(self.lengths) - 1, slots.long())
         self.lengths.index_copy_(0, chosen, (self.lengths.index_select(0, chosen) + 1) % RING)
 

@@ -7,10 +7,14 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import numpy as np
+import torch
 
+from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
+from hybridge.runtime.engines.torch.state_rings import StateRings
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.serving.settings import ServingSettings
+from hybridge.trt_plugins.specs.ring import RING
 from tests.runtime.torch.test_state_rings import ringed_engine, run_steps
 from tests.support.artifacts import ArtifactCache
 
@@ -27,6 +31,15 @@ def test_recorded_steps_are_those_of_the_cpu(family: str, artifacts: ArtifactCac
     for values, others in zip(found, expected, strict=True):
         for one, other in zip(values, others, strict=True):
             assert np.linalg.norm(one - other) <= TOLERANCE * max(np.linalg.norm(other), 1e-6)
+
+
+def test_one_kernel_counts_the_tokens() -> None:
+    device = TorchDevice("cuda")
+    rings = StateRings(device, (), 9)
+    before = [3, RING - 1, 0, 7, 5, 0, 0, 0, 0]
+    rings.lengths.copy_(torch.tensor(before))
+    rings.count(torch.tensor([0, 1, -1, 4, 5], dtype=torch.int32, device="cuda"))
+    assert rings.lengths.tolist() == [4, 0, 0, 7, 6, 1, 0, 0, 0]
 
 
 def test_launched_ahead(artifacts: ArtifactCache) -> None:

@@ -26,6 +26,7 @@ from hybridge.trt_plugins.specs.state_ring import STATE, ring_names
 
 FILE = "state_ring/count_tokens.cu"
 _THREADS = 64
+_OVERLAP_SINCE = (9, 0)
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -52,6 +53,17 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 def sources() -> Iterator[KernelSource]:
     """The kernel that counts tokens; the others are those of the plain operators."""
     yield KernelSource.of(FILE, "count_ring_tokens", {"THREADS": _THREADS, "RING": RING})
+
+
+def plan_count(rows: int, device: DeviceTraits) -> CallPlan:
+    """A token more in the rings of ``rows`` rows, or none where they are full. Input: slots [rows] int32, -1 for none;
+    output: lengths [slots]."""
+    (source,) = sources()
+    params = struct_type(FILE, "RingLengths")()
+    params.rows.rows, params.rows.time, params.most_added = rows, 1, 1
+    pointers = {"rows.state_indices": PointerSource(Memory.INPUT), "lengths": PointerSource(Memory.OUTPUT)}
+    grid, overlap = (-(-rows // _THREADS), 1, 1), device.capability >= _OVERLAP_SINCE
+    return CallPlan((KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=overlap),))
 
 
 def _has_prompts(plain: OpCall) -> bool:
