@@ -191,12 +191,12 @@ class PagedSession:
             self._most_checkpoints, self._bound_checkpoints = n, None
         states = {} if first >= 0 else {name: array[:n] for name, array in self._checkpoints.items()}
         if self._bound_checkpoints != (first, n):
-            self._bound_checkpoints, kept = (first, n), list[object]()
+            self._bound_checkpoints, bound = (first, n), list[object]()
             values = self._ranges.values(first, first + n) if first >= 0 else {}
             for name in self._parts:
-                value = values[name] if first >= 0 else _value(states[name], kept)
+                value = values[name] if first >= 0 else _value(states[name], bound)
                 self._io.bind_ortvalue_output(checkpoint_output(name), value)
-            self._checkpoint_values = values, kept
+            self._checkpoint_values = values, bound
         return states
 
     def _bind_deferred(self, batch: DeferredBatch) -> None:
