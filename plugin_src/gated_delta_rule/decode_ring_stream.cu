@@ -160,14 +160,14 @@ struct Place {
 };
 
 // Output of the token, and what it writes, of the warp's columns.
-__device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, Stage& stage, const GatedDeltaRing& ring,
+__device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, ChunkPlace& place, const GatedDeltaRing& ring,
                                         const RingWork& work, const Place& at) {
     const GatedDeltaDecode& p = ring.decode;
     const int lane = threadIdx.x % 32;
     float sums[2 * ACCESS] = {};
     for (int c = 0; c < CHUNKS; ++c) {
-        barrier_wait(&shared.barriers.chunk_ready[stage.index], stage.parity);
-        const float* chunk = reinterpret_cast<const float*>(shared.chunks[stage.index]);
+        barrier_wait(&shared.barriers.chunk_ready[place.slot], place.parity);
+        const float* chunk = reinterpret_cast<const float*>(shared.chunks[place.slot]);
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i) {
             const float4 state = *reinterpret_cast<const float4*>(chunk + at.row(i) * VALUE_SIZE + at.column);
@@ -179,8 +179,8 @@ __device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, Stage& s
                 sums[ACCESS + e] = fmaf(k_q.y, values[e], sums[ACCESS + e]);
             }
         }
-        if (!work.flushes()) release(&shared.barriers.chunk_free[stage.index]);
-        stage.advance();
+        if (!work.flushes()) barrier_arrive_of_warp_after_loads(&shared.barriers.chunk_free[place.slot]);
+        place.advance();
     }
     // Lanes 0 to 15 finish a column each; the others have its sum of q.
     const int column = at.column + lane / COLUMN_LANES % ACCESS;
@@ -202,11 +202,11 @@ __device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, Stage& s
 }
 
 // Writes the warp's columns of the state: decayed, and with the tokens.
-__device__ __forceinline__ void flush(Shared& shared, const Tokens& tokens, Stage& stage, float* state, int count,
+__device__ __forceinline__ void flush(Shared& shared, const Tokens& tokens, ChunkPlace& place, float* state, int count,
                                       const Place& at) {
     for (int c = 0; c < CHUNKS; ++c) {
-        barrier_wait(&shared.barriers.chunk_ready[stage.index], stage.parity);
-        const float* chunk = reinterpret_cast<const float*>(shared.chunks[stage.index]);
+        barrier_wait(&shared.barriers.chunk_ready[place.slot], place.parity);
+        const float* chunk = reinterpret_cast<const float*>(shared.chunks[place.slot]);
         float values[LANE_ROWS][ACCESS];
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i) {
@@ -233,8 +233,8 @@ __device__ __forceinline__ void flush(Shared& shared, const Tokens& tokens, Stag
             const float4 after = make_float4(values[i][0], values[i][1], values[i][2], values[i][3]);
             __stcs(reinterpret_cast<float4*>(state + (c * CHUNK_ROWS + at.row(i)) * VALUE_SIZE + at.column), after);
         }
-        release(&shared.barriers.chunk_free[stage.index]);
-        stage.advance();
+        barrier_arrive_of_warp_after_loads(&shared.barriers.chunk_free[place.slot]);
+        place.advance();
     }
 }
 
@@ -272,21 +272,21 @@ gated_delta_rule_ring_stream(const __grid_constant__ GatedDeltaRing params) {
             });
     } else {
         const Place at;
-        Stage stage;
+        ChunkPlace place;
         visit_rings(
             params,
             [&](int n, const RingWork& work) {
                 const int producer = n % PRODUCERS;
                 Tokens& tokens = shared.tokens[producer];
                 barrier_wait(&shared.barriers.tokens_ready[producer], n / PRODUCERS & 1);
-                Stage first = stage;
-                if (work.has_token) compute(shared, tokens, stage, params, work, at);
+                ChunkPlace first = place;
+                if (work.has_token) compute(shared, tokens, place, params, work, at);
                 if (work.flushes()) {
                     float* state = static_cast<float*>(p.state_out) + work.slot * p.state_out_slot + work.head * HEAD_SIZE;
                     flush(shared, tokens, first, state, work.count(), at);
-                    stage = first;
+                    place = first;
                 }
-                release(&shared.barriers.tokens_free[producer]);
+                barrier_arrive_of_warp_after_loads(&shared.barriers.tokens_free[producer]);
             },
             [](int, int) {});
     }

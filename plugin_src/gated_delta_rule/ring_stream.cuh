@@ -76,16 +76,7 @@ __device__ __forceinline__ void visit_rings(const GatedDeltaRing& params, Visit 
 }
 
 // A place in the chunks of shared memory, which are filled and read in turn.
-struct Stage {
-    int index = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++index == STAGES) {
-            index = 0;
-            parity ^= 1;
-        }
-    }
-};
+using ChunkPlace = RingPlace<STAGES>;
 
 // Barriers of a block. Chunks and tokens are released by WARPS.
 struct StreamBarriers {
@@ -105,29 +96,23 @@ struct StreamBarriers {
     }
 };
 
-// One arrival of the warp, after what its lanes have read.
-__device__ __forceinline__ void release(uint64_t* barrier) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
-
 // The warp that copies: the state of each head, [KEY_SIZE][VALUE_SIZE] floats, in CHUNKS parts.
 __device__ __forceinline__ void stream_states(const GatedDeltaRing& params, StreamBarriers& barriers,
                                               char (*chunks)[CHUNK_BYTES]) {
     const GatedDeltaDecode& p = params.decode;
     fence_for_bulk_copies();
-    Stage stage;
+    ChunkPlace place;
     visit_rings(
         params,
         [&](int, const RingWork& work) {
             if (threadIdx.x % 32 == 0) {
                 const float* state = static_cast<const float*>(p.state) + work.slot * p.state_slot + work.head * HEAD_SIZE;
                 for (int c = 0; c < CHUNKS; ++c) {
-                    barrier_wait(&barriers.chunk_free[stage.index], stage.parity ^ 1);
-                    barrier_arrive_expecting(&barriers.chunk_ready[stage.index], CHUNK_BYTES);
-                    copy_bulk_once(chunks[stage.index], state + c * CHUNK_ROWS * VALUE_SIZE, CHUNK_BYTES,
-                                   &barriers.chunk_ready[stage.index]);
-                    stage.advance();
+                    barrier_wait(&barriers.chunk_free[place.slot], place.parity ^ 1);
+                    barrier_arrive_expecting(&barriers.chunk_ready[place.slot], CHUNK_BYTES);
+                    copy_bulk_once(chunks[place.slot], state + c * CHUNK_ROWS * VALUE_SIZE, CHUNK_BYTES,
+                                   &barriers.chunk_ready[place.slot]);
+                    place.advance();
                 }
             }
             __syncwarp();
