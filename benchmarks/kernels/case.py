@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import Calls, graph_time, graph_times, input_sets
 
 # Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
 COPY_GBPS = 4272.0
+_OURS = ""  # the name of no peer
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class KernelCase:
 
     bytes: fewest bytes that the call moves (each input read once, each output written once).
     peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
-    timed_peers: peers that are timed in the same run, when it is called.
+    timed_peers: calls of the peers that are timed in the same run, each over as many inputs as ours.
     at_least: goal for the fastest peer's time over ours; None where no target is set.
     bandwidth_share: goal for the floor over our time; None where no target is set.
     tolerance: largest relative norm of the error.
@@ -48,7 +49,7 @@ class KernelCase:
     peers: Mapping[str, float] = field(default_factory=dict)
     at_least: float | None = None
     bandwidth_share: float | None = None
-    timed_peers: Callable[[], Mapping[str, float]] = dict
+    timed_peers: Callable[[], Mapping[str, Calls]] = dict
 
 
 def checked(case: KernelCase) -> dict[str, Any]:
@@ -63,14 +64,15 @@ def measured(case: KernelCase) -> dict[str, Any]:
     if not row["correct"]:
         return row
     sets = [first, *(case.prepare() for _ in range(input_sets(case.bytes) - 1))]
-    time = graph_time([prepared.run for prepared in sets])
+    times = graph_times({_OURS: [prepared.run for prepared in sets], **case.timed_peers()})
+    time = times.pop(_OURS)
     # The first set's states have gone on by as many steps as were timed.
     row |= _judged(case, sets[0].error())
     if not row["correct"]:
         return row
     floor = case.bytes / COPY_GBPS / 1e3
     row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
-    peers = {**case.peers, **case.timed_peers()}
+    peers = {**case.peers, **{name: each.median for name, each in times.items()}}
     goals = {"copy_bandwidth_share": case.bandwidth_share}
     if case.bandwidth_share is not None:
         row["same_size_copy_share"] = _copy_time(case.bytes) / time.median

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase, Prepared, peer_times
 from benchmarks.kernels.tensor_call import TensorCall, error_of_parts, int32, normal, operator_call
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.catalog import plan
@@ -110,7 +110,7 @@ def _decode_goal(case: str, peers: Mapping[str, float], large: bool) -> float | 
 def prefill_cases() -> Iterator[KernelCase]:
     """One long prompt, eight short ones, a very long one, and a chunk of a prompt that resumes."""
     for name, shape in PREFILLS.items():
-        prepare, peers = partial(_prepared_prefill, shape), partial(sdpa_times, shape)
+        prepare, peers = partial(_prepared_prefill, shape), partial(_sdpa_calls, shape)
         yield KernelCase(name, shape.nbytes(), TOLERANCE, prepare, at_least=PREFILL_AT_LEAST, timed_peers=peers)
     for name in FP8_PREFILLS:
         shape = PREFILLS[name]
@@ -200,26 +200,26 @@ def _reference(inputs: list[torch.Tensor], row: int, begin: int, count: int, len
     return paged_attention(tokens, own.double(), *arguments)
 
 
-def sdpa_times(shape: Shape) -> Mapping[str, float]:
-    """Microseconds of torch's attention on contiguous tensors; a backend that does not take the call is left out."""
+def _sdpa_calls(shape: Shape) -> Mapping[str, Calls]:
+    """torch's attention on contiguous tensors; a backend that does not take the call is left out."""
     sets = [_contiguous(shape) for _ in range(input_sets(shape.nbytes()))]
     mask = causal_lower_right(shape.new, shape.total) if shape.past else None
-    times = {}
+    found: dict[str, Calls] = {}
     # The mask of queries at the end of longer keys runs on torch's flash kernel, whatever backend is chosen.
     for name, backend in (_FLASH if shape.past else _PEERS).items():
-        with sdpa_kernel(backend):
-            calls = [partial(_attend, tensors, mask) for tensors in sets]
-            try:
-                calls[0]()
-            except RuntimeError:
-                continue
-            times[name] = graph_time(calls).median
-    return times
+        calls = [partial(_attend, backend, tensors, mask) for tensors in sets]
+        try:
+            calls[0]()
+        except RuntimeError:
+            continue
+        found[name] = calls
+    return found
 
 
-def _attend(tensors: list[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
+def _attend(backend: SDPBackend, tensors: list[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
     q, k, v = tensors
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    with sdpa_kernel(backend):
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
 def _contiguous(shape: Shape) -> list[torch.Tensor]:

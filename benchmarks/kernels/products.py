@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
 from benchmarks.kernels.tensor_call import TensorCall, poisoned, worst_error
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused import linear_decode, routed_experts
@@ -72,14 +72,14 @@ def _pairs(rows: int, shapes: LinearShapes) -> list[tuple[torch.Tensor, torch.Te
     ]
 
 
-def _linear_peer(rows: int, shapes: LinearShapes, size: int) -> float:
-    """Microseconds of torch's products."""
+def _linear_peer(rows: int, shapes: LinearShapes, size: int) -> Calls:
+    """torch's products."""
 
     def calls() -> Callable[[], object]:
         pairs = _pairs(rows, shapes)
         return lambda: [F.linear(x, weight) for x, weight in pairs]
 
-    return graph_time([calls() for _ in range(input_sets(size))]).median
+    return [calls() for _ in range(input_sets(size))]
 
 
 def _prepared_linear(rows: int, shapes: LinearShapes) -> Prepared:
@@ -146,10 +146,10 @@ def prepared_experts(*sizes: int) -> Prepared:
     return Prepared(TensorCall(device, routed_experts.plan(problem, device.traits), inputs, [y]), error)
 
 
-def _experts_peer(size: int, *sizes: int) -> dict[str, float]:
-    """Microseconds of torch's products of copies of the chosen experts."""
+def _experts_peer(size: int, *sizes: int) -> dict[str, Calls]:
+    """torch's products of copies of the chosen experts."""
     sets = [_experts_inputs(*sizes) for _ in range(input_sets(size))]
-    return {EXPERTS_PEER: graph_time([partial(_gathered, *inputs) for inputs in sets]).median}
+    return {EXPERTS_PEER: [partial(_gathered, *inputs) for inputs in sets]}
 
 
 def _gathered(

@@ -19,7 +19,7 @@ from benchmarks.kernels.products import (
     prepared_experts,
 )
 from benchmarks.kernels.tensor_call import TensorCall, normal, poisoned, worst_error
-from benchmarks.kernels.timing import LEAST_SETS, graph_time, input_sets
+from benchmarks.kernels.timing import LEAST_SETS, Calls, input_sets
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused import tiled_experts
@@ -75,7 +75,7 @@ def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         * (outputs * inputs * weight.bits // 8 + _scale_bytes(weight, outputs, inputs) + 2 * rows * (outputs + inputs))
         for outputs, inputs, count in shapes
     )
-    peer: Callable[[], Mapping[str, float]] = dict
+    peer: Callable[[], Mapping[str, Calls]] = dict
     if form in _PEERS and name == "in_proj":
         peer = partial(_PEERS[form], size, rows, *shapes[0][:2])
     return KernelCase(
@@ -124,8 +124,8 @@ def _prepared_experts(form: WeightFormat, *sizes: int) -> Prepared:
     return Prepared(TensorCall(device, tiled_experts.plan(problem, device.traits), inputs, [y]), error)
 
 
-def _experts_peer(tokens: int, *sizes: int) -> dict[str, float]:
-    return {EXPERTS_PEER: graph_time([prepared_experts(tokens, *sizes).run for _ in range(LEAST_SETS)]).median}
+def _experts_peer(tokens: int, *sizes: int) -> dict[str, Calls]:
+    return {EXPERTS_PEER: [prepared_experts(tokens, *sizes).run for _ in range(LEAST_SETS)]}
 
 
 def _scale_bytes(weight: WeightFormat, outputs: int, inputs: int) -> int:
@@ -172,23 +172,23 @@ def _prepared_prompt(weight: WeightFormat, outputs: int, inputs: int) -> Prepare
     return Prepared(run, lambda: worst_error([y], [x.double() @ random_weight(weight, outputs, inputs).matrix.T]))
 
 
-def _prompt_peer(outputs: int, inputs: int) -> dict[str, float]:
+def _prompt_peer(outputs: int, inputs: int) -> dict[str, Calls]:
     x, matrix = normal(PROMPT_TOKENS, inputs, dtype=torch.bfloat16), normal(outputs, inputs, dtype=torch.bfloat16)
-    return {PROMPT_PEER: graph_time([partial(F.linear, x, matrix)]).median}
+    return {PROMPT_PEER: [partial(F.linear, x, matrix)]}
 
 
-def _int4_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+def _int4_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
     def call() -> Callable[[], object]:
         codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device="cuda")
         packed = torch._convert_weight_to_int4pack(codes, 8)
         x, scales = normal(rows, inputs, dtype=torch.bfloat16), normal(inputs // 128, outputs, 2, dtype=torch.bfloat16)
         return partial(torch._weight_int4pack_mm, x, packed, 128, scales)
 
-    peers = {INT4_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+    peers: dict[str, Calls] = {INT4_PEER: [call() for _ in range(input_sets(size))]}
     return peers if find_spec("gemlite") is None else peers | _gemlite_peer(size, rows, outputs, inputs)
 
 
-def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
     """gemlite, where it is installed: unsigned codes with zero points, 128 inputs a group."""
     from gemlite.helper import A16W4_HQQ_INT
 
@@ -202,17 +202,17 @@ def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, 
         assert worst_error([layer(x)], [x.double() @ matrix.T]) < 3e-2
         return partial(layer, x)
 
-    return {GEMLITE_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+    return {GEMLITE_PEER: [call() for _ in range(input_sets(size))]}
 
 
-def _fp8_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, float]:
+def _fp8_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
     one = torch.ones((), device="cuda")
 
     def call() -> Callable[[], object]:
         x, matrix = (normal(count, inputs).to(torch.float8_e4m3fn) for count in (rows, outputs))
         return partial(torch._scaled_mm, x, matrix.t(), one, one, out_dtype=torch.bfloat16)
 
-    return {FP8_PEER: graph_time([call() for _ in range(input_sets(size))]).median}
+    return {FP8_PEER: [call() for _ in range(input_sets(size))]}
 
 
-_PEERS: dict[str, Callable[..., Mapping[str, float]]] = {"int4 128": _int4_peer, "fp8": _fp8_peer}
+_PEERS: dict[str, Callable[..., Mapping[str, Calls]]] = {"int4 128": _int4_peer, "fp8": _fp8_peer}

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.tensor_call import TensorCall, normal
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.runtime.engines.device_sampling import result_bytes, table_bytes
 from hybridge.runtime.engines.packed_sampling import PackedSampling
 from hybridge.runtime.sampling import Sampler, SamplingParams
@@ -66,11 +66,11 @@ def _prepared(params: SamplingParams, width: float) -> Prepared:
     return Prepared(run, error)
 
 
-def _greedy_peer() -> Mapping[str, float]:
-    return {"torch argmax (same run)": _peer_time(4.0, lambda logits: torch.argmax(logits, dim=-1))}
+def _greedy_peer() -> Mapping[str, Calls]:
+    return {"torch argmax (same run)": _peer_calls(4.0, lambda logits: torch.argmax(logits, dim=-1))}
 
 
-def _sampled_peers(width: float, top_p: float, top_k: int = 0) -> Mapping[str, float]:
+def _sampled_peers(width: float, top_p: float, top_k: int = 0) -> Mapping[str, Calls]:
     """flashinfer's kernels in their orders of the filters, where it can be imported; else no peer.
 
     They take probabilities, whose computation by its softmax is part of the time. Seed and offset are fixed: as
@@ -94,12 +94,12 @@ def _sampled_peers(width: float, top_p: float, top_k: int = 0) -> Mapping[str, f
         calls = {"": lambda logits: sampling.top_p_sampling_from_probs(probabilities(logits), top_p, **fixed)}
     else:
         calls = {f", {order}": partial(with_both, order=order) for order in ("top_k_first", "joint")}
-    return {f"{name}{order} (same run)": _peer_time(width, call) for order, call in calls.items()}
+    return {f"{name}{order} (same run)": _peer_calls(width, call) for order, call in calls.items()}
 
 
-def _peer_time(width: float, call: Callable[[torch.Tensor], object]) -> float:
+def _peer_calls(width: float, call: Callable[[torch.Tensor], object]) -> Calls:
     sets = [_logits(width) for _ in range(input_sets(BYTES))]
-    return graph_time([partial(call, logits) for logits in sets]).median
+    return [partial(call, logits) for logits in sets]
 
 
 def _logits(width: float) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.kernels.tensor_call import TensorCall, int32, layout_of, normal, poisoned, worst_error
-from benchmarks.kernels.timing import graph_time, input_sets
+from benchmarks.kernels.timing import graph_times, input_sets
 from benchmarks.runner import Gate
 from hybridge.trt_plugins.catalog import OPS
 from hybridge.trt_plugins.kernels import catalog
@@ -81,8 +81,8 @@ def measured_kernels(rows: int) -> tuple[tuple[Gate, ...], dict[str, Any]]:
             continue
         sets = input_sets(2 * first.state.nbytes)
         runs = [make(rows).runs() for _ in range(sets)]
-        plain, ringed = graph_time([each.plain for each in runs]), graph_time([each.ringed for each in runs])
-        found[name] = {"plain_us": plain, "rings_us": ringed, "ratio": plain.median / ringed.median}
+        times = graph_times({"plain_us": [each.plain for each in runs], "rings_us": [each.ringed for each in runs]})
+        found[name] = {**times, "ratio": times["plain_us"].median / times["rings_us"].median}
     return tuple(gates), found
 
 

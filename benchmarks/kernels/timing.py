@@ -1,13 +1,16 @@
-"""Time of a kernel call on the GPU: replays of a CUDA graph of calls over input sets that do not fit in the L2."""
+"""Time of kernel calls on the GPU: replays of CUDA graphs of calls over input sets that do not fit in the L2."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
-from benchmarks.measure import Spread
+from benchmarks.measure import Spread, take_turns
+
+Calls = Sequence[Callable[[], object]]
 
 CALLS_OF_A_GRAPH = 320
 REPLAYS = 31
@@ -29,11 +32,25 @@ def input_sets(bytes_of_a_call: int) -> int:
     return max(LEAST_SETS, math.ceil(FOOTPRINT_BYTES / bytes_of_a_call))
 
 
-def graph_time(calls: Sequence[Callable[[], object]]) -> Spread:
-    """Microseconds of one call: median and range over replays of a graph in which ``calls`` take turns.
+def graph_time(calls: Calls) -> Spread:
+    """The same of one contestant."""
+    return graph_times({"": calls})[""]
+
+
+def graph_times(contestants: Mapping[str, Calls]) -> dict[str, Spread]:
+    """Microseconds of one call, by name: median and range over replays of a graph in which a contestant's calls take
+    turns. So do the graphs: clocks and temperatures are the same for all.
 
     Each call enqueues its work on torch's current stream; nothing is allocated between replays.
     """
+    graphs = {name: _recorded(calls) for name, calls in contestants.items()}
+    replays = {name: partial(_milliseconds, graph.replay) for name, (graph, _) in graphs.items()}
+    found = take_turns(replays, REPLAYS)
+    return {name: Spread.of(found[name], 1000.0 / count) for name, (_, count) in graphs.items()}
+
+
+def _recorded(calls: Calls) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of ``calls`` in turn, and their number in it."""
     for call in calls[:3]:
         call()
     torch.cuda.synchronize()
@@ -44,9 +61,7 @@ def graph_time(calls: Sequence[Callable[[], object]]) -> Spread:
     with torch.cuda.graph(graph):
         for index in range(count):
             calls[index % len(calls)]()
-    graph.replay()
-    torch.cuda.synchronize()
-    return Spread.of((_milliseconds(graph.replay) / count for _ in range(REPLAYS)), 1000.0)
+    return graph, count
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
