@@ -1,23 +1,27 @@
-"""Cases of ``mamba2_conv_scan`` at decode: convolution, state update and gate in one launch."""
+"""Cases of ``mamba2_conv_scan`` at decode: convolution, state update and gate together, and as three kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
 
 from benchmarks.kernels.case import KernelCase, Prepared
 from benchmarks.kernels.tensor_call import int32, normal, operator_call, poisoned, worst_error
+from benchmarks.kernels.timing import Calls, input_sets
 from benchmarks.kernels.update_ssm_state import HEAD_DIM, MODELS, STATE_SIZE, Model
 from hybridge.trt_plugins.catalog import spec_of
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import plan
+from hybridge.trt_plugins.kernels.ops.mamba2_parts import gate_launch
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 KERNEL = 4
 TOLERANCE = 8e-3
+PEER = "three kernels (same run)"
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -30,7 +34,9 @@ def cases() -> Iterator[KernelCase]:
                 tokens = 2 * rows * (2 * model.inner + channels + model.heads + 2 * KERNEL * channels)
                 moved = 2 * rows * model.inner * STATE_SIZE * dtype.itemsize + tokens + 2 * channels * (KERNEL + 1)
                 case = f"{name} b{rows} {state} state, joined"
-                yield KernelCase(case, moved, TOLERANCE, partial(_prepared, model, rows, dtype))
+                prepare = partial(_prepared, model, rows, dtype)
+                peers = partial(_peer, model, rows, dtype, moved)
+                yield KernelCase(case, moved, TOLERANCE, prepare, at_least=1.0, timed_peers=peers)
 
 
 def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
@@ -43,6 +49,47 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
         expected = _expected(model, inputs, rounded=run.launches > 1)
         run()
         return worst_error(outputs, expected)
+
+    return Prepared(run, error)
+
+
+def _peer(model: Model, rows: int, dtype: torch.dtype, size: int) -> Mapping[str, Calls]:
+    return {PEER: [_separate(model, rows, dtype).run for _ in range(input_sets(size))]}
+
+
+def _separate(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
+    """The convolution, the state update of its output, and the gate."""
+    inputs, y = _inputs(model, rows, dtype), poisoned(rows, model.inner)
+    conv_input, _, dt, weight, bias, A, D, dt_bias, conv_state, state, lengths = inputs
+    mixed = poisoned(rows, model.channels)
+    x, B, C = model.parts(mixed)
+
+    def gate(call: OpCall, device: DeviceTraits) -> CallPlan:
+        return CallPlan((gate_launch(call, device),))
+
+    kernels = (
+        operator_call(
+            spec_of("causal_conv1d"),
+            [conv_input, weight, bias, conv_state, lengths],
+            [mixed, conv_state],
+            {"activation": "silu"},
+        ),
+        operator_call(
+            spec_of("update_ssm_state"),
+            [x, A, B, C, D, dt, dt_bias, state, lengths],
+            [y.unflatten(-1, (model.heads, HEAD_DIM)), state],
+        ),
+        operator_call(spec_of("mamba2_conv_scan"), inputs, [y, conv_state, state], planner=gate),
+    )
+
+    def run() -> None:
+        for kernel in kernels:
+            kernel()
+
+    def error() -> float:
+        expected = _expected(model, inputs, rounded=True)
+        run()
+        return worst_error([y, conv_state, state], expected)
 
     return Prepared(run, error)
 

@@ -38,7 +38,7 @@ def plan_parts(call: OpCall, groups: int, device: DeviceTraits) -> CallPlan:
         scan = update_ssm_state.plan(scan_call, device)
     launches = (*_conv_launches(call, conv, mixed_bytes), *_scan_launches(call, scan, groups, mixed_bytes, gated))
     if not gated:
-        launches += (_gate(call, device),)
+        launches += (gate_launch(call, device),)
     workspace = mixed_bytes + max(conv.workspace_bytes, scan.workspace_bytes)
     return CallPlan(launches, workspace, " + ".join(launch.source.entry for launch in launches))
 
@@ -133,7 +133,8 @@ def _moved(
     return replace(launch, pointers={field: moved(source) for field, source in launch.pointers.items()})
 
 
-def _gate(call: OpCall, device: DeviceTraits) -> KernelLaunch:
+def gate_launch(call: OpCall, device: DeviceTraits) -> KernelLaunch:
+    """y of every token times silu(gate), in place."""
     gate, y = call.input("gate"), call.outputs[0]
     gate.need_dense_tail("gate", 1)
     y.need_dense_tail("y", 1)
