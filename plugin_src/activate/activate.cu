@@ -36,7 +36,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) activate(const __grid_cons
         for (int i = 0; i < VECTOR; ++i) {
             const float value = to_float(y[item].data[i]);
             // A NaN stays one.
-            const float activated = GATED ? silu(value) * to_float(up[item].data[i]) : value < 0.0f ? 0.0f : value * value;
+            const float activated = GATED ? silu(value) * to_float(up[item].data[i])
+                                          : (value < 0.0f ? 0.0f : value * value);
             y[item].data[i] = from_float<DATA_T>(activated);
         }
         outputs[place] = y[item];

@@ -91,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS)
         const int row = blockIdx.y * ROWS + r;
         if (row < params.rows.rows) views[r] = row_view(params.rows, row);
         if (views[r].slot < 0) continue;
-        const DATA_T* state = static_cast<const DATA_T*>(params.state) + views[r].slot * params.state_stride + first_channel * K;
+        const DATA_T* state =
+            static_cast<const DATA_T*>(params.state) + views[r].slot * params.state_stride + first_channel * K;
         states[r].load(reinterpret_cast<const uint4*>(state), of_row);
         // An empty packed row has no token: what lies at its place may be outside of x.
         if (views[r].written > 0 && is_inside)
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE / THREADS)
     for (int r = 0; r < ROWS; ++r) {
         const RowView& view = views[r];
         if (view.slot < 0) continue;
-        DATA_T* state_out = static_cast<DATA_T*>(params.state_out) + view.slot * params.state_out_stride + first_channel * K;
+        DATA_T* state_out =
+            static_cast<DATA_T*>(params.state_out) + view.slot * params.state_out_stride + first_channel * K;
         states[r].load(shared[warp][r], UNITS);
         states[r].store(reinterpret_cast<uint4*>(state_out), of_row);
         if (view.written > 0 && is_inside)

@@ -56,7 +56,8 @@ GROUP_PRODUCTS(__half, "f16")
 template <int COUNT>
 __device__ __forceinline__ void held_until_here(const unsigned (&a)[COUNT][4]) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) asm volatile("" ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]) : "memory");
+    for (int i = 0; i < COUNT; ++i)
+        asm volatile("" ::"r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]) : "memory");
 }
 
 #endif

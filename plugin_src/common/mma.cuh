@@ -235,7 +235,8 @@ struct Mma<float> {
         for (int i = 0; i < 4; ++i) split(a.high[i], a.low[i], c[0][i / 2 + i % 2 * 2]);
         return a;
     }
-    __device__ static __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    __device__ static __forceinline__ void multiply_tf32(float (&c)[4], const unsigned (&a)[4],
+                                                         const unsigned (&b)[2]) {
         asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

@@ -53,7 +53,8 @@ __device__ __forceinline__ void store_matrices(unsigned row, unsigned a, unsigne
 }
 
 // The same, each matrix transposed: the address is that of a column.
-__device__ __forceinline__ void store_matrices_transposed(unsigned column, unsigned a, unsigned b, unsigned c, unsigned d) {
+__device__ __forceinline__ void store_matrices_transposed(unsigned column, unsigned a, unsigned b, unsigned c,
+                                                          unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(column), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");

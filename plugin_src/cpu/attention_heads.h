@@ -45,7 +45,8 @@ void product_tile(const float* x, int64_t x_stride, const float* matrix, int64_t
                   int64_t y_stride, bool adds) {
     typename Isa::F sums[inputs][vectors];
     for (int m = 0; m < inputs; ++m) {
-        for (int v = 0; v < vectors; ++v) sums[m][v] = adds ? Isa::load(y + m * y_stride + v * Isa::lanes) : Isa::zero();
+        for (int v = 0; v < vectors; ++v)
+            sums[m][v] = adds ? Isa::load(y + m * y_stride + v * Isa::lanes) : Isa::zero();
     }
     for (int64_t k = 0; k < count; ++k) {
         typename Isa::F numbers[vectors];
@@ -62,8 +63,8 @@ void product_tile(const float* x, int64_t x_stride, const float* matrix, int64_t
 
 // The same for `queries` rows of x and `width` columns of y, a multiple of the lanes.
 template <class Isa>
-void small_product(const float* x, int64_t x_stride, int64_t queries, const float* matrix, int64_t stride, int64_t count,
-                   float* y, int64_t y_stride, int64_t width, bool adds) {
+void small_product(const float* x, int64_t x_stride, int64_t queries, const float* matrix, int64_t stride,
+                   int64_t count, float* y, int64_t y_stride, int64_t width, bool adds) {
     constexpr int64_t lanes = Isa::lanes;
     constexpr int tile = Isa::tile, vectors = Isa::panel_vectors;
     for (int64_t m = 0; m < queries;) {

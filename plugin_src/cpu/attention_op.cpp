@@ -62,7 +62,8 @@ class CachedAttention : ort::KernelOp {
         if (!past_values.sizes.empty() && !past_values.is(past_keys.sizes)) return false;
         a.rows = query.sizes[0], a.time = query.sizes[1];
         a.kv_heads = past_keys.sizes[1], a.capacity = past_keys.sizes[2], a.size = past_keys.sizes[3];
-        if (a.kv_heads <= 0 || a.size <= 0 || a.size % cpu::tile_rows || query.sizes[2] % (a.kv_heads * a.size)) return false;
+        if (a.kv_heads <= 0 || a.size <= 0 || a.size % cpu::tile_rows || query.sizes[2] % (a.kv_heads * a.size))
+            return false;
         a.heads = query.sizes[2] / a.size;
         const std::vector<int64_t> expected{a.rows, a.time, a.kv_heads * a.size};
         if (past_keys.sizes[0] != a.rows || !key.is(expected) || !last.is({a.rows})) return false;
@@ -88,7 +89,8 @@ class CachedAttention : ort::KernelOp {
         const bool is_step = a.time == 1;
         std::atomic<bool> failed{false};
         if (!is_step) {
-            auto* status = ort::spread_tasks(*api_, context, heads, [&](int64_t head) { kernels_->store_keys(a, head, head + 1); });
+            auto* status = ort::spread_tasks(*api_, context, heads,
+                                             [&](int64_t head) { kernels_->store_keys(a, head, head + 1); });
             if (status) return status;
         }
         auto* status = ort::spread_tasks(*api_, context, a.tasks(), [&](int64_t task) {

@@ -39,7 +39,8 @@ void convolve(const Convolution& c, int64_t row, int64_t first) {
         }
         std::copy(sums, sums + count, out);
     }
-    for (int64_t t = length; t < c.tokens.padded(row); ++t) std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
+    for (int64_t t = length; t < c.tokens.padded(row); ++t)
+        std::fill(y + t * c.channels, y + t * c.channels + count, 0.0f);
     // The columns before token `end`.
     auto write_state = [&](int64_t end, float* out) {
         for (int64_t j = 0; j < taps; ++j) {

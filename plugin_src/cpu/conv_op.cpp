@@ -17,8 +17,8 @@ class CausalConv1d : ort::KernelOp {
   public:
     static constexpr const char* name = "CausalConv1d";
     static constexpr ort::Input inputs[] = {
-        {ort::float32_type}, {ort::float32_type}, {ort::float32_type}, {ort::float32_type, true}, {ort::int32_type, true},
-        {ort::int32_type, true}};
+        {ort::float32_type},       {ort::float32_type},     {ort::float32_type},
+        {ort::float32_type, true}, {ort::int32_type, true}, {ort::int32_type, true}};
     static constexpr size_t outputs = 3;
     static constexpr size_t needed_outputs = 2;
 
@@ -54,8 +54,8 @@ class CausalConv1d : ort::KernelOp {
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         cpu::Convolution convolution{x.floats() + x_at_, weight.floats(), bias.floats(), past.floats(),
-                                     tokens, static_cast<float*>(y.data), static_cast<float*>(state.data), rows, channels,
-                                     taps, stride, silu_ != 0};
+                                     tokens, static_cast<float*>(y.data), static_cast<float*>(state.data), rows,
+                                     channels, taps, stride, silu_ != 0};
         bool fits = true;
         auto* status = ort::make_checkpoints(*api_, context, 5, 2, past, time, fits, convolution.checkpoints);
         if (status || !fits) return status ? status : refusal();
@@ -73,7 +73,8 @@ class CausalConv1d : ort::KernelOp {
 
   private:
     ort::Status* refusal() const {
-        return api_->status(ort::invalid_argument, "CausalConv1d: expected inputs whose sizes agree, and at most 16 taps");
+        return api_->status(ort::invalid_argument,
+                            "CausalConv1d: expected inputs whose sizes agree, and at most 16 taps");
     }
 
     int64_t silu_ = 0, x_at_ = 0;

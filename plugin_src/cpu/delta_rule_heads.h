@@ -58,7 +58,8 @@ inline void fetch_token(const DeltaRule& d, int64_t token, int64_t head) {
     constexpr int64_t line = 64 / sizeof(float);
     const int64_t key_at = (token * d.key_heads + head / (d.value_heads / d.key_heads)) * d.key_size;
     const int64_t value_at = (token * d.value_heads + head) * d.value_size;
-    for (int64_t n = 0; n < d.key_size; n += line) __builtin_prefetch(d.q + key_at + n), __builtin_prefetch(d.k + key_at + n);
+    for (int64_t n = 0; n < d.key_size; n += line)
+        __builtin_prefetch(d.q + key_at + n), __builtin_prefetch(d.k + key_at + n);
     for (int64_t m = 0; m < d.value_size; m += line) __builtin_prefetch(d.v + value_at + m);
 }
 

@@ -42,8 +42,9 @@ class GatedDeltaRule : ort::KernelOp {
         if (auto* status = ort::make(*api_, context, 1, state)) return status;
         const int64_t value_heads = past.sizes[1];
         cpu::DeltaRule rule{q.floats(), k.floats(), v.floats(), g.floats(), beta.floats(), past.floats(),
-                            tokens, static_cast<float*>(o.data), static_cast<float*>(state.data), past.sizes[0], key_heads_,
-                            past.sizes[2], value_heads, past.sizes[3], g.sizes[2] / value_heads, scale_, normed_ != 0};
+                            tokens, static_cast<float*>(o.data), static_cast<float*>(state.data), past.sizes[0],
+                            key_heads_, past.sizes[2], value_heads, past.sizes[3], g.sizes[2] / value_heads, scale_,
+                            normed_ != 0};
         bool fits = true;
         auto* status = ort::make_checkpoints(*api_, context, 7, 2, past, tokens.time, fits, rule.checkpoints);
         if (status || !fits) return status ? status : refusal();

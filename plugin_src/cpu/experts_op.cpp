@@ -103,7 +103,8 @@ class RoutedExperts : ort::KernelOp {
 
     bool describe(const ort::Tensor (&in)[11], Call& c) const {
         const auto& [x, ids, weights, up, up_scales, down, down_scales, up_bias, down_bias, up_zeros, down_zeros] = in;
-        if (x.sizes.empty() || ids.sizes.size() != x.sizes.size() || !weights.is(ids.sizes) || experts_ <= 0) return false;
+        if (x.sizes.empty() || ids.sizes.size() != x.sizes.size() || !weights.is(ids.sizes) || experts_ <= 0)
+            return false;
         c.tokens = 1;
         for (size_t i = 0; i + 1 < x.sizes.size(); ++i) {
             if (ids.sizes[i] != x.sizes[i]) return false;
@@ -113,9 +114,11 @@ class RoutedExperts : ort::KernelOp {
         c.up_rows = (activate_.gated ? 2 : 1) * activate_.size;
         if (!up_.read(up, up_scales, up_zeros, experts_ * c.up_rows, c.hidden, c.up)) return false;
         if (!down_.read(down, down_scales, down_zeros, experts_ * c.hidden, activate_.size, c.down)) return false;
-        if ((c.up.is_tiled() && c.up_rows % cpu::tile_rows) || (c.down.is_tiled() && c.hidden % cpu::tile_rows)) return false;
+        if ((c.up.is_tiled() && c.up_rows % cpu::tile_rows) || (c.down.is_tiled() && c.hidden % cpu::tile_rows))
+            return false;
         c.x = x.floats(), c.up_bias = up_bias.floats(), c.down_bias = down_bias.floats();
-        return (!c.up_bias || up_bias.is({experts_, c.up_rows})) && (!c.down_bias || down_bias.is({experts_, c.hidden}));
+        return (!c.up_bias || up_bias.is({experts_, c.up_rows})) &&
+               (!c.down_bias || down_bias.is({experts_, c.hidden}));
     }
 
     // False where an id is not that of an expert.
@@ -162,19 +165,22 @@ class RoutedExperts : ort::KernelOp {
         }
         const int64_t count = static_cast<int64_t>(uses.size());
         auto for_uses = [&](int64_t width, auto step) {
-            return ort::spread_ranges(*api_, context, count, 4 * count * width, task_bytes, [&](int64_t from, int64_t to) {
+            auto run = [&](int64_t from, int64_t to) {
                 for (int64_t i = from; i < to; ++i) {
                     step(experts[uses[static_cast<size_t>(i)].first], uses[static_cast<size_t>(i)].second);
                 }
-            });
+            };
+            return ort::spread_ranges(*api_, context, count, 4 * count * width, task_bytes, run);
         };
-        auto* status = for_uses(c.hidden, [&](Expert& e, int64_t m) { e.up.prepare(c.x + e.uses[m].token * c.hidden, m); });
+        auto* status =
+            for_uses(c.hidden, [&](Expert& e, int64_t m) { e.up.prepare(c.x + e.uses[m].token * c.hidden, m); });
         if (!status) status = multiply(context, experts, &Expert::up, &Expert::u);
         if (!status) {
             status = for_uses(2 * c.up_rows, [&](Expert& e, int64_t m) {
                 float *u = e.u + m * c.up_rows, *activated = e.activated + m * activate_.size;
                 for (int64_t i = 0; c.up_bias && i < c.up_rows; ++i) u[i] += c.up_bias[e.number * c.up_rows + i];
-                kernels_->activate(activate_, u, activate_.gated ? u + activate_.size : nullptr, activate_.size, activated);
+                kernels_->activate(activate_, u, activate_.gated ? u + activate_.size : nullptr, activate_.size,
+                                   activated);
                 e.down.prepare(activated, m);
             });
         }
@@ -202,7 +208,7 @@ class RoutedExperts : ort::KernelOp {
     ort::Status* add(ort::Context* context, const Call& c, const std::vector<Expert>& experts) const {
         int64_t count = 0;
         for (const Expert& e : experts) count += e.up.count();
-        return ort::spread_ranges(*api_, context, c.hidden, 4 * count * c.hidden, task_bytes, [&](int64_t from, int64_t to) {
+        auto run = [&](int64_t from, int64_t to) {
             for (const Expert& e : experts) {
                 const float* bias = c.down_bias ? c.down_bias + e.number * c.hidden : nullptr;
                 for (int64_t m = 0; m < e.up.count(); ++m) {
@@ -211,7 +217,8 @@ class RoutedExperts : ort::KernelOp {
                     for (int64_t i = from; i < to; ++i) y[i] += factor * (result[i] + (bias ? bias[i] : 0.0f));
                 }
             }
-        });
+        };
+        return ort::spread_ranges(*api_, context, c.hidden, 4 * count * c.hidden, task_bytes, run);
     }
 
     cpu::StoredWeight up_, down_;

@@ -29,7 +29,8 @@ void pack(const float* x, int64_t columns, int64_t m, int64_t count, float* out)
 // y[input][row] of a panel [columns, panel_rows] with `count` columns and of x [columns, inputs]; added to y if `adds`.
 // `left` rows exist.
 template <class Isa, int inputs>
-void panel_tile(const float* panel, int64_t count, const float* x, float* y, int64_t y_stride, int64_t left, bool adds) {
+void panel_tile(const float* panel, int64_t count, const float* x, float* y, int64_t y_stride, int64_t left,
+                bool adds) {
     using F = typename Isa::F;
     constexpr int vectors = Isa::panel_vectors;
     F sums[inputs][vectors];
@@ -73,7 +74,8 @@ void fill_panel(const Weight& w, int64_t row, int64_t start, int64_t count, floa
             typename Isa::F block[lanes];
             for (int r = 0; r < lanes; ++r) block[r] = Isa::load(wide[r] + k);
             Isa::transpose(block);
-            for (int64_t i = 0; i < lanes && k + i < count; ++i) Isa::store(panel + (k + i) * panel_rows<Isa>, block[i]);
+            for (int64_t i = 0; i < lanes && k + i < count; ++i)
+                Isa::store(panel + (k + i) * panel_rows<Isa>, block[i]);
         }
     }
 }

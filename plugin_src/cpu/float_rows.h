@@ -51,7 +51,8 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
         for (auto& total : row) total = Isa::zero();
     }
     const int64_t group_bytes = w.group * bits_of(type) / 8;
-    for (int64_t start = 0; start < w.columns; start += w.group, x += w.group, p += group_bytes, ahead += rows * group_bytes) {
+    for (int64_t start = 0; start < w.columns;
+         start += w.group, x += w.group, p += group_bytes, ahead += rows * group_bytes) {
         F sums[chains][rows][inputs];
         for (auto& chain : sums) {
             for (auto& row : chain) {
@@ -116,7 +117,8 @@ void row_products(const Weight& w, int64_t n, const float* units, const float* x
 
 // The same of `size` inputs, from 1 to `most`.
 template <class Isa, int type, int rows, int most>
-void input_products(const Weight& w, int64_t n, const float* units, const float* x, int64_t stride, float* y, int64_t size) {
+void input_products(const Weight& w, int64_t n, const float* units, const float* x, int64_t stride, float* y,
+                    int64_t size) {
     if constexpr (most > 1) {
         if (size < most) return input_products<Isa, type, rows, most - 1>(w, n, units, x, stride, y, size);
     }

@@ -15,7 +15,8 @@
 namespace {
 
 constexpr ort::Input floats{ort::float32_type}, optional_floats{ort::float32_type, true};
-constexpr ort::Input bytes{ort::uint8_type}, optional_bytes{ort::uint8_type, true}, optional_zeros{ort::int8_type, true};
+constexpr ort::Input bytes{ort::uint8_type}, optional_bytes{ort::uint8_type, true};
+constexpr ort::Input optional_zeros{ort::int8_type, true};
 // Inputs of a task that prepares them.
 constexpr int64_t task_inputs = 16;
 constexpr size_t most_weights = 4;
@@ -51,7 +52,8 @@ class FusedLinear : ort::KernelOp {
         if (auto* status = ort::read(*api_, context, 0, x)) return status;
         if (auto* status = ort::read(*api_, context, 1, norm)) return status;
         if (auto* status = ort::read(*api_, context, 2, added)) return status;
-        if (x.sizes.empty() || weights_ == 0 || (is_gated_ && (weights_ != 2 || rows_[0] != rows_[1]))) return refusal();
+        if (x.sizes.empty() || weights_ == 0 || (is_gated_ && (weights_ != 2 || rows_[0] != rows_[1])))
+            return refusal();
         Call call{};
         call.x = x.floats(), call.columns = x.sizes.back(), call.norm = norm.floats(), call.added = added.floats();
         call.count = 1;
@@ -94,7 +96,8 @@ class FusedLinear : ort::KernelOp {
 
     ort::Status* multiply(ort::Context* context, const Call& c) const {
         std::vector<cpu::Product> products;
-        for (size_t i = 0; i < weights_; ++i) products.emplace_back(*kernels_, c.weights[i], c.count, stored_.is_exact());
+        for (size_t i = 0; i < weights_; ++i)
+            products.emplace_back(*kernels_, c.weights[i], c.count, stored_.is_exact());
         const int64_t preparations = (c.count + task_inputs - 1) / task_inputs, input_bytes = products[0].input_bytes();
         const int64_t norm_bytes = c.norm ? cpu::pad(4 * c.columns, 64) : 0;
         const int64_t gate_bytes = is_gated_ ? cpu::pad(4 * c.count * rows_[0], 64) : 0;

@@ -36,7 +36,8 @@ class GatedNormOp : ort::KernelOp {
         auto sizes = x.sizes;
         if (sizes.empty() || gate.sizes.empty() || gate_at_ < 0) return refusal();
         const int64_t stride = sizes.back() = gate.sizes.back();
-        if (!gate.is(sizes) || gate_at_ > stride - x.sizes.back() || weight.sizes.size() != 1 || size_ <= 0) return refusal();
+        if (!gate.is(sizes) || gate_at_ > stride - x.sizes.back() || weight.sizes.size() != 1 || size_ <= 0)
+            return refusal();
         const int64_t columns = x.sizes.back(), weights = weight.sizes[0];
         if (columns <= 0 || columns % size_ || (weights != size_ && weights != columns)) return refusal();
         y.sizes = x.sizes;

@@ -54,7 +54,8 @@ struct Avx2 {
 
     static F load16(const uint8_t* p, bool is_bfloat) {
         __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-        return is_bfloat ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16)) : _mm256_cvtph_ps(raw);
+        return is_bfloat ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16))
+                         : _mm256_cvtph_ps(raw);
     }
     static F load16_part(const uint8_t* p, bool is_bfloat, int64_t count) {
         uint8_t whole[16] = {};
@@ -100,7 +101,8 @@ struct Avx2 {
     static void transpose(F (&rows)[lanes]) {
         F pairs[8], fours[8];
         for (int i = 0; i < 8; i += 2) {
-            pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]), pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+            pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+            pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
         }
         for (int i = 0; i < 8; ++i) {
             const F a = pairs[i / 4 * 4 + i % 4 / 2], b = pairs[i / 4 * 4 + 2 + i % 4 / 2];

@@ -97,7 +97,8 @@ struct Avx512 {
     static void transpose(F (&rows)[lanes]) {
         F pairs[16], fours[16];
         for (int i = 0; i < 16; i += 2) {
-            pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]), pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+            pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+            pairs[i + 1] = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
         }
         for (int i = 0; i < 16; ++i) {
             const F a = pairs[i / 4 * 4 + i % 4 / 2], b = pairs[i / 4 * 4 + 2 + i % 4 / 2];
@@ -110,7 +111,8 @@ struct Avx512 {
             const F low2 = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0x44);
             const F high2 = _mm512_shuffle_f32x4(fours[8 + i], fours[12 + i], 0xee);
             rows[i] = _mm512_shuffle_f32x4(low, low2, 0x88), rows[4 + i] = _mm512_shuffle_f32x4(low, low2, 0xdd);
-            rows[8 + i] = _mm512_shuffle_f32x4(high, high2, 0x88), rows[12 + i] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+            rows[8 + i] = _mm512_shuffle_f32x4(high, high2, 0x88);
+            rows[12 + i] = _mm512_shuffle_f32x4(high, high2, 0xdd);
         }
     }
 

@@ -41,7 +41,9 @@ struct Portable {
     static F load(const float* p) { return each([&](int i) { return p[i]; }); }
     static F load_part(const float* p, int64_t count) { return each([&](int i) { return i < count ? p[i] : 0.0f; }); }
     static void store(float* p, F a) { std::memcpy(p, a.at, sizeof a.at); }
-    static void store_part(float* p, F a, int64_t count) { std::memcpy(p, a.at, sizeof(float) * static_cast<size_t>(count)); }
+    static void store_part(float* p, F a, int64_t count) {
+        std::memcpy(p, a.at, sizeof(float) * static_cast<size_t>(count));
+    }
     static F fma(F a, F b, F sum) { return each([&](int i) { return a.at[i] * b.at[i] + sum.at[i]; }); }
     static F mul(F a, F b) { return each([&](int i) { return a.at[i] * b.at[i]; }); }
     static F max(F a, F b) { return each([&](int i) { return a.at[i] > b.at[i] ? a.at[i] : b.at[i]; }); }

@@ -11,10 +11,10 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
     static ort::Domain* domain = nullptr;
     if (!domain) {
         if (auto* status = api->create_domain("hybridge.cpu", &domain)) return status;
-        for (const ort::CustomOp* op : {&cpu::linear_op(), &cpu::fused_linear_op(), &cpu::experts_op(), &cpu::attention_op(),
-                                        &cpu::ssm_op(), &cpu::ssm_8bit_op(), &cpu::delta_rule_op(), &cpu::conv_op(),
-                                        &cpu::gated_norm_op(), &cpu::paged_attention_op(), &cpu::token_attention_op(), &cpu::widen_state_op(),
-                                        &cpu::round_state_op()}) {
+        for (const ort::CustomOp* op :
+             {&cpu::linear_op(), &cpu::fused_linear_op(), &cpu::experts_op(), &cpu::attention_op(), &cpu::ssm_op(),
+              &cpu::ssm_8bit_op(), &cpu::delta_rule_op(), &cpu::conv_op(), &cpu::gated_norm_op(),
+              &cpu::paged_attention_op(), &cpu::token_attention_op(), &cpu::widen_state_op(), &cpu::round_state_op()}) {
             if (auto* status = api->add_op(domain, op)) return status;
         }
     }

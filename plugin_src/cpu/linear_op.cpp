@@ -43,7 +43,8 @@ class Linear : ort::KernelOp {
         y.sizes.back() = weight.rows;
         if (auto* status = ort::make(*api_, context, 0, y)) return status;
         if (count == 0 || weight.rows == 0) return nullptr;
-        return multiply(context, {*kernels_, weight, count, stored_.is_exact()}, x.floats(), static_cast<float*>(y.data));
+        return multiply(context, {*kernels_, weight, count, stored_.is_exact()}, x.floats(),
+                        static_cast<float*>(y.data));
     }
 
   private:
@@ -57,7 +58,8 @@ class Linear : ort::KernelOp {
                 product.prepare(x + m * columns, m);
             }
         };
-        if (auto* status = ort::spread_tasks(*api_, context, (count + task_inputs - 1) / task_inputs, prepare)) return status;
+        if (auto* status = ort::spread_tasks(*api_, context, (count + task_inputs - 1) / task_inputs, prepare))
+            return status;
         const int64_t size = product.task_rows(product.useful_tasks());
         auto run = [&](int64_t task) {
             const int64_t end = (task + 1) * size;

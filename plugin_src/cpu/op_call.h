@@ -191,7 +191,9 @@ const CustomOp& described() {
             *out = op.release();
             return nullptr;
         };
-        made.compute_checked = [](void* kernel, Context* context) { return static_cast<Op*>(kernel)->compute(context); };
+        made.compute_checked = [](void* kernel, Context* context) {
+            return static_cast<Op*>(kernel)->compute(context);
+        };
         made.destroy = [](void* kernel) { delete static_cast<Op*>(kernel); };
         return made;
     }();

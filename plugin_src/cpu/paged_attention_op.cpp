@@ -75,7 +75,8 @@ class PagedAttentionOp : ort::KernelOp {
         if (bounds[0] != 0 || bounds[count] != q.sizes[0]) return false;
         cpu::PagedAttention a{};
         a.heads = q.sizes[1], a.head_dim = q.sizes[2];
-        a.parts = pool.sizes[0], a.kv_heads = pool.sizes[2], a.block_size = pool.sizes[3], a.pool_rows = pool.sizes[1] * a.kv_heads;
+        a.parts = pool.sizes[0], a.kv_heads = pool.sizes[2], a.block_size = pool.sizes[3];
+        a.pool_rows = pool.sizes[1] * a.kv_heads;
         a.row_blocks = blocks.sizes[2];
         if (a.parts < 1 || a.parts > 2 || pool.sizes[4] != a.head_dim || blocks.sizes[1] != a.kv_heads) return false;
         if (a.kv_heads <= 0 || a.heads % a.kv_heads || a.block_size <= 0 || window_ < 0) return false;

@@ -37,7 +37,8 @@ void row_scores(const float* const* row, const float* queries, int64_t count, fl
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-        for (int v = 0; v < Isa::panel_vectors; ++v) Isa::store(out + i * strip_queries<Isa> + v * Isa::lanes, sums[i][v]);
+        for (int v = 0; v < Isa::panel_vectors; ++v)
+            Isa::store(out + i * strip_queries<Isa> + v * Isa::lanes, sums[i][v]);
     }
 }
 
@@ -47,7 +48,8 @@ void add_values(const float* const* row, int64_t column, const float* weights, i
     typename Isa::F sums[columns][Isa::panel_vectors];
 #pragma GCC unroll 16
     for (int i = 0; i < columns; ++i) {
-        for (int v = 0; v < Isa::panel_vectors; ++v) sums[i][v] = Isa::load(out + i * strip_queries<Isa> + v * Isa::lanes);
+        for (int v = 0; v < Isa::panel_vectors; ++v)
+            sums[i][v] = Isa::load(out + i * strip_queries<Isa> + v * Isa::lanes);
     }
     for (int64_t k = 0; k < count; ++k, weights += strip_queries<Isa>) {
         typename Isa::F weight[Isa::panel_vectors];
@@ -61,7 +63,8 @@ void add_values(const float* const* row, int64_t column, const float* weights, i
     }
 #pragma GCC unroll 16
     for (int i = 0; i < columns; ++i) {
-        for (int v = 0; v < Isa::panel_vectors; ++v) Isa::store(out + i * strip_queries<Isa> + v * Isa::lanes, sums[i][v]);
+        for (int v = 0; v < Isa::panel_vectors; ++v)
+            Isa::store(out + i * strip_queries<Isa> + v * Isa::lanes, sums[i][v]);
     }
 }
 
@@ -94,7 +97,8 @@ struct Strip {
             for (int64_t d = 0; d < a.head_dim; ++d) queries[d * width + i] = a.scale * a.q[at * a.head_dim + d];
         }
         std::fill(sums, sums + a.head_dim * width, 0.0f);
-        const int64_t start = a.window ? std::max<int64_t>(positions[0] - a.window + 1, 0) : 0, end = positions[width - 1] + 1;
+        const int64_t start = a.window ? std::max<int64_t>(positions[0] - a.window + 1, 0) : 0,
+                      end = positions[width - 1] + 1;
         for (int64_t k = start; k < end; k += attention_keys) add_keys(kv_head, k, std::min(attention_keys, end - k));
         finish(kv_head, first);
     }
@@ -111,7 +115,8 @@ struct Strip {
         if (a.softcap != 0.0f) {
             for (int64_t i = 0; i < count * width; ++i) weights[i] = a.softcap * std::tanh(weights[i] / a.softcap);
         }
-        if (start + count - 1 > positions[0] || (a.window && start <= positions[width - 1] - a.window)) hide(start, count);
+        if (start + count - 1 > positions[0] || (a.window && start <= positions[width - 1] - a.window))
+            hide(start, count);
         weigh(count);
         for (int64_t d = 0; d < a.head_dim;) d += products<Isa::tile>(values, d, count);
     }
@@ -149,7 +154,8 @@ struct Strip {
         float most[width], factor[width];
         std::copy(largest, largest + width, most);
         for (int64_t k = 0; k < count; ++k) {
-            for (int64_t i = 0; i < width; ++i) most[i] = weights[k * width + i] > most[i] ? weights[k * width + i] : most[i];
+            for (int64_t i = 0; i < width; ++i)
+                most[i] = weights[k * width + i] > most[i] ? weights[k * width + i] : most[i];
         }
         for (int64_t i = 0; i < width; ++i) {
             factor[i] = exp_of_negative(largest[i] - most[i]);

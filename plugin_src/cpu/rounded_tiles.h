@@ -45,7 +45,8 @@ void tile_outputs(const Tiles& t, const uint8_t* tile, int64_t lane, const Round
         if (b == end) {
             if (group % t.at_once == 0) span = numbers - 4 * lane, numbers += span_scales;
             for (int p = 0; p < parts; ++p) {
-                scales[p] = span_scales_at<Isa>(span, t.scale_type, group % t.at_once * tile_rows + lane + p * Isa::lanes);
+                scales[p] =
+                    span_scales_at<Isa>(span, t.scale_type, group % t.at_once * tile_rows + lane + p * Isa::lanes);
             }
             for (int p = 0; zeros && p < parts; ++p) {
                 zero[p] = Isa::mul(Isa::load_int8(zeros + group * tile_rows + lane + p * Isa::lanes), scales[p]);

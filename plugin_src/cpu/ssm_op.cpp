@@ -37,9 +37,9 @@ class SsmOp : public ort::KernelOp {
     // Of a call whose inputs `fit`, into y.
     cpu::SsmUpdate update(const ort::Tensor (&in)[9], const cpu::RowTokens& tokens, const ort::Tensor& y) const {
         const auto& [x, A, B, C, D, dt, dt_bias, past, lengths] = in;
-        return {x.floats() + x_at_, A.floats(), B.floats() + B_at_, C.floats() + C_at_, D.floats(), dt.floats() + dt_at_,
-                dt_bias.floats(), nullptr, tokens, static_cast<float*>(y.data), nullptr, past.sizes[0], heads_,
-                past.sizes[3], groups_, past.sizes[2],
+        return {x.floats() + x_at_, A.floats(), B.floats() + B_at_, C.floats() + C_at_, D.floats(),
+                dt.floats() + dt_at_, dt_bias.floats(), nullptr, tokens, static_cast<float*>(y.data), nullptr,
+                past.sizes[0], heads_, past.sizes[3], groups_, past.sizes[2],
                 softplus_ != 0, lowest_, highest_, x.sizes[2], B.sizes[2], dt.sizes[2]};
     }
 
@@ -69,8 +69,8 @@ class SsmOp : public ort::KernelOp {
         };
         const int64_t projections = groups_ * state_size;
         return holds(x, x_at_, heads_ * head_dim) && holds(B, B_at_, projections) && holds(C, C_at_, projections) &&
-               C.sizes == B.sizes && holds(dt, dt_at_, heads_) && A.is({heads_}) && D.is({heads_}) && dt_bias.is({heads_}) &&
-               past.sizes[1] == heads_ && (tokens.starts || past.sizes[0] == rows);
+               C.sizes == B.sizes && holds(dt, dt_at_, heads_) && A.is({heads_}) && D.is({heads_}) &&
+               dt_bias.is({heads_}) && past.sizes[1] == heads_ && (tokens.starts || past.sizes[0] == rows);
     }
 
     int64_t heads_ = 0, groups_ = 0, softplus_ = 0, x_at_ = 0, B_at_ = 0, C_at_ = 0, dt_at_ = 0;

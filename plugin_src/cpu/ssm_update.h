@@ -79,8 +79,9 @@ void ssm_head(const SsmUpdate& u, int64_t number, const float* past, float* stat
         if (count == 1) {
             const int64_t projection = token * u.b_stride + group * u.state_size;
             const float step = time_step(u, u.dt[token * u.dt_stride + head] + u.dt_bias[head]);
-            ssm_token<Isa>(u, past, state, u.x + token * u.x_stride + head * u.head_dim, u.B + projection, u.C + projection,
-                           u.y + (token * u.heads + head) * u.head_dim, std::exp(u.A[head] * step), step, u.D[head]);
+            ssm_token<Isa>(u, past, state, u.x + token * u.x_stride + head * u.head_dim, u.B + projection,
+                           u.C + projection, u.y + (token * u.heads + head) * u.head_dim, std::exp(u.A[head] * step),
+                           step, u.D[head]);
         } else {
             run_chunk<Isa, chunk_updates, true>(ssm_chunk<Isa>(u, token, head, count), past, state);
         }
@@ -145,19 +146,20 @@ void ssm_token_8bit(const SsmUpdate& u, int64_t number, const int8_t* past, cons
                     float* scales, float* wide) {
     constexpr int64_t together = ssm_vectors * Isa::lanes;
     const int64_t row = number / u.heads, head = number % u.heads, group = head / (u.heads / u.groups);
-    const float step = time_step(u, u.dt[row * u.dt_stride + head] + u.dt_bias[head]), decay = std::exp(u.A[head] * step);
+    const float step = time_step(u, u.dt[row * u.dt_stride + head] + u.dt_bias[head]);
+    const float decay = std::exp(u.A[head] * step);
     const int64_t projection = row * u.b_stride + group * u.state_size;
     const float *x = u.x + row * u.x_stride + head * u.head_dim, *B = u.B + projection, *C = u.C + projection;
     const float D = u.D[head];
     float* y = u.y + number * u.head_dim;
     int64_t p = 0;
     for (; p + together <= u.head_dim; p += together) {
-        ssm_columns_8bit<Isa, ssm_vectors>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p, decay,
-                                           step, D, wide);
+        ssm_columns_8bit<Isa, ssm_vectors>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p,
+                                           decay, step, D, wide);
     }
     for (; p < u.head_dim; p += Isa::lanes) {
-        ssm_columns_8bit<Isa, 1>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p, decay, step, D,
-                                 wide);
+        ssm_columns_8bit<Isa, 1>(u, past + p, past_scales + p, values + p, scales + p, x + p, B, C, y + p, decay, step,
+                                 D, wide);
     }
 }
 

@@ -35,7 +35,8 @@ class StoredWeight {
         const int64_t lines = out.is_tiled() ? pad(rows, tile_rows) / tile_rows : rows;
         if (!stored.is({lines, out.is_tiled() ? out.tile_bytes() : out.row_bytes()})) return false;
         if (scales.data ? !scales.is({rows, out.is_tiled() ? 1 : out.groups()}) : out.type == e4m3) return false;
-        if (zeros.data && ((out.type != int4 && out.type != int8) || !zeros.is({lines, out.groups() * tile_rows}))) return false;
+        if (zeros.data && ((out.type != int4 && out.type != int8) || !zeros.is({lines, out.groups() * tile_rows})))
+            return false;
         out.data = static_cast<const uint8_t*>(stored.data);
         out.scales = scales.floats(), out.zeros = static_cast<const int8_t*>(zeros.data);
         return true;

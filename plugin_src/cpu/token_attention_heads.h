@@ -28,7 +28,8 @@ void add_rows(const float* weights, const float* rows, int64_t count, int64_t wi
         const int64_t left = width - i;
         if (left >= Isa::lanes) {
             auto sum = Isa::load(out + i);
-            for (int64_t k = 0; k < count; ++k) sum = Isa::fma(Isa::all(weights[k]), Isa::load(rows + k * width + i), sum);
+            for (int64_t k = 0; k < count; ++k)
+                sum = Isa::fma(Isa::all(weights[k]), Isa::load(rows + k * width + i), sum);
             Isa::store(out + i, sum);
         } else {
             auto sum = Isa::load_part(out + i, left);

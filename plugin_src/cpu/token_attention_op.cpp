@@ -61,8 +61,10 @@ class PagedTokenAttention : ort::KernelOp {
             }
         };
         const int64_t bytes = 4 * keys * a.kv_heads * a.parts * a.head_dim;
-        if (auto* status = ort::spread_ranges(*api_, context, a.rows * a.kv_heads, bytes, task_bytes, run)) return status;
-        return has_memory ? nullptr : api_->status(ort::fail, "PagedTokenAttention: expected memory for scores, found none");
+        if (auto* status = ort::spread_ranges(*api_, context, a.rows * a.kv_heads, bytes, task_bytes, run))
+            return status;
+        return has_memory ? nullptr
+                          : api_->status(ort::fail, "PagedTokenAttention: expected memory for scores, found none");
     }
 
   private:

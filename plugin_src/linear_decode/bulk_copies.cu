@@ -69,7 +69,8 @@ struct Stream : Piece {
 };
 
 // Part `part` of a stage: what the lane needs of it.
-__device__ __forceinline__ void load_weights(uint4 (&weights)[PART], const Phase& phase, const unsigned char* stage, int part) {
+__device__ __forceinline__ void load_weights(uint4 (&weights)[PART], const Phase& phase, const unsigned char* stage,
+                                             int part) {
     const int lane = threadIdx.x % 32;
     const unsigned char* at = stage + lane / 4 * PITCH + lane % 4 * 16 + part * PART * 64;
 #pragma unroll

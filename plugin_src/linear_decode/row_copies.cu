@@ -59,7 +59,8 @@ struct Shared {
 struct Stream : Piece {
     int stage = 0;
 
-    __device__ __forceinline__ void copy(const LinearDecode& params, const Span& span, const Split& split, RowRing& ring) {
+    __device__ __forceinline__ void copy(const LinearDecode& params, const Span& span, const Split& split,
+                                         RowRing& ring) {
         if (pass >= span.passes()) {
             ring.fill_nothing();
             return;
@@ -67,8 +68,8 @@ struct Stream : Piece {
         const int row = 8 * (span.group(pass) + q / MATRICES);
         const int input = split.first(phase, threadIdx.x / 32);
         const DATA_T* matrix = static_cast<const DATA_T*>(q % MATRICES ? params.up_weight : params.weight);
-        ring.fill(stage, matrix + row * params.weight_stride + input, params.weight_stride, min(8, params.outputs - row),
-                  max(0, min(split.inputs, params.inputs - input)));
+        ring.fill(stage, matrix + row * params.weight_stride + input, params.weight_stride,
+                  min(8, params.outputs - row), max(0, min(split.inputs, params.inputs - input)));
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         advance(span, split);
     }

@@ -36,7 +36,8 @@ __device__ __forceinline__ void multiply_operands(float (&sums)[4], const uint4&
 // A lane's inputs in a slice.
 struct Slice {
     Inputs x[CHUNKS];
-    float offsets[SUMS][ROW_BLOCKS][2];  // sums of a group's inputs for the lane's rows; without zero points -24 times these
+    // Sums of a group's inputs for the lane's rows; without zero points -24 times these.
+    float offsets[SUMS][ROW_BLOCKS][2];
 
     __device__ __forceinline__ void load(const LinearDecode& params, int slice, float (&squares)[ROW_BLOCKS]) {
         load_inputs(x, params, slice * TILE_INPUTS + threadIdx.x % 4 * 8, params.inputs, squares);

@@ -15,7 +15,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) mamba2_gate(const __grid_c
     if (view.slot < 0 || column >= params.width) return;
     const DATA_T* gates = static_cast<const DATA_T*>(params.gate) + view.row * params.gate_row +
                           view.first_token * params.gate_token + column;
-    DATA_T* outputs = static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token + column;
+    DATA_T* outputs =
+        static_cast<DATA_T*>(params.y) + view.row * params.y_row + view.first_token * params.y_token + column;
     for (int token = blockIdx.y; token < view.length; token += gridDim.y) {
         Access<DATA_T, ACCESS> gate, y;
         gate.load(gates + token * params.gate_token);

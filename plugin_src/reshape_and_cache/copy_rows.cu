@@ -18,7 +18,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int token = blockIdx.y; token < p.tokens; token += gridDim.y) {
         const int slot = p.slot_mapping[token];
         if (slot < 0) continue;
-        const long long from = values ? token * p.value_token + head * p.value_head : token * p.key_token + head * p.key_head;
+        const long long from =
+            values ? token * p.value_token + head * p.value_head : token * p.key_token + head * p.key_head;
         const long long to = values * p.pool_values + slot / p.block_size * p.pool_block +
                              slot % p.block_size * p.pool_slot + head * p.pool_head;
         const Item* source = static_cast<const Item*>(values ? p.value : p.key) + from + run * ELEMENTS;

@@ -38,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         const int place = p.slot_mapping[token];
         if (place < 0) continue;
         const int block = place / p.block_size, slot = place % p.block_size;
-        const long long from = values ? token * p.value_token + head * p.value_head : token * p.key_token + head * p.key_head;
+        const long long from =
+            values ? token * p.value_token + head * p.value_head : token * p.key_token + head * p.key_head;
         const DATA_T* source = static_cast<const DATA_T*>(values ? p.value : p.key) + from;
         float numbers[PASSES][RUN] = {};
         float largest = 0.0f;
@@ -65,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             written.pack(numbers[pass], 1.0f / scale);
             written.store(to + run * RUN);
         }
-        if (lane == 0) p.kv_scales[values * p.scales_values + block * p.scales_block + head * p.scales_head + slot] = scale;
+        if (lane == 0)
+            p.kv_scales[values * p.scales_values + block * p.scales_block + head * p.scales_head + slot] = scale;
     }
 }

@@ -5,7 +5,8 @@
 #include "routed_experts/bias.cuh"
 #include "routed_experts/tiled_row.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) tiled_experts_down(const __grid_constant__ TiledExperts params) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    tiled_experts_down(const __grid_constant__ TiledExperts params) {
     __shared__ RowSums<1> shared;
     const int token = blockIdx.y, first = blockIdx.x * OUTPUTS, row = threadIdx.x % 32 / 4;
     let_later_kernels_start();

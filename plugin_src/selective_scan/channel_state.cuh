@@ -18,7 +18,9 @@ constexpr float LOG2_E = 1.44269504f;
 constexpr float LARGEST = 3.4e38f;  // lower limit of a rate: -inf times a time step of 0 is NaN
 
 // Index in a run of STATE_SIZE of element e of a lane.
-__device__ __forceinline__ int element(int lane, int e) { return (e / STATE_ACCESS * LANES + lane) * STATE_ACCESS + e % STATE_ACCESS; }
+__device__ __forceinline__ int element(int lane, int e) {
+    return (e / STATE_ACCESS * LANES + lane) * STATE_ACCESS + e % STATE_ACCESS;
+}
 
 __device__ __forceinline__ float time_step(const SelectiveScan& params, DATA_T dt, BIAS_T bias) {
     float value = to_float(dt) + to_float(bias);

@@ -44,9 +44,11 @@ struct Shared {
             if (!places[r].has_token) continue;
             const RowView view = row_view(params.rows, begin + r);
             const int64_t group = blockIdx.y;
-            B[r][n] = to_float(static_cast<const DATA_T*>(params.B)[view.row * params.B_row + view.first_token * params.B_token +
+            B[r][n] = to_float(static_cast<const DATA_T*>(params.B)[view.row * params.B_row +
+                                                                    view.first_token * params.B_token +
                                                                     group * params.B_group + n]);
-            C[r][n] = to_float(static_cast<const DATA_T*>(params.C)[view.row * params.C_row + view.first_token * params.C_token +
+            C[r][n] = to_float(static_cast<const DATA_T*>(params.C)[view.row * params.C_row +
+                                                                    view.first_token * params.C_token +
                                                                     group * params.C_group + n]);
         }
     }

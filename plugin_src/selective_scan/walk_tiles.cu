@@ -60,8 +60,9 @@ struct Inputs {
             load_tokens<false>(params, x_from, dt_from, B_from, C_from, left);
     }
     template <bool FULL>
-    __device__ __forceinline__ void load_tokens(const SelectiveScan& params, const DATA_T* x_from, const DATA_T* dt_from,
-                                                const DATA_T* B_from, const DATA_T* C_from, int left) {
+    __device__ __forceinline__ void load_tokens(const SelectiveScan& params, const DATA_T* x_from,
+                                                const DATA_T* dt_from, const DATA_T* B_from, const DATA_T* C_from,
+                                                int left) {
         const DATA_T zero = from_float<DATA_T>(0.0f);
         const int64_t x_step = LANES * params.x_token, dt_step = LANES * params.dt_token;
 #pragma unroll
@@ -117,7 +118,8 @@ __device__ __forceinline__ void reduce_over_lanes(float (&sums)[TOGETHER], int l
 }
 
 // A lane's part of a channel's state in the workspace.
-__device__ __forceinline__ int64_t chunk_place(const SelectiveScan& params, const Chunk& chunk, int index, int channel) {
+__device__ __forceinline__ int64_t chunk_place(const SelectiveScan& params, const Chunk& chunk, int index,
+                                               int channel) {
     return (int64_t(chunk.row) * params.chunks + index) * params.channels + channel;
 }
 
@@ -176,13 +178,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
             float written[ELEMENTS];
             load_chunk_state(written, params.chunk_states + place * STATE_SIZE, lane);
 #pragma unroll
-            for (int e = 0; e < ELEMENTS; ++e) state.h[e] = fmaf(exp2_approx(state.rate[e] * step), state.h[e], written[e]);
+            for (int e = 0; e < ELEMENTS; ++e)
+                state.h[e] = fmaf(exp2_approx(state.rate[e] * step), state.h[e], written[e]);
         }
     }
 
     const int64_t at = view.first_token + chunk.first + threadIdx.x / CHANNELS;
-    const DATA_T* x = static_cast<const DATA_T*>(params.x) + view.row * params.x_row + at * params.x_token + own_channel;
-    const DATA_T* dt = static_cast<const DATA_T*>(params.dt) + view.row * params.dt_row + at * params.dt_token + own_channel;
+    const DATA_T* x =
+        static_cast<const DATA_T*>(params.x) + view.row * params.x_row + at * params.x_token + own_channel;
+    const DATA_T* dt =
+        static_cast<const DATA_T*>(params.dt) + view.row * params.dt_row + at * params.dt_token + own_channel;
     const DATA_T* B = static_cast<const DATA_T*>(params.B) + view.row * params.B_row +
                       (view.first_token + chunk.first) * params.B_token + blockIdx.y * params.B_group;
     const DATA_T* C = static_cast<const DATA_T*>(params.C) + view.row * params.C_row +
@@ -251,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
         for (int e = 0; e < ELEMENTS; ++e) params.chunk_states[place * STATE_SIZE + element(lane, e)] = state.h[e];
         if (lane == 0) params.chunk_steps[place] = total;
     } else if (chunk.first < view.length ? chunk.is_last(view) : chunk.index == 0) {
-        state.packed().store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot, channel, lane);
+        state.packed().store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot, channel,
+                             lane);
     }
 }

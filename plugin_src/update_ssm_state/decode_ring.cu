@@ -40,8 +40,10 @@ struct Ring {
         x = static_cast<DATA_T*>(ring.x) + of_head * RING * HEAD_DIM;
         B = static_cast<DATA_T*>(ring.B) + (view.slot * ring.groups + group) * RING * STATE_SIZE;
         steps = reinterpret_cast<float2*>(ring.steps) + of_head * RING;
-        token_x = static_cast<const DATA_T*>(params.x) + token_at(view, params.x_row, params.x_token) + head * params.x_head;
-        token_B = static_cast<const DATA_T*>(params.B) + token_at(view, params.B_row, params.B_token) + group * params.B_group;
+        token_x =
+            static_cast<const DATA_T*>(params.x) + token_at(view, params.x_row, params.x_token) + head * params.x_head;
+        token_B = static_cast<const DATA_T*>(params.B) + token_at(view, params.B_row, params.B_token) +
+                  group * params.B_group;
         stored = length;
     }
     __device__ __forceinline__ const DATA_T* x_of(int j) const { return j < stored ? x + j * HEAD_DIM : token_x; }
@@ -96,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
     if (view.length == 0 && !ring_params.flushes_empty) {
         const float zeros[PASSES] = {};
         if (DENSE && ring_params.most_added > 0)
-            write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + head * params.y_head, zeros, row, lane);
+            write_rows(static_cast<DATA_T*>(params.y) + view.row * params.y_row + head * params.y_head, zeros, row,
+                       lane);
         return;
     }
     const Ring ring(ring_params, view, head, blockIdx.y, stored_tokens(ring_params.lengths, view.slot, RING));
@@ -105,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
 
     const int64_t head_state = int64_t(head) * HEAD_DIM * STATE_SIZE;
     StateTile tile;
-    tile.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_state, nullptr, row, lane);
+    tile.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_state, nullptr, row,
+              lane);
 
     float log_decay = 0.0f, dt = 0.0f;  // of token `warp_lane`
     if (warp_lane < ring.stored) {
@@ -118,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
         flush(tile, ring, count, decay.of_state, decay.of_token * dt, row, lane);
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state, nullptr,
-                       row, lane, p);
+            tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state,
+                       nullptr, row, lane, p);
         return;
     }
 
@@ -131,8 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
         if (StateTile::has_row(row, p)) {
             x[p] = ring.token_x[at];
             if (GATED)
-                gate[p] = (static_cast<const DATA_T*>(params.gate) + token_at(view, params.gate_row, params.gate_token) +
-                           int64_t(head) * HEAD_DIM)[at];
+                gate[p] = (static_cast<const DATA_T*>(params.gate) +
+                           token_at(view, params.gate_row, params.gate_token) + int64_t(head) * HEAD_DIM)[at];
         }
 #pragma unroll
         for (int i = 0; i < TOKENS_OF_LANE; ++i) {
@@ -196,14 +200,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, THREADS_AT_ONCE / THREADS)
         y[p] = fmaf(own_weight, to_float(x[p]), sum_of_row(sum));
         if (GATED) y[p] *= silu(to_float(gate[p]));
     }
-    write_rows(static_cast<DATA_T*>(params.y) + token_at(view, params.y_row, params.y_token) + head * params.y_head, y, row, lane);
+    write_rows(static_cast<DATA_T*>(params.y) + token_at(view, params.y_row, params.y_token) + head * params.y_head, y,
+               row, lane);
 
     if (count == RING) {
         flush(tile, ring, count, decay.of_state, factors, row, lane);
 #pragma unroll
         for (int p = 0; p < PASSES; ++p)
-            tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state, nullptr,
-                       row, lane, p);
+            tile.store(static_cast<STATE_T*>(params.state_out) + view.slot * params.state_out_slot + head_state,
+                       nullptr, row, lane, p);
         return;
     }
     if (lane == 0) {

@@ -90,7 +90,8 @@ __device__ __forceinline__ void store_block_decay(BlockDecay& blocks, const Chun
         blocks.since_block[j] = exp2_approx(block == 0 ? log_decay : log_decay - chunk.log_decay[block * BLOCK - 1]);
 #pragma unroll
         for (int b = 1; b < CHUNK / BLOCK; ++b) {
-            if (block < b) blocks.until_block[b - 1][j] = exp2_approx(chunk.log_decay[b * BLOCK - 1] - log_decay) * step;
+            if (block < b)
+                blocks.until_block[b - 1][j] = exp2_approx(chunk.log_decay[b * BLOCK - 1] - log_decay) * step;
         }
     }
 }

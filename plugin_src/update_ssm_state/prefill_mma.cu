@@ -41,16 +41,19 @@ struct Tensors {
     __device__ __forceinline__ STATE_T* state_out() const { return static_cast<STATE_T*>(p.state_out) + at.state_out; }
 };
 
-__device__ __forceinline__ void load_B_and_x(Shared::Stage& stage, const Tensors& in, const PrefillParams& p, const Task& task,
-                                             int chunk) {
+__device__ __forceinline__ void load_B_and_x(Shared::Stage& stage, const Tensors& in, const PrefillParams& p,
+                                             const Task& task, int chunk) {
     const int64_t token = static_cast<int64_t>(chunk) * CHUNK;
     const int valid = task.valid(chunk);
-    load_tile<DATA_T, STATE_ROWS, Shared::Wide, ALIGNED>(stage.B, in.B() + token * p.B_token, p.B_token, STATE_SIZE, valid);
-    load_tile<DATA_T, SLICE, Shared::Narrow, ALIGNED>(stage.x, in.x() + token * p.x_token, p.x_token, task.columns, valid);
+    load_tile<DATA_T, STATE_ROWS, Shared::Wide, ALIGNED>(stage.B, in.B() + token * p.B_token, p.B_token, STATE_SIZE,
+                                                         valid);
+    load_tile<DATA_T, SLICE, Shared::Narrow, ALIGNED>(stage.x, in.x() + token * p.x_token, p.x_token, task.columns,
+                                                      valid);
     commit_copies();
 }
 
-__device__ __forceinline__ void load_C(Shared& shared, const Tensors& in, const PrefillParams& p, const Task& task, int chunk) {
+__device__ __forceinline__ void load_C(Shared& shared, const Tensors& in, const PrefillParams& p, const Task& task,
+                                       int chunk) {
     const int64_t token = static_cast<int64_t>(chunk) * CHUNK;
     load_tile<DATA_T, STATE_ROWS, Shared::Wide, ALIGNED>(shared.C, in.C() + token * p.C_token, p.C_token, STATE_SIZE,
                                                          task.valid(chunk));
@@ -66,7 +69,8 @@ __device__ __forceinline__ void clear_padding(const Tensors& in, const PrefillPa
     }
 }
 
-__device__ __forceinline__ void enter_segment(State& state, const Tensors& in, const PrefillParams& p, const Task& task) {
+__device__ __forceinline__ void enter_segment(State& state, const Tensors& in, const PrefillParams& p,
+                                              const Task& task) {
     const bool from_scratch = PASS == 2 && task.chunks > (task.chunks + p.segments - 1) / p.segments;
     if (PASS == 1 && task.segment > 0) {
         state.clear();

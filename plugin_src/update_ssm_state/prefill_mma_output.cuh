@@ -132,7 +132,8 @@ struct Output {
             for (int n = 0; n < TILES; ++n) {
                 const int column = (part * TILES + n) * 8 + lane % 4 * 2;
                 if (column < columns) {
-                    store_pair<DATA_T, ALIGNED>(y + token * token_stride + column, value[n][2 * half], value[n][2 * half + 1]);
+                    store_pair<DATA_T, ALIGNED>(y + token * token_stride + column, value[n][2 * half],
+                                                value[n][2 * half + 1]);
                 }
             }
         }

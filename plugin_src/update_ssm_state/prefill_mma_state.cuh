@@ -79,7 +79,8 @@ struct State {
             for (int n = 0; n < SLICE_TILES; ++n)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (row(m, i) < STATE_SIZE && column(n, i) < columns) access(value[m][n][i], row(m, i), column(n, i));
+                    if (row(m, i) < STATE_SIZE && column(n, i) < columns)
+                        access(value[m][n][i], row(m, i), column(n, i));
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll

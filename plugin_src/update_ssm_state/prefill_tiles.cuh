@@ -7,7 +7,9 @@
 
 constexpr int WARPS = 4 * PARTS;
 constexpr int THREADS = 32 * WARPS;
-__host__ __device__ constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+__host__ __device__ constexpr int round_up(int value, int multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
 
 // threadIdx.x, from which the compiler computes addresses anew for every chunk: kept, they would take the registers.
 __device__ __forceinline__ int thread_of_chunk() {

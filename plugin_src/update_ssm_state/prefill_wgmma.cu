@@ -58,7 +58,8 @@ __device__ __forceinline__ void load_rows_of_warp(Rows16& rows, const unsigned c
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < STATE_COLUMNS / 16; ++k)
-        Mma<DATA_T>::load_matrices(rows[k], reinterpret_cast<const DATA_T*>(tile), panel_unit<CHUNK>(row, 2 * k + lane / 16) / 2);
+        Mma<DATA_T>::load_matrices(rows[k], reinterpret_cast<const DATA_T*>(tile),
+                                   panel_unit<CHUNK>(row, 2 * k + lane / 16) / 2);
 }
 
 // D[64][64] of such rows and of rows of another tile.
@@ -84,7 +85,8 @@ __device__ __forceinline__ void load_chunks(Shared& shared, const PrefillParams&
     int with_decays = threadIdx.x / 32;  // the next chunk whose decays are this warp's
     const auto load_steps = [&] {
         if (with_decays >= task.chunks) return;
-        raw.load(in.dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays), lane);
+        raw.load(in.dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays),
+                 lane);
     };
     load_steps();
     RingPlace<STAGES> position;
@@ -159,7 +161,8 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         start_row_products(scores, C, stage.B);
         barrier_wait(&shared.state_full[entering.slot], entering.parity);
         start_row_products(y, C, shared.states[entering.slot]);
-        const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]), exp2_approx(decay.log_decay[state_row(1)])};
+        const float from_start[2] = {exp2_approx(decay.log_decay[state_row(0)]),
+                                     exp2_approx(decay.log_decay[state_row(1)])};
         wgmma_wait<1>();
         in_flight(scores);
         weights_from_scores(weights, scores, decay, shared.blocks[position.slot], skip);
@@ -186,7 +189,8 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(512, 1) update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
+extern "C" __global__ void __launch_bounds__(512, 1)
+    update_ssm_state_prefill_wgmma(const __grid_constant__ PrefillParams p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char memory[];
     let_later_kernels_start();
@@ -194,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) update_ssm_state_prefill_wg
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const Task task(p, 0);
     if (task.row.slot < 0) return;
-    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);  // the compiler is to know it is uniform
+    // The compiler is to know that it is uniform.
+    const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     if (threadIdx.x == 0) shared.init_barriers();
     __syncthreads();
     if (group == LOADING) {

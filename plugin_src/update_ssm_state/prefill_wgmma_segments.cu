@@ -48,7 +48,8 @@ __device__ __forceinline__ void synchronize_warpgroup() {
     asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
 }
 
-__device__ __forceinline__ void enter_segment(State& state, const Tensors& in, const PrefillParams& p, const Task& task) {
+__device__ __forceinline__ void enter_segment(State& state, const Tensors& in, const PrefillParams& p,
+                                              const Task& task) {
     if (PASS == 1 && task.segment > 0) {
         state.clear();
     } else if (PASS == 1 || task.chunks <= task.share) {
@@ -76,7 +77,8 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
     int with_decays = task.first + warp / UNITS_OF_BLOCK;  // the next chunk whose decays are this warp's
     const auto load_steps = [&] {
         if (with_decays >= task.last) return;
-        raw.load(dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays), lane);
+        raw.load(dt + static_cast<int64_t>(with_decays) * CHUNK * p.dt_token, p.dt_token, task.valid(with_decays),
+                 lane);
     };
     load_steps();
     RingPlace<STAGES> position;
@@ -86,13 +88,15 @@ __device__ __forceinline__ void produce(Shared& shared, const PrefillParams& p, 
         const int valid = task.valid(chunk);
         barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
         load_tile<STATE_COLUMNS>(stage.B, in.B + token * p.B_token, p.B_token, STATE_SIZE, valid);
-        if constexpr (PASS == 2) load_tile<STATE_COLUMNS>(stage.C, in.C + token * p.C_token, p.C_token, STATE_SIZE, valid);
+        if constexpr (PASS == 2)
+            load_tile<STATE_COLUMNS>(stage.C, in.C + token * p.C_token, p.C_token, STATE_SIZE, valid);
         load_tile<WIDTH>(stage.x[0], in.x + token * p.x_token, p.x_token, task.columns, valid);
         load_tile<WIDTH>(stage.x[1], in_other.x + token * p.x_token, p.x_token, other.columns, valid);
         barrier_arrive_after_copies(&shared.full[position.slot]);
         if (chunk == with_decays) {
             store_decay<float>(shared.decay[position.slot][unit], raw, head, p, valid, lane);
-            if (PASS == 2) store_block_decay(shared.blocks[position.slot][unit], shared.decay[position.slot][unit], lane);
+            if (PASS == 2)
+                store_block_decay(shared.blocks[position.slot][unit], shared.decay[position.slot][unit], lane);
             barrier_arrive(&shared.full[position.slot]);
             with_decays += TURNS;
             load_steps();
@@ -156,8 +160,8 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
             wgmma_wait<0>();
             in_flight(y);
             synchronize_warpgroup();  // the new one is there, and every warp has read x
-            store_output(y, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
-                         task.valid(chunk));
+            store_output(y, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token,
+                         task.columns, task.valid(chunk));
         }
         barrier_arrive(&shared.empty[position.slot]);
         position.advance();

@@ -6,7 +6,9 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Row (column of the slice) and first column (of state_size) of accumulators 4 * n + 2 * half, + 1.
-__device__ __forceinline__ int state_row(int half) { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + half * 8; }
+__device__ __forceinline__ int state_row(int half) {
+    return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + half * 8;
+}
 __device__ __forceinline__ int pair_column(int n) { return n * 8 + threadIdx.x % 4 * 2; }
 
 // Where this lane's row of 8-column tiles n and n + 1 (n even) lies in a tile of 64 rows: pieces() ^ 16 * (n % 8), in

@@ -69,8 +69,8 @@ __device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 
 }
 
 // y of one chunk through the memory of a tile that is no longer read, so that rows leave in 16-byte pieces.
-__device__ __forceinline__ void store_output(const float (&y)[32], unsigned char* staging, DATA_T* target, int64_t token_stride,
-                                             int columns, int valid) {
+__device__ __forceinline__ void store_output(const float (&y)[32], unsigned char* staging, DATA_T* target,
+                                             int64_t token_stride, int columns, int valid) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging_pieces = pieces(staging);
 #pragma unroll
@@ -81,7 +81,8 @@ __device__ __forceinline__ void store_output(const float (&y)[32], unsigned char
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (first + 4 * i < valid && unit * 8 < columns) {
-            *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(first + 4 * i, unit));
+            *reinterpret_cast<uint4*>(to) =
+                *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(first + 4 * i, unit));
         }
         to += 4 * token_stride;
     }

@@ -12,6 +12,6 @@ struct SsmRing {
     const int* lengths;  // [slots]: tokens in the ring, less than RING
     int heads;
     int groups;
-    int most_added;      // 1: rows of one token add it to their rings, 0: none does; rings of rows with more are flushed
+    int most_added;      // 1: rows of one token add it to their rings, 0: none does; rows with more flush theirs
     int flushes_empty;   // whether those of rows without tokens are, too
 };
