@@ -38,8 +38,8 @@ def test_bulk_copies_where_the_hardware_has_them():
         assert linear_launch(device).source.file == f"linear_decode/{'bulk' if bulk else 'row'}_copies.cu"
         assert dict(linear_launch(device, tiles=INT4).source.defines)["BULK_COPIES"] == str(int(bulk))
         assert linear_launch(device).overlap == bulk
-        for rows, stages in ((1, 3 if bulk else 2), (2, 2)):
-            assert dict(linear_launch(device, rows=rows).source.defines)["STAGES"] == str(stages)
+        for rows, outputs, stages in ((1, 1 << 17, 3 if bulk else 2), (1, 21504, 2), (2, 1 << 17, 2)):
+            assert dict(linear_launch(device, rows=rows, outputs=outputs).source.defines)["STAGES"] == str(stages)
 
 
 @pytest.mark.parametrize("shared_bytes", [101376, 166912, 232448])
