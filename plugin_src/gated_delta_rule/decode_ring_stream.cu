@@ -179,7 +179,7 @@ __device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, ChunkPla
                 sums[ACCESS + e] = fmaf(k_q.y, values[e], sums[ACCESS + e]);
             }
         }
-        if (!work.flushes()) barrier_arrive_of_warp_after_loads(&shared.barriers.chunk_free[place.slot]);
+        if (!work.flushes()) barrier_arrive(&shared.barriers.chunk_free[place.slot]);
         place.advance();
     }
     // Lanes 0 to 15 finish a column each; the others have its sum of q.
@@ -233,7 +233,7 @@ __device__ __forceinline__ void flush(Shared& shared, const Tokens& tokens, Chun
             const float4 after = make_float4(values[i][0], values[i][1], values[i][2], values[i][3]);
             __stcs(reinterpret_cast<float4*>(state + (c * CHUNK_ROWS + at.row(i)) * VALUE_SIZE + at.column), after);
         }
-        barrier_arrive_of_warp_after_loads(&shared.barriers.chunk_free[place.slot]);
+        barrier_arrive(&shared.barriers.chunk_free[place.slot]);
         place.advance();
     }
 }
@@ -286,7 +286,7 @@ gated_delta_rule_ring_stream(const __grid_constant__ GatedDeltaRing params) {
                     flush(shared, tokens, first, state, work.count(), at);
                     place = first;
                 }
-                barrier_arrive_of_warp_after_loads(&shared.barriers.tokens_free[producer]);
+                barrier_arrive(&shared.barriers.tokens_free[producer]);
             },
             [](int, int) {});
     }

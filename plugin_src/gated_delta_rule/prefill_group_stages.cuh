@@ -27,6 +27,17 @@ struct Shared {
     uint64_t full[STAGES], empty[STAGES];
 };
 
+// A stage of the ring, and the parity of the phase of its barriers.
+struct Position {
+    int slot = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == STAGES) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
 // Where the tensors of a block begin: at the first token of its row, its head and slice.
 struct Tensors {
     const DATA_T *k, *q, *v;
@@ -93,7 +104,7 @@ struct Announced {
 
 __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
     Announced announced(in.waiting, p.value_heads);
-    RingPlace<STAGES> position;
+    Position position;
     for (int first = 0; first < length; first += CHUNK) {
         Stage& stage = shared.stages[position.slot];
         uint64_t* full = &shared.full[position.slot];

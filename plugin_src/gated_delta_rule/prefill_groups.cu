@@ -104,7 +104,7 @@ __device__ __forceinline__ void update(GroupState& state, Sums& o, Operand& inne
     held_until_here(written);
 }
 
-__device__ __forceinline__ void wait_for_stage(Shared& shared, const RingPlace<STAGES>& position) {
+__device__ __forceinline__ void wait_for_stage(Shared& shared, const Position& position) {
     barrier_wait(&shared.full[position.slot], position.parity);
     fence_for_wgmma();
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const
     Sums u;
     unsigned before[KEY_STEPS][4];
     state.load(in.state + group * GROUP_COLUMNS);
-    RingPlace<STAGES> position;
+    Position position;
     wait_for_stage(shared, position);
     start_prediction(u, before, state, shared.stages[0], shared.stages[0].chunk.total);
     wgmma_wait<0>();

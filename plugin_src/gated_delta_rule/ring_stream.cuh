@@ -78,7 +78,8 @@ __device__ __forceinline__ void visit_rings(const GatedDeltaRing& params, Visit 
 // A place in the chunks of shared memory, which are filled and read in turn.
 using ChunkPlace = RingPlace<STAGES>;
 
-// Barriers of a block. Chunks and tokens are released by WARPS.
+// Barriers of a block. Chunks and tokens are released by each lane of WARPS: racecheck does not follow one lane that
+// arrives for its warp, which takes 0.6 % less time (H200).
 struct StreamBarriers {
     uint64_t chunk_ready[STAGES], chunk_free[STAGES];
     uint64_t tokens_ready[PRODUCERS], tokens_free[PRODUCERS];
@@ -86,11 +87,11 @@ struct StreamBarriers {
     __device__ __forceinline__ void init() {
         for (int i = 0; i < STAGES; ++i) {
             barrier_init(&chunk_ready[i], 1);
-            barrier_init(&chunk_free[i], WARPS);
+            barrier_init(&chunk_free[i], 32 * WARPS);
         }
         for (int i = 0; i < PRODUCERS; ++i) {
             barrier_init(&tokens_ready[i], 32);
-            barrier_init(&tokens_free[i], WARPS);
+            barrier_init(&tokens_free[i], 32 * WARPS);
         }
         barriers_publish();
     }
