@@ -148,7 +148,7 @@ def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
 
     def prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
         paged = PagedCall.of(call)
-        return plan(call, device) if paged.is_wide else CallPlan(plan_prefill(paged, device))
+        return plan(call, device) if paged.is_wide else plan_prefill(paged, device)
 
     def error() -> float:
         """Over the first and the last tokens of the last row."""

@@ -17,15 +17,15 @@ constexpr int KEY_UNIT = HEAD_DIM;
 constexpr int KEY_UNIT = 16 / sizeof(CACHE_T);
 #endif
 
-// Where the key at a position begins in its block of the pool, in KEY_UNITs as key_unit() says, and with e4m3 the
-// scales of key and value; zeros and a scale of 0 where it is not read.
+// Where the key at a position lies in the pool: its block and slot, where it begins in KEY_UNITs as key_unit() says,
+// and with e4m3 the scales of key and value; zeros and a scale of 0 where it is not read.
 struct KeyPlace {
-    int unit = -1;
+    int unit = -1, block = -1, slot = 0;
     float key_scale = 0.0f, value_scale = 0.0f;
 
     __device__ __forceinline__ KeyPlace() {}
     __device__ __forceinline__ KeyPlace(const PagedAttention& p, int head, int block, int position)
-        : unit(key_unit<KEY_UNIT>(p, block, position)) {
+        : unit(key_unit<KEY_UNIT>(p, block, position)), block(block), slot(position % p.block_size) {
         if (!IS_FP8 || unit < 0) return;
         const float* scale = p.kv_scales + block * p.scales_block + head * p.scales_head + position % p.block_size;
         key_scale = scale[0];
@@ -89,7 +89,8 @@ struct HeldRows {
         for (int i = 0; i < COUNT; ++i) {
             const int index = index_of(0, i), row = index / UNITS, column = index % UNITS * 16;
             const bool read = index < ROWS * UNITS && inside(row) && column < HEAD_DIM;
-            numbers[i] = read ? *reinterpret_cast<const uint4*>(source + row * stride + column) : make_uint4(0u, 0u, 0u, 0u);
+            numbers[i] = read ? *reinterpret_cast<const uint4*>(source + row * stride + column)
+                              : make_uint4(0u, 0u, 0u, 0u);
         }
     }
     // place(row, unit): where eight numbers of type T go, row of the warp.

@@ -46,7 +46,8 @@ __device__ __forceinline__ void load_queries(unsigned char* tile, const PagedAtt
 }
 
 // Queries of `work` and what the computing warpgroups are to do with them.
-__device__ __forceinline__ void hand_over(Shared& shared, const PagedAttention& p, const Work& work, RingPlace<QUERY_STAGES>& at) {
+__device__ __forceinline__ void hand_over(Shared& shared, const PagedAttention& p, const Work& work,
+                                          RingPlace<QUERY_STAGES>& at) {
     barrier_wait(&shared.queries_empty[at.slot], at.parity ^ 1);
     if (work.tile.row >= 0) load_queries(shared.queries[at.slot], p, work);
     barrier_arrive_after_copies(&shared.queries_full[at.slot]);

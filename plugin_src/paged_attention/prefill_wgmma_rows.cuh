@@ -5,6 +5,7 @@
 #include "common/access.cuh"
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
+#include "common/tensor_map.cuh"
 #include "common/wgmma.cuh"
 #include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_softmax.cuh"
@@ -19,6 +20,7 @@ struct Shared {
     unsigned char queries[QUERY_STAGES][TILE_ROWS * COLUMNS * 2];
     unsigned char keys[STAGES][TILE_KEYS * COLUMNS * 2];
     unsigned char values[STAGES][TILE_KEYS * COLUMNS * 2];
+    unsigned char maps[2][sizeof(TensorMap)];  // of keys and of values, while they are made
     uint64_t queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
     uint64_t keys_full[STAGES], keys_empty[STAGES];
     uint64_t values_full[STAGES], values_empty[STAGES];
@@ -38,9 +40,11 @@ struct Shared {
     }
 };
 
-__device__ __forceinline__ void wait_for_tile(uint64_t* full, const RingPlace<STAGES>& at) {
+// end: whether the block is the first or the last one that the tile reads: threads may have copied a part of it; others
+// come from the copy engine, which needs no fence.
+__device__ __forceinline__ void wait_for_tile(uint64_t* full, const RingPlace<STAGES>& at, bool end) {
     barrier_wait(full, at.parity);
-    fence_for_wgmma();
+    if (!BOXES || end) fence_for_wgmma();
 }
 
 // Tells the compiler that products in flight read the fragments.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hybridge.trt_plugins.catalog import PACKED_OPS
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.call import DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.ops import paged_attention_prefill
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
@@ -37,7 +37,7 @@ class Case:
 
     gap: elements between the tokens of the query, which is then a slice of a wider tensor, as in one projection of
     queries, keys and values. portable: planned as for a GPU without Hopper's instructions, and few: which has a
-    multiprocessor for each tile.
+    multiprocessor for each tile. long: the block table has columns for 1,024 tokens at least.
     """
 
     new: tuple[int, ...] = (150, 1, 2, 70)
@@ -56,6 +56,7 @@ class Case:
     portable: bool = False
     few: bool = False
     large: bool = False
+    long: bool = False
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
@@ -94,7 +95,8 @@ def inputs_of(case: Case, seed: int = 0) -> list[torch.Tensor | None]:
     needed = [-(-total // size) for total in totals]
     pages = torch.randperm(sum(needed) + 3, generator=generator)
     pool = torch.full((2, len(pages), size, case.kv_heads, case.head_dim), NAN)
-    table = torch.full((len(totals), max(needed) + 2), -1, dtype=torch.int32)
+    columns = max(max(needed) + 2, -(-1024 // size) if case.long else 0)
+    table = torch.full((len(totals), columns), -1, dtype=torch.int32)
     used = 0
     for row, (total, past, count) in enumerate(zip(totals, case.past, needed, strict=True)):
         own, used = pages[used : used + count], used + count
@@ -132,7 +134,7 @@ def run(case: Case, inputs: list[torch.Tensor | None]) -> torch.Tensor:
     op = case.op
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     call = OpCall(op, layouts, (layout_of(y),), op.complete_attributes(case.attributes))
-    run_plan(CallPlan(plan_prefill(PagedCall.of(call), case.traits)), inputs, [y])
+    run_plan(plan_prefill(PagedCall.of(call), case.traits), inputs, [y])
     return y
 
 
@@ -164,16 +166,16 @@ def compare(case: Case, y: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 BASE = Case()
-PORTABLE = replace(BASE, portable=True)
+LONG, PORTABLE = replace(BASE, long=True), replace(BASE, portable=True)
 # Hopper's products where the GPU has them, warp-level products in tiles of all kinds, and float.
-BASES = [BASE, PORTABLE, replace(PORTABLE, few=True), replace(PORTABLE, large=True), replace(BASE, dtype=F32)]
+BASES = [BASE, LONG, PORTABLE, replace(PORTABLE, few=True), replace(PORTABLE, large=True), replace(BASE, dtype=F32)]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("base", [BASE, LONG, PORTABLE], ids=str)
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
-def test_types(dtype, portable):
-    check(replace(BASE, dtype=dtype, portable=portable))
+def test_types(dtype, base):
+    check(replace(base, dtype=dtype))
 
 
 @kernels
@@ -195,10 +197,10 @@ def test_groups(group, base):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16])
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("base", [BASE, LONG, PORTABLE], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 72, 80, 96, 104, 128, 136, 192, 200, 256])
-def test_head_dims(head_dim, portable, dtype):
-    check(replace(BASE, head_dim=head_dim, portable=portable, dtype=dtype))
+def test_head_dims(head_dim, base, dtype):
+    check(replace(base, head_dim=head_dim, dtype=dtype))
 
 
 @kernels
@@ -220,7 +222,7 @@ def test_one_factor(change, base):
     check(replace(base, **change))
 
 
-@pytest.mark.parametrize("case", [BASE, replace(BASE, fp8=True)], ids=str)
+@pytest.mark.parametrize("case", [BASE, LONG, replace(BASE, fp8=True)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 192])
 def test_keys_that_are_found_by_heads(head_dim, case, monkeypatch):
     """As in a pool that 31 bits of 16 bytes do not reach through."""
@@ -228,10 +230,29 @@ def test_keys_that_are_found_by_heads(head_dim, case, monkeypatch):
     check(replace(case, head_dim=head_dim))
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_keys_beyond_32_gib(portable):
+@kernels
+def test_heads_before_slots_in_a_wider_pool(base):
+    inputs = inputs_of(base)
+    pool = inputs[1]
+    assert pool is not None
+    wide = torch.full((*pool.shape[:2], pool.shape[3], pool.shape[2] + 1, pool.shape[4] + 8), NAN, device="cuda")
+    strided = wide.to(pool.dtype)[..., :-1, :-8].transpose(2, 3)
+    strided.copy_(pool)
+    compare(base, run(base, [inputs[0], strided, *inputs[2:]]), reference(base, inputs))
+
+
+@kernels
+def test_blocks_that_no_token_of_a_row_sees_are_not_read(base):
+    case = replace(base, new=(150, 2), past=(0, 400))
+    query, pool, table, *rest = inputs_of(case)
+    assert table is not None
+    other = torch.where(table < 0, 2**30, table)
+    compare(case, run(case, [query, pool, other, *rest]), reference(case, [query, pool, table, *rest]))
+
+
+@pytest.mark.parametrize("case", [BASE, LONG, PORTABLE], ids=str)
+def test_keys_beyond_32_gib(case):
     """The case's pages are the last ones of a pool whose keys take 33 GiB."""
-    case = replace(BASE, portable=portable)
     query, pool, table, *rest = inputs_of(case)
     assert pool is not None and table is not None
     more = (33 << 30) // (pool[0, 0].numel() * pool.element_size())

@@ -33,6 +33,7 @@ def call_of(
     pool_blocks: int = 1000,
     sinks: bool = False,
     gap: int = 0,
+    max_blocks: int = 512,
     **attributes: float,
 ) -> PagedCall:
     query = TensorLayout.contiguous(dtype, (tokens, heads, head_dim))
@@ -40,7 +41,7 @@ def call_of(
     inputs = (
         wide,
         TensorLayout.contiguous(dtype, (2, pool_blocks, 16, kv_heads, head_dim)),
-        TensorLayout.contiguous(I32, (rows, 512)),
+        TensorLayout.contiguous(I32, (rows, max_blocks)),
         TensorLayout.contiguous(I32, (rows + 1,)),
         TensorLayout.contiguous(I32, (rows,)),
         TensorLayout.contiguous(F32, (heads,)) if sinks else None,
@@ -49,7 +50,7 @@ def call_of(
 
 
 def planned(device: DeviceTraits = H200, **changes: object) -> KernelLaunch:
-    (launch,) = plan_prefill(call_of(**changes), device)  # type: ignore[arg-type]
+    (launch,) = plan_prefill(call_of(**changes), device).launches  # type: ignore[arg-type]
     return launch
 
 
@@ -102,12 +103,31 @@ def test_tiles_fit_the_work_and_the_memory(rows: int, tokens: int, head_dim: int
 
 
 def test_strides_and_attributes_reach_the_kernel():
-    params = planned(gap=64, sliding_window=7, softcap=30.0, scale=0.5).params
+    params = planned(gap=64, sliding_window=7, softcap=30.0, scale=0.5).params.call
     assert (params.query_token, params.query_head) == (32 * 128 + 64, 128)
     assert (params.pool_block, params.pool_slot, params.pool_head) == (16 * 8 * 128, 8 * 128, 128)
     assert (params.rows, params.group, params.block_size, params.max_blocks) == (8, 4, 16, 512)
     assert (params.sliding_window, params.softcap, params.scale) == (7, 30.0, 0.5)
-    assert planned().params.scale == pytest.approx(128**-0.5)
+    assert planned().params.call.scale == planned(ORIN).params.scale == pytest.approx(128**-0.5)
+
+
+def test_boxes_of_keys_are_copied_where_rows_may_be_long():
+    short, long = (plan_prefill(call_of(max_blocks=count), H200) for count in (63, 64))
+    boxes = [dict(plan.launches[0].source.defines)["BOXES"] for plan in (short, long)]
+    assert boxes == ["0", "1"] and "maps" not in short.launches[0].pointers and short.workspace_bytes == 0
+    assert long.launches[0].pointers["maps"].memory is Memory.WORKSPACE
+    assert long.workspace_bytes == 2 * 128 * H200.multiprocessors
+    assert {plan.launches[0].source for plan in (short, long)} <= set(prefill_sources())
+
+
+@pytest.mark.parametrize("stride", [0, -1024, 2**39])
+def test_no_boxes_are_copied_from_a_pool_that_a_tensor_map_cannot_describe(stride: int):
+    found = call_of()
+    pool = found.call.input("kv_pool")
+    strides = (*pool.strides[:2], stride, *pool.strides[3:])
+    inputs = (found.call.inputs[0], replace(pool, strides=strides), *found.call.inputs[2:])
+    (launch,) = plan_prefill(PagedCall.of(replace(found.call, inputs=inputs)), H200).launches
+    assert dict(launch.source.defines)["BOXES"] == "0"
 
 
 def test_only_calls_with_a_softcap_pay_for_it():
@@ -117,8 +137,8 @@ def test_only_calls_with_a_softcap_pay_for_it():
 
 
 def test_sinks_are_null_where_absent():
-    assert "sinks" not in planned().pointers
-    assert planned(sinks=True).pointers["sinks"].memory is Memory.INPUT
+    assert "call.sinks" not in planned().pointers
+    assert planned(sinks=True).pointers["call.sinks"].memory is Memory.INPUT
 
 
 def test_keys_of_a_pool_beyond_31_bits_of_16_bytes_are_found_by_heads():

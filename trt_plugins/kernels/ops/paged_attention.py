@@ -24,8 +24,9 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     if paged.is_wide:
         return plan_wide(paged, device)
     decode = decode_launch(paged, device)
-    launches = (decode.launch, *(plan_prefill(paged, device) if paged.has_prefill else ()))
-    return CallPlan(launches, decode.workspace_bytes, decode.launch.source.label, decode.counter_bytes)
+    prefill = plan_prefill(paged, device) if paged.has_prefill else CallPlan(())
+    launches, workspace = (decode.launch, *prefill.launches), max(decode.workspace_bytes, prefill.workspace_bytes)
+    return CallPlan(launches, workspace, decode.launch.source.label, decode.counter_bytes)
 
 
 def sources() -> Iterator[KernelSource]:

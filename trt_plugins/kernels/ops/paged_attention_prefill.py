@@ -14,7 +14,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.architectures import HOPPER
-from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
@@ -29,6 +29,9 @@ _LARGE_SHARED_BYTES = 128 << 10  # of a block: two of 64 KiB fit then
 _LONG_ROW = 256  # rows of the largest tile
 _PANEL = 64  # columns of a row that Hopper's products read as one piece
 _WORK_BYTES = 24  # what the block computes at a time
+_MAP_BYTES = 2 * 128  # the tensor maps of a block
+_BOXED_KEYS = 1024  # of a row, from which on the copy engine copies boxes of them
+_MOST_STRIDE = 1 << 40  # bytes that a tensor map's stride stays below
 _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 
 
@@ -36,8 +39,8 @@ _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 class PrefillVariant:
     """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3.
 
-    wide: Hopper's products find keys by heads in place of 16 bytes, in larger pools. Without Hopper's products, warps
-    share the rows of a tile, and teams of warps its keys.
+    wide: Hopper's products find keys by heads in place of 16 bytes, in larger pools. boxes: their keys come as boxes of
+    tensor maps. Without Hopper's products, warps share the rows of a tile, and teams of warps its keys.
     """
 
     dtype: DType
@@ -48,6 +51,7 @@ class PrefillVariant:
     hopper: bool = False
     fp8: bool = False
     wide: bool = False
+    boxes: bool = False
     warps: int = 4
     teams: int = 1
 
@@ -73,7 +77,7 @@ class PrefillVariant:
         """Size of Shared in prefill_wgmma_rows.cuh."""
         columns = -(-self.head_dim // _PANEL) * _PANEL
         tiles = 2 * columns * (query_stages * self.rows + 2 * _STAGES * self.keys)
-        return tiles + 8 * (2 * query_stages + 4 * _STAGES) + query_stages * _WORK_BYTES
+        return tiles + _MAP_BYTES + 8 * (2 * query_stages + 4 * _STAGES) + query_stages * _WORK_BYTES
 
     def source(self) -> KernelSource:
         defines = {
@@ -87,7 +91,7 @@ class PrefillVariant:
         if self.wide:
             defines["WIDE_POOL"] = "1"
         if self.hopper:
-            defines |= {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages}
+            defines |= {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages, "BOXES": self.boxes}
             return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines)
         defines |= {"WARPS": self.warps, "TEAMS": self.teams}
         # With 64 keys and 128 columns, sums that a block of keys needs once spill on some GPUs.
@@ -95,7 +99,7 @@ class PrefillVariant:
         return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32 and not tight)
 
 
-def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, ...]:
+def plan_prefill(paged: PagedCall, device: DeviceTraits) -> CallPlan:
     """The launch that writes y of the rows with two or more new tokens and leaves all else of y unchanged.
 
     UnsupportedError for pools that 31 bits do not reach through, and for grids over the limit.
@@ -108,18 +112,22 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> tuple[KernelLaunch, 
             f"paged_attention: expected at most {_LONGEST_GRID} tiles, found {blocks}: split the call"
         )
     source = variant.source()
-    params: Any = struct_type(source.file, "PagedAttention")()
-    paged.fill(params)
+    params: Any = struct_type(source.file, "WgmmaPrefill" if variant.hopper else "PagedAttention")()
+    paged.fill(params.call if variant.hopper else params)
+    pointers = paged.pointers("call." if variant.hopper else "")
+    if variant.boxes:
+        pointers["maps"] = PointerSource(Memory.WORKSPACE)
     launch = KernelLaunch(
         source,
         (min(blocks, device.multiprocessors) if variant.hopper else blocks, 1, 1),
         (variant.threads, 1, 1),
         params,
-        paged.pointers(),
+        pointers,
         variant.shared_bytes,
         overlap=device.capability >= OVERLAP_SINCE,
     )
-    return (launch,)
+    # As much for every grid: builders ask for the workspace of some calls of a range.
+    return CallPlan((launch,), _MAP_BYTES * device.multiprocessors if variant.boxes else 0)
 
 
 def prefill_sources() -> Iterator[KernelSource]:
@@ -143,6 +151,11 @@ def prefill_sources() -> Iterator[KernelSource]:
         yield _wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True).source()
     for head_dim, fp8 in itertools.product((64, 128, 256), (False, True)):
         yield _wgmma_variant(DType.BFLOAT16, head_dim, fp8=fp8, wide=True).source()
+    for dtype, head_dim in itertools.product((DType.BFLOAT16, DType.FLOAT16), (64, 72, 128, 192, 256)):
+        yield replace(_wgmma_variant(dtype, head_dim), boxes=True).source()
+    for head_dim in (64, 128, 256):
+        yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True), boxes=True).source()
+        yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, wide=True), boxes=True).source()
     for softcap, fp8 in itertools.product((False, True), repeat=2):
         yield _for_few_tiles(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
     for change, softcap in itertools.product((_for_large_memory, _for_long_rows), (False, True)):
@@ -157,7 +170,7 @@ def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     softcap = float(paged.call.attributes["softcap"]) != 0.0
     kind = paged.dtype, paged.head_dim, softcap, paged.is_fp8
     if hopper:
-        return _wgmma_variant(*kind, _is_wide(paged))
+        return replace(_wgmma_variant(*kind, _is_wide(paged)), boxes=_takes_boxes(paged))
     variant = _mma_variant(*kind)
     blocks = paged.tokens * paged.group // variant.rows * paged.kv_heads
     if blocks <= device.multiprocessors:
@@ -208,6 +221,13 @@ def _wgmma_variant(
     """Tiles of two warpgroups; keys as their accumulators leave registers for."""
     keys = 128 if head_dim <= 128 else 64
     return PrefillVariant(dtype, head_dim, 128, keys, softcap, hopper=True, fp8=fp8, wide=wide)
+
+
+def _takes_boxes(paged: PagedCall) -> bool:
+    """Whether rows may be long enough to pay for tensor maps of the pool, and maps can describe it."""
+    strides = paged.call.input("kv_pool").strides[1:4]
+    described = all(0 < stride * paged.dtype.itemsize < _MOST_STRIDE for stride in strides)
+    return paged.longest >= _BOXED_KEYS and described and not paged.is_fp8
 
 
 def _is_wide(paged: PagedCall) -> bool:
