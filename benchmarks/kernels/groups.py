@@ -19,4 +19,5 @@ GROUPS = {
     "paged_attention_decode": "paged_attention:decode_cases",
     "drafts": "drafts:cases",
     "sampling": "sampling:cases",
+    "older_gpus": "older_gpus:cases",
 }

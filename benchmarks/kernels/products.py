@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
-from benchmarks.kernels.tensor_call import TensorCall, poisoned, worst_error
+from benchmarks.kernels.tensor_call import TensorCall, planned_traits, poisoned, worst_error
 from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
@@ -87,7 +87,7 @@ def _prepared_linear(rows: int, shapes: LinearShapes) -> Prepared:
     outputs = [poisoned(rows, weight.shape[0]) for _, weight in pairs]
     for (x, weight), y in zip(pairs, outputs, strict=True):
         problem = linear_decode.LinearDecode(rows, x.shape[1], weight.shape[0], DType.BFLOAT16, DType.BFLOAT16)
-        plan = linear_decode.plan(problem, device.traits)
+        plan = linear_decode.plan(problem, planned_traits())
         calls.append(TensorCall(device, plan, [x, weight, None, None, None, None], [y]))
 
     def run() -> None:

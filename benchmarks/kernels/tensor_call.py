@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +21,22 @@ from hybridge.trt_plugins.spec import OpSpec
 Tensors = Sequence[torch.Tensor | None]
 Planner = Callable[[OpCall, DeviceTraits], CallPlan]
 _ALIGNMENT = 256  # of a workspace
+_OTHER_TRAITS: ContextVar[Mapping[str, Any]] = ContextVar("_OTHER_TRAITS", default=MappingProxyType({}))
+
+
+@contextmanager
+def planned_for(**traits: object) -> Iterator[None]:
+    """Calls are planned for a GPU that has these ``traits`` and otherwise those of this one."""
+    before = _OTHER_TRAITS.set(traits)
+    try:
+        yield
+    finally:
+        _OTHER_TRAITS.reset(before)
+
+
+def planned_traits() -> DeviceTraits:
+    """What calls are planned for: the current GPU, unless ``planned_for`` says otherwise."""
+    return replace(KernelDevice.current().traits, **_OTHER_TRAITS.get())
 
 
 class TensorCall:
@@ -54,11 +74,10 @@ def operator_call(
     packed: Tensors = (None, None),
 ) -> TensorCall:
     """The kernels that ``planner`` chooses for the operator ``spec`` on these tensors. rows, packed: of packed rows."""
-    device = KernelDevice.current()
     layouts = tuple(None if tensor is None else layout_of(tensor) for tensor in inputs)
     written = tuple(layout_of(tensor) for tensor in outputs)
     call = OpCall(spec, layouts, written, spec.complete_attributes(attributes or {}), rows)
-    return TensorCall(device, planner(call, device.traits), inputs, outputs, packed)
+    return TensorCall(KernelDevice.current(), planner(call, planned_traits()), inputs, outputs, packed)
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
