@@ -31,6 +31,7 @@ from hybridge.verification.rounded_products import (
     tied_names,
     use_name,
 )
+from hybridge.verification.torch_functions import torch_functions
 
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 # transformers computes a Mamba2 layer in chunks of the config's size, whatever the prompt's length, with an array of
@@ -100,9 +101,13 @@ class TransformersModel:
 
     @contextlib.contextmanager
     def failures(self, what: str) -> Iterator[None]:
-        """Turn any error of transformers in the block into a CheckpointError of one sentence."""
+        """Turn any error of transformers in the block into a CheckpointError of one sentence.
+
+        On the CPU transformers does not call kernels of installed packages.
+        """
         try:
-            yield
+            with torch_functions() if self.device == "cpu" else contextlib.nullcontext():
+                yield
         except (HybridgeError, MemoryError):
             raise
         except Exception as error:  # any type: a bad config value fails wherever it is first used

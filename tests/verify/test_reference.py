@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -51,6 +52,30 @@ def assert_is_transformers_in_float32(checkpoint: Path) -> None:
 def test_narrow_weights_give_the_logits_of_transformers_in_float32(family: str, tmp_path: Path) -> None:
     skip_ungrouped_norms(family)
     assert_is_transformers_in_float32(save_tiny_model(tmp_path, family, dtype="bfloat16"))
+
+
+def test_kernels_of_installed_packages_are_not_called_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_kernels = pytest.importorskip("transformers.integrations.hub_kernels")
+    decorator = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
+    if decorator is None:
+        pytest.skip("this transformers asks for the device before it calls a package")
+
+    def refuse(x: torch.Tensor, *_: object, **__: object) -> None:
+        raise RuntimeError("expected a tensor on a GPU")
+
+    checkpoint = save_tiny_model(tmp_path, "bamba", dtype="bfloat16")
+    modeling = sys.modules["transformers.models.bamba.modeling_bamba"]
+    package = SimpleNamespace(causal_conv1d_fn=refuse)
+    monkeypatch.setitem(cast(dict[str, Any], sys.modules), "causal_conv1d", package)
+    own = modeling.causal_conv1d_fn.__wrapped__
+    monkeypatch.setattr(modeling, "causal_conv1d_fn", decorator("causal_conv1d_fn", "causal_conv1d")(own))
+    tokens = np.random.default_rng(0).integers(0, 97, 70)
+    plain = cast(Any, AutoModelForCausalLM.from_pretrained(checkpoint)).eval()
+    with pytest.raises(RuntimeError, match="GPU"):
+        plain(torch.from_numpy(tokens)[None])
+    assert np.isfinite(Reference(checkpoint, EagerDecoder(checkpoint).config).run(tokens).logits).all()
 
 
 def test_a_window_without_layer_types_is_of_all_layers(tmp_path: Path) -> None:
