@@ -277,7 +277,8 @@ def _accelerated_generate(document: Document) -> str:
 def _kept_machine(document: Document) -> str:
     machine = document["machine"]
     other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
-    return f"{machine['cores']} cores, commit `{document['commit']}`, {other}."
+    processor = machine["cpu"].partition(" (family")[0]
+    return f"{processor}, {machine['cores']} cores, commit `{document['commit']}`, {other}."
 
 
 PARTS: Mapping[str, Callable[[Document], dict[str, str]]] = {

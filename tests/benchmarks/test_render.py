@@ -14,7 +14,7 @@ from tests.benchmarks.documents import all_documents
 
 SPREAD = {"median": 12.34, "min": 12.0, "max": 13.0}
 SIZES = {
-    "machine": {"cores": 2, "other_work": 0.01},
+    "machine": {"cpu": "Some CPU (family 1)", "cores": 2, "other_work": 0.01},
     "commit": "abc",
     "results": {
         "Large": {
