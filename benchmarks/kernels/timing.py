@@ -33,7 +33,7 @@ def input_sets(bytes_of_a_call: int) -> int:
 
 
 def graph_time(calls: Calls) -> Spread:
-    """The same of one contestant."""
+    """Microseconds of one call: ``graph_times`` of one contestant."""
     return graph_times({"": calls})[""]
 
 

@@ -9,6 +9,7 @@
 // Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128),
 // TILE_KEYS (64 or 128), STAGES (of keys and of values), QUERY_STAGES, SOFTCAP (0, 1), BOXES (1: the copy engine copies
 // whole boxes of common/tensor_map.cuh; not for e4m3). Every head of every token starts at a multiple of 16 bytes.
+#include "common/bulk_copy.cuh"
 #include "common/launch.cuh"
 #include "paged_attention/prefill_wgmma_queries.cuh"
 
@@ -216,6 +217,7 @@ paged_attention_prefill_wgmma(const __grid_constant__ WgmmaPrefill prefill) {
     if (threadIdx.x < 128) {
         shrink_registers<PRODUCER_REGISTERS>();
         if (BOXES) {
+            fence_for_bulk_copies();
             acquire_tensor_map(maps);
             acquire_tensor_map(maps + 1);
         }

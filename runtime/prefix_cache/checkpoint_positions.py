@@ -23,8 +23,8 @@ def checkpoint_positions(
 
     Where the prompt branches off the tree, or off an earlier prompt after ``branch_point`` tokens: a third prompt may
     follow. With ``early``, also before its last token, where the same prompt resumes; and if less than half of it was
-    cached, at the lengths ``expected``, at which other prompts branched, or else evenly, but not
-    close before the last token.
+    cached, at the lengths ``expected``, at which other prompts branched, or else evenly, but not close before the last
+    token.
 
     ``given``: where the request says that its turns end. The last of them replaces the state before the last token if
     it is close to it.

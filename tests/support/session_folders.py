@@ -45,11 +45,14 @@ def _copy(library: Path, caches: Path) -> None:
 
 def _built_library() -> Path | None:
     """The library of these sources in the user's own caches, if some command has compiled it there."""
-    from hybridge.artifact.user_cache import user_cache_folder
-    from hybridge.runtime.engines.onnxruntime.cpu_library import library_key
+    try:
+        from hybridge.artifact.user_cache import is_private, user_cache_folder
+        from hybridge.runtime.engines.onnxruntime.cpu_library import library_key
 
-    found = user_cache_folder("cpu") / f"{library_key()}.so"
-    return found if found.is_file() else None
+        found = user_cache_folder("cpu") / f"{library_key()}.so"
+        return found if found.is_file() and is_private(found.parent, "its library is not used") else None
+    except (ImportError, OSError, RuntimeError):  # no ONNX Runtime, or no such folder
+        return None
 
 
 @pytest.fixture(scope="session", autouse=True)
