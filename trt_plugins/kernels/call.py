@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.spec import AttributeValue, OpSpec
@@ -88,6 +89,11 @@ class DeviceTraits:
     multiprocessors: int
     shared_bytes: int
     l2_bytes: int
+
+    @property
+    def is_hopper_or_later(self) -> bool:
+        """Whether there are programmatic dependent launch, bulk copies and clusters."""
+        return self.capability >= HOPPER
 
 
 @dataclass(frozen=True)

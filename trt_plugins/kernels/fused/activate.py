@@ -17,7 +17,6 @@ FILE = "activate/activate.cu"
 _ACCESS_BYTES = 16
 _THREADS, _ITEMS = 256, 4
 _LARGEST_GRID = 2**31 - 1
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def plan(problem: Activate, device: DeviceTraits) -> CallPlan:
     pointers = {"y": PointerSource(Memory.OUTPUT, 0)}
     if problem.is_gated:
         pointers["up"] = PointerSource(Memory.INPUT, 0)
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     launch = KernelLaunch(_source(problem), (blocks, 1, 1), (_THREADS, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name="activate")
 

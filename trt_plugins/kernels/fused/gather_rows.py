@@ -15,7 +15,6 @@ FILE = "gather_rows/gather_rows.cu"
 _INDEX_TYPES = (DType.INT64, DType.INT32)
 _ACCESS = 16
 _THREADS = 256
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def plan(problem: GatherRows, device: DeviceTraits) -> CallPlan:
         "indices": PointerSource(Memory.INPUT, 1),
         "y": PointerSource(Memory.OUTPUT, 0),
     }
-    source, overlap = _source(problem.index_dtype), device.capability >= _OVERLAP_SINCE
+    source, overlap = _source(problem.index_dtype), device.is_hopper_or_later
     launch = KernelLaunch(source, (problem.count, 1, 1), (_THREADS, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name="gather_rows")
 

@@ -34,8 +34,6 @@ _SHAPES = ((512, 2), (256, 2), (128, 2))
 # Of bulk copies for one row of x, whose sums leave room for another stage. It pays from this many groups of 8 outputs
 # for each multiprocessor on; 20 of them take 6 % longer with it, 124 a tenth less (H200).
 _ONE_ROW_SHAPES, _LEAST_GROUPS = ((512, 3), *_SHAPES), 64
-# Bulk copies and programmatic dependent launch.
-_OVERLAP_SINCE = (9, 0)
 _WEIGHT_TYPES = (DType.FLOAT16, DType.BFLOAT16)
 
 
@@ -105,7 +103,7 @@ def plan(problem: LinearDecode, device: DeviceTraits) -> CallPlan:
         params,
         _pointers(problem),
         shared_bytes=shared_bytes,
-        overlap=device.capability >= _OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
     return CallPlan((launch,), name=source.label)
 
@@ -144,7 +142,7 @@ def _example(
 
 def _source(problem: LinearDecode, device: DeviceTraits) -> tuple[KernelSource, int, int]:
     """The variant, its threads, and the shared memory of its blocks."""
-    bulk = device.capability >= _OVERLAP_SINCE
+    bulk = device.is_hopper_or_later
     norm = problem.norm_epsilon is not None
     defines: dict[str, object] = {
         "DATA_T": problem.dtype,

@@ -16,7 +16,6 @@ _THREADS, _ACCESS = 256, 4
 _ACCESSES = 2
 _MOST_ROWS = 65535
 _KEY_BYTES, _COUNT_BYTES = 8, 4
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def plan(problem: MostLikely, device: DeviceTraits) -> CallPlan:
         "best": PointerSource(Memory.COUNTERS),
         "arrived": PointerSource(Memory.COUNTERS, offset=_KEY_BYTES * problem.rows),
     }
-    grid, overlap = (-(-problem.vocab // params.slice), problem.rows, 1), device.capability >= _OVERLAP_SINCE
+    grid, overlap = (-(-problem.vocab // params.slice), problem.rows, 1), device.is_hopper_or_later
     launch = KernelLaunch(_source(access), grid, (_THREADS, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name="most_likely", counter_bytes=(_KEY_BYTES + _COUNT_BYTES) * problem.rows)
 

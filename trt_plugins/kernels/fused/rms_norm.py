@@ -21,7 +21,6 @@ _THREADS = (128, 256, 512, 1024)
 _MOST_ITEMS = 4
 _LARGEST_GRID_YZ = 65535
 _LARGEST_ROWS = 2**31 - 1
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def plan(problem: RmsNorm, device: DeviceTraits) -> CallPlan:
         pointers["gate"] = PointerSource(Memory.INPUT, 2)
     layers = -(-problem.rows // _LARGEST_GRID_YZ)
     grid = (problem.columns // problem.group_columns, -(-problem.rows // layers), layers)
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     launch = KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name=source.label)
 

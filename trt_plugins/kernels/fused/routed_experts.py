@@ -26,7 +26,6 @@ _TOKENS_A_WARP = 32
 _ACCESS_BYTES = 16
 # Routes that a warp computes at a time where several may share an expert.
 _SHARED_ROUTES = 4
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def plan(problem: ExpertsDecode, device: DeviceTraits) -> CallPlan:
         (-(-problem.intermediate // _WARPS), problem.routes, 1),
         (-(-problem.hidden // _WARPS), -(-problem.tokens // _TOKENS_A_WARP), 1),
     )
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     up, down = (
         KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=overlap)
         for source, grid in zip(_sources(problem), grids, strict=True)

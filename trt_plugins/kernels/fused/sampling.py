@@ -28,7 +28,6 @@ _ALIGNMENT = 256
 _MOST_ROWS = 32767
 # Resident blocks per multiprocessor.
 _BLOCKS = 5
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def plan(problem: SamplingProblem, device: DeviceTraits) -> CallPlan:
     rows = problem.problems
     offsets, end = _workspace(problem, slices)
     pointers |= {name: PointerSource(Memory.WORKSPACE, offset=offset) for name, offset in offsets.items()}
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     score, weigh, gather, choose = _kernels(4 if problem.vocab % 4 == 0 else 1)
     grid, block = (slices, rows, 1), (_THREADS, 1, 1)
     launches = (

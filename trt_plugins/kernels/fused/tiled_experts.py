@@ -36,7 +36,6 @@ INPUTS = {
 BIASES = {Half.BOTH: ("up_bias", "down_bias"), Half.UP: ("up_bias",), Half.DOWN: ("down_bias",)}
 _THREADS = 512
 _OUTPUTS = 2 * TILE_ROWS  # of a block
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def plan(problem: TiledExperts, device: DeviceTraits) -> CallPlan:
     routes = problem.tokens * problem.top_k
     grids = (-(-problem.intermediate // _OUTPUTS), routes, 1), (-(-problem.hidden // _OUTPUTS), problem.tokens, 1)
     launches = tuple(
-        KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=device.capability >= _OVERLAP_SINCE)
+        KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=device.is_hopper_or_later)
         for own, source, grid in zip((Half.UP, Half.DOWN), _sources(problem), grids, strict=True)
         if half in (own, Half.BOTH)
     )

@@ -14,7 +14,6 @@ FILE = "routed_experts/top_k_softmax.cu"
 LARGEST_EXPERTS, LARGEST_TOP_K = 1024, 32
 _LANES = 32
 _THREADS, _WARPS = 128, 4
-_OVERLAP_SINCE = (9, 0)
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def plan(problem: TopKSoftmax, device: DeviceTraits) -> CallPlan:
         "ids": PointerSource(Memory.OUTPUT, 1),
     }
     grid = (-(-problem.tokens // _WARPS), 1, 1)
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     return CallPlan(
         (KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=overlap),), name=source.label
     )

@@ -28,7 +28,6 @@ _PREFILL_THREADS = 128
 _STEP = 16
 _DRAFT_INPUTS = 8  # of a thread, loaded before the first of them is used; at most half as many tokens
 _LARGEST_GRID_YZ = 65535
-_OVERLAP_SINCE = (9, 0)
 # Tokens of a block. A block reads KERNEL - 1 tokens before its own again, which longer blocks do less often; they are
 # taken where enough of them are left to fill the GPU many times over.
 _LONG_BLOCK_TOKENS = 2 * _STEP
@@ -169,7 +168,7 @@ class _Convolution:
         params.rows.rows, params.rows.time = self.rows, self.time
         params.channels, params.block_tokens = self.channels, tokens
         params.prefetch_blocks = _PREFETCH_BLOCKS * device.multiprocessors
-        overlap = device.capability >= _OVERLAP_SINCE
+        overlap = device.is_hopper_or_later
         return KernelLaunch(source, grid, (threads, 1, 1), params, _pointers(self.call), overlap=overlap)
 
 

@@ -10,7 +10,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, BYTE_TYPES
-from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -127,5 +127,5 @@ def _launch(call: DeltaCall, device: DeviceTraits) -> KernelLaunch:
     scales = PointerSource(Memory.INPUT, call.call.spec.input_index(STATE_SCALES))
     pointers |= {"state_scales": scales, "state_scales_out": PointerSource(Memory.OUTPUT, 2)}
     grid = (params.decode.values_per_key * variant.slices, call.key_heads, call.rows)
-    overlap = device.capability >= OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     return KernelLaunch(variant.source(), grid, (variant.threads, 1, 1), params, pointers, overlap=overlap)

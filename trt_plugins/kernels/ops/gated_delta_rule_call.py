@@ -12,7 +12,6 @@ from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
 from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride
 
-OVERLAP_SINCE = (9, 0)
 _LARGEST_GRID_YZ = 65535
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import (
     CHUNK,
     Chunked,
@@ -38,7 +38,7 @@ def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:
         params,
         call.inputs("q", "k", "g", "beta") | work,
         _shared_bytes(variant),
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
     states = columns_launch(call, device, variant, params, work)
     workspace = chunk_slots(call, chunks) * call.value_heads * variant.chunk_bytes

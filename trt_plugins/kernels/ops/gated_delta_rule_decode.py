@@ -10,7 +10,7 @@ from typing import Any
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_columns import Columns, columns_sources, takes_columns
 from hybridge.trt_plugins.kernels.ops.ring_stream import RingStream, stream_sources
 from hybridge.trt_plugins.kernels.ops.rows import ring_pointers, row_pointers
@@ -160,7 +160,7 @@ def _launch(call: DeltaCall, device: DeviceTraits, source: KernelSource, slices:
     _fill(params, call)
     grid = (params.values_per_key * slices, call.key_heads, call.rows)
     pointers = call.inputs("q", "k", "v", "g", "beta", "state") | call.outputs() | row_pointers(call.call, "rows.")
-    return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=device.capability >= OVERLAP_SINCE)
+    return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=device.is_hopper_or_later)
 
 
 def _fill(params: Any, call: DeltaCall) -> None:

@@ -14,7 +14,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import OVERLAP_SINCE, DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_pairs import BLOCKS_AT_ONCE, Pairs, pairs_sources
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
@@ -160,7 +160,7 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
         params,
         call.inputs("q", "k", "g", "beta") | work,
         shared_bytes,
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
     return CallPlan((prepare, states), prepared * variant.chunk_bytes, states.source.label, counters)
 
@@ -176,7 +176,7 @@ def columns_launch(
         params,
         _states_pointers(call, work),
         variant.columns_bytes,
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
 from hybridge.trt_plugins.kernels.source import KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_groups.cu", "gated_delta_rule_prefill_groups"
-_HOPPER = (9, 0)
 _KEY_SIZES = (64, 128)
 _GROUP_COLUMNS = 64
 _CHUNK, _PANEL_BYTES, _ALIGNMENT = 64, 8192, 1024
@@ -92,7 +92,7 @@ class Groups:
 def takes(call: DeltaCall, device: DeviceTraits) -> bool:
     """Whether this kernel runs the call on the device."""
     return (
-        device.capability == _HOPPER
+        device.capability == HOPPER
         and call.dtype.itemsize == 2
         and call.key_size in _KEY_SIZES
         and call.value_size % _GROUP_COLUMNS == 0

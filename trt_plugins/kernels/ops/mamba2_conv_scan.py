@@ -20,7 +20,6 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 from hybridge.trt_plugins.specs.mamba2_conv_scan import group_count
 
 FILE = "mamba2_conv_scan/cluster_step.cu"
-_CLUSTERS_SINCE = (9, 0)
 _LARGEST_CLUSTER = 8
 # These schedule clusters beyond the size that every GPU with clusters has.
 _LARGE_CLUSTERS = {(9, 0): 16, (10, 0): 16}
@@ -134,7 +133,7 @@ class _ClusterStep:
     @classmethod
     def of(cls, call: OpCall, sizes: _Sizes, device: DeviceTraits) -> _ClusterStep | None:
         """None where the GPU has no clusters, or its parts run the call faster."""
-        if device.capability < _CLUSTERS_SINCE:
+        if not device.is_hopper_or_later:
             return None
         heads_of_group = sizes.heads // sizes.groups
         largest = _LARGE_CLUSTERS.get(device.capability, _LARGEST_CLUSTER)

@@ -21,7 +21,6 @@ GATE_FILE = "mamba2_conv_scan/gate.cu"
 _GATE_THREADS = 128
 _LARGEST_GRID_YZ = 65535
 _ALIGNMENT = 256
-_OVERLAP_SINCE = (9, 0)
 
 
 def plan_parts(call: OpCall, groups: int, device: DeviceTraits) -> CallPlan:
@@ -151,7 +150,7 @@ def gate_launch(call: OpCall, device: DeviceTraits) -> KernelLaunch:
         "gate": PointerSource(Memory.INPUT, call.spec.input_index("gate")),
         "y": PointerSource(Memory.OUTPUT, 0),
     } | row_pointers(call, "rows.")
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     return KernelLaunch(
         _gate_source(gate.dtype, access), grid, (_GATE_THREADS, 1, 1), params, pointers, overlap=overlap
     )

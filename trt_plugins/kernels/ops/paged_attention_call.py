@@ -12,7 +12,6 @@ from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, access_bytes
 from hybridge.trt_plugins.specs.fp8_kv import KV_SCALES, has_kv_scales
 
-OVERLAP_SINCE = (9, 0)
 _WIDEST_PLAIN = 256  # head that the kernels for heads of any type take
 
 

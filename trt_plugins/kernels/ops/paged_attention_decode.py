@@ -10,7 +10,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
@@ -156,7 +156,7 @@ def decode_launch(call: PagedCall, device: DeviceTraits) -> DecodeLaunch:
         pointers,
         _without_room(variant, variant.shared_bytes(sizes.heads, stored, staged), device),
         cluster=max(cluster, 1),
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
     if cluster != LINE:
         return DecodeLaunch(launch)

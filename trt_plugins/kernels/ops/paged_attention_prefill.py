@@ -16,7 +16,7 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
-from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 
@@ -124,7 +124,7 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> CallPlan:
         params,
         pointers,
         variant.shared_bytes,
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
     # As much for every grid: builders ask for the workspace of some calls of a range.
     return CallPlan((launch,), _MAP_BYTES * device.multiprocessors if variant.boxes else 0)

@@ -10,7 +10,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.ops.paged_attention_call import OVERLAP_SINCE, PagedCall
+from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
 from hybridge.trt_plugins.specs.paged_attention import LATENT_DIM
@@ -85,7 +85,7 @@ def plan_wide(call: PagedCall, device: DeviceTraits) -> CallPlan:
     params = struct_type(FILE, "WideAttention")()
     call.fill(params.call)
     params.tiles, params.splits, params.by_token = tiles, splits, by_token
-    pointers, overlap = call.pointers("call."), device.capability >= OVERLAP_SINCE
+    pointers, overlap = call.pointers("call."), device.is_hopper_or_later
     # Of as many parts as any call can have, as builders ask for the workspace of some calls of a range.
     parts = device.multiprocessors * QUERIES
     sums = -(-parts * call.head_dim * 4 // _ALIGNMENT) * _ALIGNMENT

@@ -21,7 +21,6 @@ FP8_ENTRY = "reshape_and_cache_fp8"
 _RUN, _WARPS, _LARGEST_HEAD = 4, 4, 576
 _THREADS = 128
 _LARGEST_GRID_YZ = 65535
-_OVERLAP_SINCE = (9, 0)
 _ITEMS = (2, 4)  # bytes of an element
 _ACCESSES = (2, 4, 8, 16)
 
@@ -40,7 +39,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
     params.runs = head_dim * key.dtype.itemsize // access
     source = _source(key.dtype.itemsize, access)
     grid = (-(-heads * params.runs // _THREADS), min(tokens, _LARGEST_GRID_YZ), pool_out.shape[0])
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     launch = KernelLaunch(source, grid, (_THREADS, 1, 1), params, _pointers(call), overlap=overlap)
     return CallPlan((launch,), name=source.label)
 
@@ -61,7 +60,7 @@ def plan_fp8(call: OpCall, device: DeviceTraits) -> CallPlan:
     params = _params(call, FP8_FILE)
     params.scales_values, params.scales_block, params.scales_head = call.outputs[1].strides[:3]
     grid = (-(-pool.shape[0] * heads // _WARPS), min(tokens, _LARGEST_GRID_YZ), 1)
-    overlap = device.capability >= _OVERLAP_SINCE
+    overlap = device.is_hopper_or_later
     pointers = _pointers(call) | {"kv_scales": PointerSource(Memory.OUTPUT, 1)}
     launch = KernelLaunch(source, grid, (32 * _WARPS, 1, 1), params, pointers, overlap=overlap)
     return CallPlan((launch,), name=source.label)

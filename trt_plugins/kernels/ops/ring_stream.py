@@ -13,7 +13,6 @@ from hybridge.trt_plugins.kernels.source import KernelSource
 from hybridge.trt_plugins.specs.ring import RING
 
 FILE, ENTRY = "gated_delta_rule/decode_ring_stream.cu", "gated_delta_rule_ring_stream"
-_SINCE = (9, 0)
 _SHARED_BYTES = 227 << 10  # of a block, on Hopper and the Blackwell of data centers
 _BARRIER_BYTES = 8
 _CHUNKS = 4
@@ -37,7 +36,7 @@ class RingStream:
     @classmethod
     def of(cls, call: DeltaCall, device: DeviceTraits) -> RingStream | None:
         """The variant for ``call`` over rings; None where another kernel runs it."""
-        if device.capability < _SINCE or device.shared_bytes < _SHARED_BYTES or call.channel_decay:
+        if not device.is_hopper_or_later or device.shared_bytes < _SHARED_BYTES or call.channel_decay:
             return None
         if call.state.dtype is not DType.FLOAT32 or call.key_size not in _KEY_SIZES or call.value_size != _VALUE_SIZE:
             return None

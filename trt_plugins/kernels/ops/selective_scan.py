@@ -41,7 +41,6 @@ _TILES_BLOCKS, _WIDE_TILES_BLOCKS, _FEW_ELEMENTS = 4, 3, 4
 # Rows are cut into chunks where whole ones make fewer blocks of a multiprocessor than the first number, into as many as
 # make the second. Each exponential is then computed twice.
 _UNCUT_BLOCKS, _CUT_BLOCKS, _LEAST_CHUNK_TOKENS = 1.5, 6, 128
-_OVERLAP_SINCE = (9, 0)
 _LARGEST_GRID_YZ = 65535
 
 
@@ -251,7 +250,7 @@ class _Scan:
     def _launch(
         self, source: KernelSource, grid: tuple[int, int, int], threads: int, device: DeviceTraits
     ) -> KernelLaunch:
-        overlap = device.capability >= _OVERLAP_SINCE
+        overlap = device.is_hopper_or_later
         params, pointers = self._params(source), state_space_pointers(self.call)
         return KernelLaunch(source, grid, (threads, 1, 1), params, pointers, overlap=overlap)
 

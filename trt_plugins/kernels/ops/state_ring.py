@@ -26,7 +26,6 @@ from hybridge.trt_plugins.specs.state_ring import STATE, ring_names
 
 FILE = "state_ring/count_tokens.cu"
 _THREADS = 64
-_OVERLAP_SINCE = (9, 0)
 
 
 def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
@@ -62,7 +61,7 @@ def plan_count(rows: int, device: DeviceTraits) -> CallPlan:
     params = struct_type(FILE, "RingLengths")()
     params.rows.rows, params.rows.time, params.most_added = rows, 1, 1
     pointers = {"rows.state_indices": PointerSource(Memory.INPUT), "lengths": PointerSource(Memory.OUTPUT)}
-    grid, overlap = (-(-rows // _THREADS), 1, 1), device.capability >= _OVERLAP_SINCE
+    grid, overlap = (-(-rows // _THREADS), 1, 1), device.is_hopper_or_later
     return CallPlan((KernelLaunch(source, grid, (_THREADS, 1, 1), params, pointers, overlap=overlap),))
 
 

@@ -28,7 +28,6 @@ FILE = "update_ssm_state/decode_lanes.cu"
 DRAFTS_FILE = "update_ssm_state/decode_drafts.cu"
 RING_FILE = "update_ssm_state/decode_ring.cu"
 _LARGEST_GRID_YZ = 65535
-_OVERLAP_SINCE = (9, 0)
 _THREADS = 64
 _LANE_ACCESSES = 4  # in flight keep the memory busy; fewer where blocks are few
 # Blocks per multiprocessor (measured: docs/explanation/kernels/update_ssm_state_decode.md): up to the first number all
@@ -165,7 +164,7 @@ class _Decode:
 
     def launch(self, device: DeviceTraits) -> KernelLaunch:
         tile, few = self._tile(device.multiprocessors)
-        overlap = device.capability >= _OVERLAP_SINCE
+        overlap = device.is_hopper_or_later
         params = self._params()
         if overlap and tile.state_bytes == ACCESS_BYTES and self.state.dtype not in BYTE_TYPES:
             params.prefetch_blocks = _ALL_BLOCKS if few else _PREFETCH_BLOCKS * device.multiprocessors
@@ -207,7 +206,7 @@ class _Decode:
 
     def _launch(self, tile: StateTile, source: KernelSource, params: Any, device: DeviceTraits) -> KernelLaunch:
         grid = (self.heads // self.groups * tile.parts, self.groups, self.rows)
-        overlap = device.capability >= _OVERLAP_SINCE
+        overlap = device.is_hopper_or_later
         return KernelLaunch(source, grid, (tile.threads, 1, 1), params, self._pointers(), overlap=overlap)
 
     def _tile(self, multiprocessors: int) -> tuple[StateTile, bool]:

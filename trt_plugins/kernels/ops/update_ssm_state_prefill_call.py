@@ -15,7 +15,6 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 CHUNK = 64
 WHOLE, STATES, OUTPUTS = 0, 1, 2
 """Passes of the kernels (macro PASS): one segment; states at the ends of segments; outputs of segments."""
-OVERLAP_SINCE = (9, 0)
 _LARGEST_GRID_YZ = 65535
 
 

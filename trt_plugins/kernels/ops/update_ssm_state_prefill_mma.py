@@ -13,7 +13,6 @@ from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
-    OVERLAP_SINCE,
     STATES,
     WHOLE,
     Scan,
@@ -193,7 +192,7 @@ def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device
         kernel_params(scan, source.file, segments),
         pointers,
         variant.shared_bytes,
-        overlap=device.capability >= OVERLAP_SINCE,
+        overlap=device.is_hopper_or_later,
     )
 
 

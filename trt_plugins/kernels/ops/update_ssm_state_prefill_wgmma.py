@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
+from hybridge.trt_plugins.kernels.architectures import HOPPER
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
@@ -22,7 +23,6 @@ from hybridge.trt_plugins.kernels.source import KernelSource
 
 WGMMA_FILE, _ENTRY = "update_ssm_state/prefill_wgmma.cu", "update_ssm_state_prefill_wgmma"
 _SEGMENTS_FILE, _SEGMENTS_ENTRY = "update_ssm_state/prefill_wgmma_segments.cu", "update_ssm_state_prefill_segments"
-_HOPPER = (9, 0)
 _THREADS, _SEGMENTS_THREADS = 512, 384
 _STAGES, _STATES = 4, 3  # tiles in flight of a whole row, and rounded states
 _UNITS, _SEGMENTS_STAGES = 2, 3  # of a segment: slices of heads that share B and C in a block, and tiles in flight
@@ -39,7 +39,7 @@ _MOST_SEGMENTS = 16
 def takes(scan: Scan, device: DeviceTraits) -> bool:
     """Whether this kernel runs the call on the device."""
     data = scan.call.input("x").dtype
-    return device.capability == _HOPPER and data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned
+    return device.capability == HOPPER and data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned
 
 
 def plan_wgmma(scan: Scan, device: DeviceTraits) -> CallPlan:
