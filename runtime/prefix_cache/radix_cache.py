@@ -203,15 +203,15 @@ class RadixCache(PrefixCache):
         return self.tree.evict_kv()
 
     def _before_eviction(self, node: Node, whole: bool) -> None:
-        resumable = node.state is not None or not self.needs.state
-        namespace, key = (node.root.namespace, node.key) if resumable else ("", b"")
-        if resumable:
-            self.uses.evicted(node, namespace, key)
-        if self._resets:
-            return  # cleared, not evicted
-        self.metrics.evicted_leaves += whole
-        self.metrics.evicted_states += node.state is not None
-        if resumable:
+        cleared = self._resets
+        if not cleared:
+            self.metrics.evicted_leaves += whole
+            self.metrics.evicted_states += node.state is not None
+        if node.state is None and self.needs.state:
+            return  # no prompt can resume there
+        namespace, key = node.root.namespace, node.key
+        self.uses.evicted(node, namespace, key)
+        if not cleared:
             self.evicted.add(namespace, key)
             self.spill(node)
 
