@@ -6,6 +6,7 @@ import json
 import sys
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from benchmarks.llama_logits import LlamaLogits
 from benchmarks.peer_program import run_program
@@ -54,6 +55,11 @@ def missing_peer(folder: str | None) -> str | None:
     return f"{folder} has no {', '.join(lacking)}" if lacking else None
 
 
+def can_convert(checkpoint: Path) -> bool:
+    """Whether the family of ``checkpoint`` is one of ``ARCHITECTURES``."""
+    return _config(checkpoint)["model_type"] in ARCHITECTURES
+
+
 class LlamaCpp:
     """A ``checkpoint`` of a family of ``ARCHITECTURES`` as GGUF files of the types ``formats`` in ``work``."""
 
@@ -91,7 +97,7 @@ class LlamaCpp:
 
 def _with_architecture(checkpoint: Path, folder: Path) -> Path:
     """The new ``folder``: the weights of ``checkpoint`` as a link, and its config with the class's name."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config = _config(checkpoint)
     folder.mkdir(exist_ok=True)
     config["architectures"] = [ARCHITECTURES[config["model_type"]]]
     if "layers_block_type" in config:
@@ -104,3 +110,7 @@ def _with_architecture(checkpoint: Path, folder: Path) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(checkpoint.resolve() / "model.safetensors")
     return folder
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    return dict(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))

@@ -31,7 +31,7 @@ ENTRIES = {
     "cpu_decode": Entry("cpu_decode:run", "decoding and prefill on the CPU, tokens/s", "transformers", page=True),
     "quantized_decode": Entry("quantized_decode:run", "4, 8 and 16 bits on the CPU; --llama-cpp", "llama.cpp"),
     "hybrid_decode": Entry(
-        "hybrid_decode:run", "three hybrid families on the CPU; --llama-cpp", "transformers, llama.cpp"
+        "hybrid_decode:run", "seven models in float32 on the CPU; --llama-cpp", "transformers, llama.cpp"
     ),
     "scheduler": Entry("scheduler:run", "host time of a decode step of 64 sequences", page=True),
     "serving": Entry("serving:run", "continuous batching on the CPU: tokens/s, latencies", "dense engine", page=True),
