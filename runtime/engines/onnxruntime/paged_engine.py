@@ -38,6 +38,8 @@ _MOST_PACKED_BYTES = 32 << 20
 _MOST_TRIED = 8
 # Maximum tokens of a row whose states can be deferred: snapshots of more would take too much memory.
 _MOST_DEFERRED = 16
+# Columns of a block table are a multiple of this number: a row that begins a block seldom needs arrays of other shapes.
+_TABLE_COLUMNS = 16
 
 
 class SessionKey(NamedTuple):
@@ -174,6 +176,9 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
             return {LOGITS: self.step(inputs), **shown}
         finally:
             self._shown, self._sessions = plain
+
+    def padded_blocks(self, blocks: int) -> int:
+        return -(-blocks // _TABLE_COLUMNS) * _TABLE_COLUMNS
 
     @property
     def pools(self) -> ArrayPools:
