@@ -47,7 +47,8 @@ class LLM(PrefixMethods, LoadedArtifact):
     """
 
     def _on_open(self) -> None:
-        self._turns, self._streams = Turns(), PieceStreams(self.loop)
+        self._turns = Turns()
+        self._streams = PieceStreams(self.loop, self._turns.others_wait)
 
     def __enter__(self) -> LLM:
         return self

@@ -50,6 +50,10 @@ class Turns:
         finally:
             self._waiting.discard(thread)
 
+    def others_wait(self) -> bool:
+        """During a turn: whether another thread waits for its own, or a dropped iterator has to be closed."""
+        return len(self._waiting) > 1 or bool(self._abandoned)
+
     def check_open(self) -> None:
         """RequestError when closed."""
         if self._closed:

@@ -174,9 +174,7 @@ class Scheduler:
         if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
         """
         step = self._last = self._close()
-        # Sequences that ended without the token that this step has fed: their states are one token ahead.
-        fed = {each: step.rows.get(each, 0) for each in step.cancelled if each not in step.draft_tokens}
-        lost = [sequence for sequence, count in fed.items() if sequence.pending < count]
+        lost = step.lost() if step.cancelled else ()
         for sequence in lost:
             step.reservation.keep_length(sequence.memory)
         if plan.repeats:

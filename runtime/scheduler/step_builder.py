@@ -78,7 +78,12 @@ class StepBuilder:
         if grown is None:
             return None
         self._repeats += 1
-        return RepeatedPlan(number, self._first, self._repeats, self._new_blocks(grown))
+        return RepeatedPlan(number, self._first, self._repeats, self._new_blocks(grown) if grown else ())
+
+    def lost(self) -> list[ScheduledSequence]:
+        """Sequences that ended without the token that the step has fed: their states are one token ahead."""
+        fed = {each: self.rows.get(each, 0) for each in self.cancelled if each not in self.draft_tokens}
+        return [sequence for sequence, count in fed.items() if sequence.pending < count]
 
     def leave_out(self, plan: StepPlan, ended: Collection[ScheduledSequence]) -> StepPlan:
         """``plan``, which is this step, without the sequences ``ended``, which are as before it."""
@@ -94,8 +99,6 @@ class StepBuilder:
         return replace(plan, rows=rows, block_copies=reservation.block_copies, taken_slots=reservation.taken_slots)
 
     def _new_blocks(self, grown: Sequence[SequenceMemory]) -> Sequence[NewBlock]:
-        if not grown:
-            return ()
         if self._row_of is None:
             self._row_of = {sequence.memory: row for row, sequence in enumerate(self.rows)}
         row_of = self._row_of

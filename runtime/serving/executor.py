@@ -49,7 +49,8 @@ class StepExecutor:
             # Fresh arrays: a runner may read them after the step.
             inputs = packed_inputs(plan, self._scheduler.sequences, self._manager, engine)
             result = runner.launch(engine, inputs, plan.rows, samplings)
-        self._take_states(plan, result)
+        if plan.taken_slots:
+            self._take_states(plan, result)
         return result
 
     def launch_next(self, result: StepResult, plan: StepPlan, feeding: Feeding) -> StepResult | None:
@@ -64,13 +65,12 @@ class StepExecutor:
         found = self._engine.launch_next(result, inputs, feeding)
         if found is not None:
             self._packer.keep(plan, inputs)
-            self._take_states(plan, found)
+            if plan.taken_slots:
+                self._take_states(plan, found)
         return found
 
     def _take_states(self, plan: StepPlan, result: StepResult) -> None:
         """Copy the states that the prefix cache takes after the step of ``result``."""
-        if not plan.taken_slots:
-            return
         try:
             self._copy_states(plan.taken_slots, self._engine.pack_slots)
         except BaseException:

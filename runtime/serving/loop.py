@@ -160,8 +160,9 @@ class ServingLoop:
                 # Interrupted. The step in progress may still read memory that its failed sequences have left.
                 self.settle()
                 raise
-        # Masks of allowed tokens are computed in another thread until here, while the step runs.
-        self._choose()
+        if self._chooses_later:
+            # Masks of allowed tokens are computed in another thread until here, while the step runs.
+            self._choose()
         try:
             planned = self._settle(next_step)
             if self._runs_ahead and self._in_flight is None:
@@ -169,7 +170,7 @@ class ServingLoop:
         finally:
             # Also after an interrupt: make pieces of the tokens chosen last.
             self._requests.make_pieces()
-        if self._ahead is None:
+        if self._chooses_later and self._ahead is None:
             # Or else after the step behind it has been planned.
             self._choose()
         if self._speculator is not None:
@@ -189,7 +190,8 @@ class ServingLoop:
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is None:
             return None
-        plan, result, is_plain = in_flight.plan, in_flight.result, in_flight.plan.is_plain
+        plan, result = in_flight.plan, in_flight.result
+        is_plain = plan.repeats or plan.is_plain
         accepted = NONE_ACCEPTED
         chosen = sampled_rows(plan, in_flight.sampling)
         try:
@@ -310,6 +312,8 @@ class ServingLoop:
 
     def _draw(self, plan: StepPlan) -> Mapping[int, TokenSampling]:
         """How to choose the tokens of the step, by index."""
+        if not self._samplers and self._draft_check is None:
+            return NO_SAMPLING
         found = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
         if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
             found |= self._draft_check.samplings(plan, self._sampling, self._vocab)

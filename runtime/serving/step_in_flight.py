@@ -122,10 +122,11 @@ class StepInFlight:
 
 def sampled_rows(plan: StepPlan, sampling: Sequence[ScheduledSequence]) -> Iterable[tuple[ScheduledSequence, int]]:
     """The sequences without draft tokens, which get one token each, with the index of their logits."""
+    pairs = zip(sampling, count(), strict=False)
+    if plan.repeats:
+        return pairs  # its rows are those of ``sampling``, and are not made for this
     if plan.is_plain:
-        pairs = zip(sampling, count(), strict=False)
-        # The rows of a repeated plan are those of ``sampling``, and are not made for this.
-        if plan.repeats or len(plan.rows) == len(sampling):
+        if len(plan.rows) == len(sampling):
             return pairs
         # Sequences that ended since it was launched have been left out of the plan.
         planned = {row.sequence for row in plan.rows}

@@ -26,7 +26,9 @@ class StepPacker:
     def pack(self, plan: StepPlan) -> PackedInputs:
         """The arrays of ``plan``, which has at least one row."""
         if isinstance(plan, RepeatedPlan) and self._has_columns(plan.new_blocks):
-            self._advance(plan.new_blocks)
+            self._advance()
+            if plan.new_blocks:
+                self._set_blocks(plan.new_blocks, self._inputs.block_table, self._inputs.slot_mapping)
         else:
             self._set_arrays(plan, packed_inputs(plan, self._sequences, self._manager, self._engine))
         return self._inputs
@@ -72,7 +74,7 @@ class StepPacker:
             self._counters.append(inputs.slot_mapping[:rows])
         self._token_view, self._views = self._tokens.data, [counter.data for counter in self._counters]
 
-    def _advance(self, new_blocks: Sequence[NewBlock]) -> None:
+    def _advance(self) -> None:
         """Advance each row to its newest token."""
         if len(self._tokens_of) > _FEW:
             self._tokens[:] = [tokens[-1] for tokens in self._tokens_of]
@@ -83,7 +85,6 @@ class StepPacker:
                 self._token_view[row] = tokens[-1]
                 for view in self._views:
                     view[row] += 1
-        self._set_blocks(new_blocks, self._inputs.block_table, self._inputs.slot_mapping)
 
     def _set_blocks(self, new_blocks: Sequence[NewBlock], table: np.ndarray, slots: np.ndarray) -> None:
         """Enter blocks into the table; each begins with the next token of its row."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from hybridge.runtime.generation import Piece, Request
 from hybridge.runtime.serving.loop import ServingLoop
@@ -15,10 +15,13 @@ _NOTHING = Piece(0, "", ())
 
 
 class PieceStreams:
-    """The stream that needs a piece runs the next step; pieces of other streams are queued for them."""
+    """The stream that needs a piece runs the next step; pieces of other streams are queued for them.
 
-    def __init__(self, loop: ServingLoop) -> None:
-        self._loop = loop
+    others_wait: whether another call waits for its turn between two steps.
+    """
+
+    def __init__(self, loop: ServingLoop, others_wait: Callable[[], bool]) -> None:
+        self._loop, self._others_wait = loop, others_wait
         self._inboxes: dict[int, deque[Output]] = {}
 
     def pieces(
@@ -31,7 +34,7 @@ class PieceStreams:
         """The pieces of ``requests`` as they come, marked with the index of their request.
 
         ``priorities`` of each, 0 by default, and the ``namespace`` of all: see ServingRequest. Without
-        ``every`` only the pieces that end an answer, which hold all of it, and an empty one after a step without such.
+        ``every`` only the pieces that end an answer, which hold all of it, and an empty one where another call waits.
 
         RequestError, at once, for a request that the pools could never hold. Nothing is computed before the first piece
         is read; closing the iterator early cancels its requests. EngineError when a step failed.
@@ -57,7 +60,7 @@ class PieceStreams:
                 while not inbox:
                     for each_output in self._loop.step():
                         self._inboxes[each_output.request_id].append(each_output)
-                    if not (every or inbox):
+                    if not (every or inbox) and self._others_wait():
                         yield _NOTHING
                 output = inbox.popleft()
                 if output.error is not None:
