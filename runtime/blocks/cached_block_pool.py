@@ -37,14 +37,14 @@ class CachedBlockPool(BlockPool):
         return next(iter(self._evictable))
 
     def retain(self, blocks: Iterable[int]) -> None:
+        blocks = tuple(blocks)
+        super().retain(blocks)
         for block in blocks:
-            super().retain((block,))
             self._evictable.pop(block, None)
 
     def release(self, blocks: Sequence[int]) -> None:
         super().release(blocks)
-        for block in reversed(blocks):
-            self._update(block)
+        self._update(blocks)
 
     def retain_cached(self, blocks: Sequence[int]) -> None:
         """Add a reference of the cache to each of the blocks, all of which are in use."""
@@ -59,10 +59,13 @@ class CachedBlockPool(BlockPool):
         for block in reversed(blocks):
             self._cached[block] -= 1
             self.cached -= not self._cached[block]
-            self._update(block)
+        self._update(blocks)
 
-    def _update(self, block: int) -> None:
-        if 0 < self._cached[block] == self._references[block]:
-            self._evictable.setdefault(block)
-        else:
-            self._evictable.pop(block, None)
+    def _update(self, blocks: Sequence[int]) -> None:
+        """Enter those that only the cache holds, the last one first, and remove the others."""
+        cached, references, evictable = self._cached, self._references, self._evictable
+        for block in reversed(blocks):
+            if 0 < cached[block] == references[block]:
+                evictable.setdefault(block)
+            else:
+                evictable.pop(block, None)

@@ -21,10 +21,11 @@ def key_from_tokens(tokens: Sequence[int] | np.ndarray) -> bytes:
     given = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
     try:
         key = struct.pack(f"<{len(given)}i", *given)  # three times as fast as NumPy's conversion of a list
-        smallest = int(tokens_from_key(key).min(initial=0))
+        # The highest byte of a negative number is above 127.
+        are_tokens = key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii()
     except struct.error:
-        smallest = -1
-    if smallest < 0:
+        are_tokens = False
+    if not are_tokens:
         raise ValueError(f"expected token ids from 0 to {_LARGEST}, found {min(given)} to {max(given)}")
     return key
 

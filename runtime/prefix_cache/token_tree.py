@@ -151,7 +151,7 @@ class TokenTree:
     def _add_leaf(self, parent: Node, edge: bytes, blocks: Sequence[int]) -> Node:
         start, end = parent.end, parent.end + key_length(edge)
         first, last = block_span(start, end, self._block_size)
-        own = tuple(int(block) for block in blocks[first:last]) if self._has_kv else ()
+        own = tuple(map(int, blocks[first:last])) if self._has_kv else ()
         assert not self._has_kv or len(own) == last - first, "fewer blocks than tokens"
         self._blocks.retain(own)
         leaf = Node(parent, edge, own)
