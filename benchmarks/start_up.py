@@ -16,6 +16,7 @@ from benchmarks.runner import Gate, Report, Target, require
 
 PROMPT = "The President of the United States"
 MOST_CPU_SECONDS = 0.8
+MOST_SECONDS = 0.515  # on an AMD EPYC, where a command of llama.cpp takes 0.33 for one token
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,13 @@ def run(settings: StartUpSettings) -> Report:
         different = sum(use.output.rstrip("\n") != expected.rstrip("\n") for use in uses)
         gates.append(Gate(f"{layout}: runs that write another text than LLM.generate", float(different), 0.0))
         results[layout] = use_spreads(uses)
-    processor = results["dense"]["cpu_s"].median
-    target = Target("hybridge run, processor time", processor, "at most", MOST_CPU_SECONDS, "s")
+    processor, wall = results["dense"]["cpu_s"].median, results["dense"]["wall_s"].median
+    targets = (
+        Target("hybridge run, processor time", processor, "at most", MOST_CPU_SECONDS, "s"),
+        Target("hybridge run, wall time", wall, "at most", MOST_SECONDS, "s"),
+    )
     described = {"checkpoint": DEMO_CHECKPOINT.name, "dtype": "bfloat16", "caches": "warm"}
-    return Report(require(*gates), results, (target,), described)
+    return Report(require(*gates), results, targets, described)
 
 
 def _run(out: Path, settings: StartUpSettings) -> ProcessUse:

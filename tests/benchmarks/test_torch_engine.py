@@ -39,6 +39,7 @@ def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
     assert set(results["decode_tokens_per_s"]) == {"1", "2"} and set(results["prompt_ms"]) == {"7", "16"}
     assert set(results["decode_tokens_per_s"]["2"]) == {"ours", "ours_greedy", "transformers_greedy"}
     assert set(results["served_tokens_per_s"]["2"]) == {"chained", "single"}
+    assert set(results["device_step_us"]) == {"1", "2"}
     assert "work" not in document["settings"]
     # A second run takes what lies there, and links weights that did not come along.
     (tmp_path / "artifact" / "weights" / "model.safetensors").unlink()
