@@ -1,7 +1,7 @@
 """Run benchmarks: python -m benchmarks [NAME ...] [OPTION ...].
 
 One NAME runs here; NAME --help shows its options, --list all names. Several names, or none for those of
-docs/benchmarks.md, run one after another in processes of their own and print one JSON document.
+docs/reference/benchmarks.md, run one after another in processes of their own and print one JSON document.
 """
 
 from __future__ import annotations

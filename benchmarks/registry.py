@@ -10,7 +10,8 @@ from benchmarks.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """``place``: module and function below this package, imported only when it runs. page: on docs/benchmarks.md."""
+    """``place``: module and function below this package, imported only when it runs. page: whether it is on
+    docs/reference/benchmarks.md."""
 
     place: str
     measures: str
