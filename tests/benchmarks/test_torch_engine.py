@@ -42,6 +42,7 @@ def test_it_measures_what_the_goals_name(tmp_path: Path) -> None:
     assert set(results["device_step_us"]) == {"1", "2"}
     assert "work" not in document["settings"]
     # A second run takes what lies there, and links weights that did not come along.
-    (tmp_path / "artifact" / "weights" / "model.safetensors").unlink()
+    weights = torch_engine.prepared(tmp_path, SETTINGS) / "weights" / "model.safetensors"
+    weights.unlink()
     torch_engine.prepared(tmp_path, SETTINGS)
-    assert (tmp_path / "artifact" / "weights" / "model.safetensors").stat().st_nlink == 3
+    assert weights.stat().st_nlink == 3
