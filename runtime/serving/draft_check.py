@@ -38,7 +38,7 @@ class DraftCheck:
     def propose(self) -> Mapping[int, tuple[int, ...]]:
         """Draft tokens by sequence."""
         version = self._scheduler.version
-        if self._speculator.rests(version) or self._speculator.finds_nothing(version):
+        if self._speculator.finds_nothing(version) or self._speculator.rests(version):
             return _NO_DRAFT_TOKENS
         drafting, rows = [], 0
         for sequence, room in self._scheduler.decoding():

@@ -173,7 +173,7 @@ class ServingLoop:
         if self._chooses_later and self._ahead is None:
             # Or else after the step behind it has been planned.
             self._choose()
-        if self._speculator is not None:
+        if self._speculator is not None and self._speculator.unobserved is not None:
             self._speculator.update_cost_model()
         return self._requests.take()
 
@@ -209,8 +209,6 @@ class ServingLoop:
         self.steps += 1
         self.last_plan = plan
         try:
-            if self._speculator is not None:
-                self._speculator.record_step(plan, in_flight.sampling, accepted)
             if in_flight.committed:
                 self.scheduler.tokens_arrived()
             else:
@@ -233,7 +231,7 @@ class ServingLoop:
         seconds = in_flight.seconds
         self._step_seconds += _NEWEST_STEP * (seconds - self._step_seconds)
         if self._speculator is not None:
-            self._speculator.record_time(plan, seconds)
+            self._speculator.record_step(plan, in_flight.sampling, accepted, seconds)
         return None if next_step is None or next_step.result is not None else next_step
 
     def _launch_next(self, continuations: Continuations) -> NextStep | None:
@@ -312,7 +310,7 @@ class ServingLoop:
 
     def _draw(self, plan: StepPlan) -> Mapping[int, TokenSampling]:
         """How to choose the tokens of the step, by index."""
-        if not self._samplers and self._draft_check is None:
+        if not self._samplers and (self._draft_check is None or plan.repeats):
             return NO_SAMPLING
         found = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
         if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, described
 from hybridge.runtime.engines.paged import PagedEngine
@@ -40,11 +40,14 @@ class Speculator:
             engine.prepare_rollback(rows, 1 + settings.tokens, settings.mode)
         self.metrics = SpeculationMetrics(engine.rollback_token_bytes)
         self.cost = StepCost()
+        # The last step and its time, where ``update_cost_model`` is to learn from it.
+        self.unobserved: tuple[StepPlan, float] | None = None
         self._settings, self._vocab = settings, engine.config.vocab_size
         self._plain_next, self._compared = False, Counter[int]()
         self._measures = settings.adaptive and settings.draft_token_cost is None
-        self._unobserved: tuple[StepPlan, float] | None = None
-        self._repeats = 0
+        # Steps that repeat the one before them and need not be measured, until the next one that is.
+        self._unmeasured = 0
+        self._chosen = self.metrics.chosen
         self._drafter = settings.make_drafter()
         self._counts: dict[int, DraftLength] = {}
         # By sequence, of the step in progress.
@@ -55,9 +58,10 @@ class Speculator:
         # version; and how many of them have passed.
         self._waiting: list[Probes] = []
         self._rest = self._rested = self._version = 0
-        # All sequences, while the queues have this version, if each may have draft tokens where the drafter finds some.
-        self._searched: Sequence[DraftRequest] = ()
-        self._searched_version = -1
+        # Look-up and tokens of all sequences, while the queues have this version, if each may have draft tokens where
+        # look-up finds some; and the version for which ``finds_nothing`` answers: the same, unless a sequence waits.
+        self._searched: Sequence[tuple[Callable[[Sequence[int]], bool], Sequence[int]]] = ()
+        self._searched_version = self._answered_version = -1
 
     @property
     def runner(self) -> StepRunner | None:
@@ -68,11 +72,11 @@ class Speculator:
         """Whether the next step has no draft tokens, whatever its sequences are; the queues have ``version``."""
         if self._rested < self._rest and version == self._version:
             self._rested += 1
+            if self._rested == self._rest:
+                self._end_rest()
             return True
-        if self._rested:
-            for probes in self._waiting:
-                probes.skip(self._rested)
-        self._rest = self._rested = 0
+        if self._rest:
+            self._end_rest()
         return False
 
     def rest(self, version: int) -> None:
@@ -81,22 +85,22 @@ class Speculator:
 
     def search(self, version: int, requests: Sequence[DraftRequest]) -> None:
         """Let ``finds_nothing`` answer for ``requests``, of all sequences, while the queues have ``version``."""
-        self._searched, self._searched_version = requests, version
+        if isinstance(self._drafter, NgramDrafter):
+            self._searched = [(self._drafter.index(each.sequence).finds, each.tokens) for each in requests]
+            self._searched_version = version
 
     def finds_nothing(self, version: int) -> bool:
         """Whether the next step has no draft tokens, because look-up finds none for any sequence.
 
         False where that is not known: then ``requests`` and ``propose`` decide.
         """
-        drafter = self._drafter
-        if version != self._searched_version or not isinstance(drafter, NgramDrafter):
+        if version != self._answered_version:
             return False
-        if any(probes.waiting for probes in (self._probes, *self._waiting)):
-            return False
-        if any(drafter.finds(each.sequence, each.tokens) for each in self._searched):
-            return False
+        for finds, tokens in self._searched:
+            if finds(tokens):
+                return False
         # This is a step without draft tokens, as was to be measured.
-        self._plain_next, self._proposals = False, {}
+        self._plain_next = False
         return True
 
     def requests(
@@ -107,7 +111,7 @@ class Speculator:
         ``sequences``: each with the draft tokens that its row has room for, the most that its request allows, and its
         group. ``rows``: all rows that decode in the step, also those without draft tokens.
         """
-        self._waiting = []
+        self._waiting, self._answered_version = [], -1
         if self._plain_next:
             self._plain_next = False
             return []
@@ -121,7 +125,7 @@ class Speculator:
                 self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
             count = self._counts[sequence.id]
             if isinstance(self._drafter, NgramDrafter):
-                count.foresee(self._drafter.foreseen(sequence.id, sequence.tokens))
+                count.foresee(self._drafter.index(sequence.id).foreseen(sequence.tokens))
             most = min(room, count.choose(rows))
             self._waiting.append(count.probes)
             if most:
@@ -144,7 +148,18 @@ class Speculator:
         )
         if self._waives:
             self._proposals = {}
+        self._find_answered()
         return {sequence: proposal.token_ids for sequence, proposal in self._proposals.items()}
+
+    def _end_rest(self) -> None:
+        for probes in self._waiting:
+            probes.skip(self._rested)
+        self._rest = self._rested = 0
+        self._find_answered()
+
+    def _find_answered(self) -> None:
+        waits = any(probes.waiting for probes in (self._probes, *self._waiting))
+        self._answered_version = -1 if waits else self._searched_version
 
     def _proposed(self, requests: Sequence[DraftRequest]) -> dict[int, Proposal]:
         found = self._drafter.propose(requests) if requests else []
@@ -176,37 +191,43 @@ class Speculator:
             draft_tokens += len(proposal)
         return self.cost.relative_time(draft_tokens / self._rows, self._rows) - tokens / self._rows
 
-    def record_step(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
-        """Count the rows that the step decoded, also those of cancelled requests.
+    def record_step(
+        self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int], seconds: float
+    ) -> None:
+        """Count the rows that the step decoded, also those of cancelled requests, and keep its time for
+        ``update_cost_model``.
 
-        ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had draft tokens.
+        ``sampling``: the sequences that get a token, in the plan's order; accepted: by sequence that had draft tokens;
+        seconds: drafts and acceptance included.
         """
         if plan.repeats:
-            self.metrics.observe_plain(len(sampling))
+            self._chosen[0] += len(sampling)
+            if self._unmeasured:
+                self._unmeasured -= 1
+                return
+        else:
+            self._count(plan, sampling, accepted)
+        if not self._measures or self._waives:
+            # A step without the draft tokens that were drafted for it took the time of the drafts.
             return
-        plain = 0
+        self.unobserved = plan, seconds
+        if not self.cost.knows(plan.num_rows):
+            self._unmeasured = 0
+        elif plan.repeats:
+            self._unmeasured = _OBSERVED_REPEATS - 1
+
+    def _count(self, plan: StepPlan, sampling: Sequence[ScheduledSequence], accepted: Mapping[int, int]) -> None:
         for sequence, row in zip(sampling, (row for row in plan.rows if row.samples), strict=True):
             if row.draft_tokens:
                 self.metrics.observe(len(row.draft_tokens), accepted[row.sequence])
-            else:
+            elif row.new_tokens == 1 and row.start >= len(sequence.request.prompt_ids):
                 # One token may also be the last of a prompt.
-                plain += row.new_tokens == 1 and row.start >= len(sequence.request.prompt_ids)
-        self.metrics.observe_plain(plain)
-
-    def record_time(self, plan: StepPlan, seconds: float) -> None:
-        """Record the step's time, drafts and acceptance included, for ``update_cost_model``."""
-        # A step without the draft tokens that were drafted for it took the time of the drafts.
-        observes = self._measures and not self._waives
-        if observes and plan.repeats and self.cost.knows(plan.num_rows):
-            self._repeats += 1
-            observes = not self._repeats % _OBSERVED_REPEATS
-        self._unobserved = (plan, seconds) if observes else None
+                self.metrics.observe(0, 0)
 
     def update_cost_model(self) -> None:
-        """Learn the cost of draft tokens from the last step, if it only decoded."""
-        if self._unobserved is None:
-            return
-        (plan, seconds), self._unobserved = self._unobserved, None
+        """Learn the cost of draft tokens from the step that is ``unobserved``, if it only decoded."""
+        assert self.unobserved is not None
+        (plan, seconds), self.unobserved = self.unobserved, None
         rows, draft_tokens = plan.num_rows, 0
         if not plan.repeats:
             if not rows or not all(row.samples and row.new_tokens == 1 + len(row.draft_tokens) for row in plan.rows):

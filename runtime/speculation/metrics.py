@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SpeculationMetrics:
-    """rows: decoded rows; a prompt's last chunk is none, however short. proposed, accepted: draft tokens that ran, and
-    those that the model accepted; requests cancelled during the step count none.
+    """proposed, accepted: draft tokens that ran, and those that the model accepted; requests cancelled during the step
+    count none.
 
-    chosen: rows by the number of draft tokens that they ran with. state_bytes: device memory of the states of one
-    draft token of one row; 0 for a model without recurrent layers. failures: how often the drafter failed.
+    chosen: decoded rows by the number of draft tokens that they ran with; a prompt's last chunk is none, however short.
+    state_bytes: device memory of the states of one draft token of one row; 0 for a model without recurrent layers.
+    failures: how often the drafter failed.
     """
 
     state_bytes: int = 0
-    rows: int = 0
     proposed: int = 0
     accepted: int = 0
     chosen: Counter[int] = field(default_factory=Counter)
     failures: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Decoded rows."""
+        return sum(self.chosen.values())
 
     @property
     def acceptance(self) -> float | None:
@@ -30,7 +35,8 @@ class SpeculationMetrics:
     @property
     def tokens_per_row(self) -> float | None:
         """New tokens of a decoded row, its own last one included; None before the first row."""
-        return 1 + self.accepted / self.rows if self.rows else None
+        rows = self.rows
+        return 1 + self.accepted / rows if rows else None
 
     def to_json(self) -> dict[str, object]:
         """Every count and what follows from them, as a JSON object."""
@@ -47,13 +53,6 @@ class SpeculationMetrics:
 
     def observe(self, proposed: int, accepted: int) -> None:
         """A row ran with ``proposed`` draft tokens, of which ``accepted`` were right."""
-        self.rows += 1
         self.proposed += proposed
         self.accepted += accepted
         self.chosen[proposed] += 1
-
-    def observe_plain(self, rows: int) -> None:
-        """So many rows ran without draft tokens."""
-        if rows:
-            self.rows += rows
-            self.chosen[0] += rows

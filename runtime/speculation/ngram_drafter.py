@@ -21,20 +21,13 @@ class NgramDrafter:
         self._indices: dict[int, NgramIndex] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        return [Proposal(self._index(each.sequence).propose(each.tokens, each.most)) for each in requests]
-
-    def finds(self, sequence: int, tokens: Sequence[int]) -> bool:
-        """Whether there is anything to propose after ``tokens``, in a fraction of the time that ``propose`` takes."""
-        return self._index(sequence).finds(tokens)
-
-    def foreseen(self, sequence: int, tokens: Sequence[int]) -> tuple[bool, ...]:
-        """Which of the new ``tokens`` look-up alone would have found, as ``NgramIndex.foreseen``."""
-        return self._index(sequence).foreseen(tokens)
+        return [Proposal(self.index(each.sequence).propose(each.tokens, each.most)) for each in requests]
 
     def forget(self, sequence: int) -> None:
         self._indices.pop(sequence, None)
 
-    def _index(self, sequence: int) -> NgramIndex:
+    def index(self, sequence: int) -> NgramIndex:
+        """The runs of a sequence, until ``forget``."""
         index = self._indices.get(sequence)
         if index is None:
             index = self._indices[sequence] = NgramIndex(self._shortest, self._longest)

@@ -21,12 +21,21 @@ class NgramIndex:
         # Tokens that the runs of each length have been taken from.
         self._known = [0] * len(self._lengths)
         self._foreseen = deque[bool](maxlen=_MOST_FORESEEN)
+        self._shortest, self._after_shortest = shortest, self._after[0]
+        # Number of tokens with which the next call of ``finds`` needs to learn nothing first.
+        self._next = -1
 
     def finds(self, tokens: Sequence[int]) -> bool:
-        """Whether ``propose`` gives any token: ``tokens`` end with a run that occurred before."""
-        self._learn(0, tokens)
-        shortest = self._lengths[0]
-        return len(tokens) > shortest and tuple(tokens[-shortest:]) in self._after[0]
+        """Whether ``propose`` gives any token: ``tokens`` end with a run that occurred before.
+
+        If they do not, the run is entered before the token that will follow it is known. A call for each new token is
+        the work of most steps, so it does no more than this.
+        """
+        end = len(tokens)
+        if end != self._next:
+            self._learn(0, tokens)
+        self._next = end + 1
+        return end >= self._shortest and self._after_shortest.setdefault(tuple(tokens[-self._shortest :]), end) < end
 
     def foreseen(self, tokens: Sequence[int]) -> tuple[bool, ...]:
         """Whether each new token is the one that followed the latest occurrence of the shortest run before it.
@@ -45,6 +54,7 @@ class NgramIndex:
         ``tokens`` are those of the call before and more. Where the earlier occurrence reaches the end, what follows is
         taken from the proposal itself: a text that repeats itself is expected to continue that way.
         """
+        self._learn(0, tokens)
         if not self.finds(tokens):
             return ()
         end, longest = len(tokens), self._after[0][tuple(tokens[-self._lengths[0] :])]
@@ -60,12 +70,16 @@ class NgramIndex:
         return tuple(found)
 
     def _learn(self, index: int, tokens: Sequence[int]) -> None:
-        """Add the runs of one length that a token follows: all but the one at the very end."""
+        """Add the runs of one length that a token follows: all but the one at the very end.
+
+        A run that ``finds`` has entered already, for this very place, occurred for the first time.
+        """
         length, after, known = self._lengths[index], self._after[index], self._known[index]
         foresees = known > 0 and not index
         for place in range(max(known, length), len(tokens)):
             run = tuple(tokens[place - length : place])
-            if foresees and run in after:
-                self._foreseen.append(tokens[after[run]] == tokens[place])
+            before = after.get(run, place)
+            if foresees and before < place:
+                self._foreseen.append(tokens[before] == tokens[place])
             after[run] = place
         self._known[index] = len(tokens)

@@ -40,17 +40,21 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], shortest: int, m
 
 @settings(deadline=None, max_examples=examples(50))
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 3), st.lists(st.integers(1, 9), max_size=30)
+    st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=30),
 )
 def test_what_was_foreseen_is_what_a_search_before_each_token_finds(
-    tokens: list[int], shortest: int, counts: list[int]
+    tokens: list[int], shortest: int, calls: list[tuple[int, bool]]
 ) -> None:
     index, grown = NgramIndex(shortest, shortest + 1), tokens[:1]
     assert index.foreseen(grown) == ()
-    for count in counts:
+    for count, asks in calls:
         expected = []
         for place in range(len(grown), min(len(grown) + count, len(tokens))):
             found = searched(tokens[:place], shortest, shortest, 1)
+            if asks:
+                assert index.finds(tokens[:place]) == bool(found)
             expected += [found[0] == tokens[place]] if found else []
         grown = tokens[: len(grown) + count]
         if count % 2:
