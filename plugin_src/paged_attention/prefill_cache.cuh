@@ -49,21 +49,20 @@ __device__ __forceinline__ void floats_from_e4m3(float (&four)[4], float& unit, 
 #endif
 }
 
-// Sixteen numbers times `scale`, as two units of 16 bytes.
+// Eight numbers times `scale`.
 template <typename T>
-__device__ __forceinline__ void units_from_e4m3(uint4 (&units)[2], uint4 numbers, float scale) {
-    const unsigned words[4] = {numbers.x, numbers.y, numbers.z, numbers.w};
-    unsigned pairs[8];
+__device__ __forceinline__ uint4 unit_from_e4m3(uint2 numbers, float scale) {
+    const unsigned words[2] = {numbers.x, numbers.y};
+    unsigned pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
         float four[4], unit;
         floats_from_e4m3(four, unit, words[i]);
         const float factor = scale * unit;
         pairs[2 * i] = Mma<T>::pack(four[0] * factor, four[1] * factor);
         pairs[2 * i + 1] = Mma<T>::pack(four[2] * factor, four[3] * factor);
     }
-    units[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-    units[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // The numbers of ROWS keys of a warp, or of their values, between global and shared memory; rows of COLUMNS numbers.
@@ -99,11 +98,12 @@ struct HeldRows {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const int index = index_of(part, i), row = min(index / UNITS, ROWS - 1), unit = index % UNITS * 2;
-            uint4 units[2];
-            units_from_e4m3<T>(units, numbers[i], __shfl_sync(~0u, scale_of_lane, row));
+            const float scale = __shfl_sync(~0u, scale_of_lane, row);
+            const uint4 low = unit_from_e4m3<T>(make_uint2(numbers[i].x, numbers[i].y), scale);
+            const uint4 high = unit_from_e4m3<T>(make_uint2(numbers[i].z, numbers[i].w), scale);
             if (index >= ROWS * UNITS) continue;
-            *reinterpret_cast<uint4*>(place(row, unit)) = units[0];
-            *reinterpret_cast<uint4*>(place(row, unit + 1)) = units[1];
+            *reinterpret_cast<uint4*>(place(row, unit)) = low;
+            *reinterpret_cast<uint4*>(place(row, unit + 1)) = high;
         }
     }
 

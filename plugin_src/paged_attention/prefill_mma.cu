@@ -255,7 +255,8 @@ paged_attention_prefill_mma(const __grid_constant__ PagedAttention p) {
     __shared__ Scope scope;
     wait_for_earlier_kernels();
     let_later_kernels_start();
-    const Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads), static_cast<int>(blockIdx.x % p.kv_heads)};
+    Bisection search;
+    const Work work = {tile_of_rank(p, blockIdx.x / p.kv_heads, search), static_cast<int>(blockIdx.x % p.kv_heads)};
     if (work.tile.row < 0) return;
     if (threadIdx.x == 0) scope.fill(p, work);
     DATA_T* tile = reinterpret_cast<DATA_T*>(memory);

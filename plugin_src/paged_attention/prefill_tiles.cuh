@@ -56,19 +56,29 @@ __device__ __forceinline__ int heavy_tiles(const PagedAttention& p, int blocks) 
     return __reduce_add_sync(~0u, count);
 }
 
-// The tile of this rank in the order of weight; called by whole warps.
-__device__ __forceinline__ Tile tile_of_rank(const PagedAttention& p, int rank) {
-    Tile tile = {-1, 0, 0, 0, 0};
-    if (heavy_tiles(p, 1) <= rank) return tile;
-    // The weight of the tile: more than `rank` tiles have it or a larger one.
-    int low = 1, high = (p.max_blocks * p.block_size + TILE_ROWS) / TILE_KEYS + 2;
-    while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        const bool above = heavy_tiles(p, middle) > rank;
-        low = above ? middle : low;
-        high = above ? high : middle;
+// Finds the weight of a rank by bisection of all: more than `rank` tiles read `low` blocks or more, which are fewer
+// than `high`. left: tiles of this weight before that of the rank. False where there are no more tiles.
+struct Bisection {
+    __device__ __forceinline__ bool find(const PagedAttention& p, int rank, int& low, int& high, int& left) const {
+        if (heavy_tiles(p, 1) <= rank) return false;
+        low = 1, high = (p.max_blocks * p.block_size + TILE_ROWS) / TILE_KEYS + 2;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            const bool above = heavy_tiles(p, middle) > rank;
+            low = above ? middle : low;
+            high = above ? high : middle;
+        }
+        left = rank - heavy_tiles(p, high);
+        return true;
     }
-    int left = rank - heavy_tiles(p, high);  // tiles of this weight before it
+};
+
+// The tile of this rank in the order of weight; called by whole warps.
+template <typename Search>
+__device__ __forceinline__ Tile tile_of_rank(const PagedAttention& p, int rank, Search& search) {
+    Tile tile = {-1, 0, 0, 0, 0};
+    int low, high, left;
+    if (!search.find(p, rank, low, high, left)) return tile;
     const int lane = threadIdx.x % 32;
     for (int begin = 0; begin < p.rows; begin += 32) {
         const RowTiles tiles(p, begin + lane);

@@ -8,76 +8,17 @@
 //
 // Macros: DATA_T, CACHE_T (DATA_T, or E4m3 with scales), HEAD_DIM (a multiple of 8, at most 256), TILE_ROWS (128),
 // TILE_KEYS (64 or 128), STAGES (of keys and of values), QUERY_STAGES, SOFTCAP (0, 1), BOXES (1: the copy engine copies
-// whole boxes of common/tensor_map.cuh; not for e4m3). Every head of every token starts at a multiple of 16 bytes.
-#include "common/bulk_copy.cuh"
+// whole boxes of common/tensor_map.cuh; not for e4m3), CONVERTED (1: e4m3 comes after prefill_convert.cu). Every head
+// of every token starts at a multiple of 16 bytes.
 #include "common/launch.cuh"
-#include "paged_attention/prefill_wgmma_queries.cuh"
-
-struct WgmmaPrefill {
-    PagedAttention call;
-    TensorMap* maps;  // with BOXES: of keys and of values, for each block of the grid
-};
+#include "paged_attention/prefill_wgmma_keys.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int HELD_UNITS = 4;  // of e4m3, while they are read
 // Together those of 3 * 168.
 constexpr int PRODUCER_REGISTERS = IS_FP8 ? 88 : BOXES ? 56 : 72;
 constexpr int CONSUMER_REGISTERS = (3 * 168 - PRODUCER_REGISTERS) / 2;
-static_assert(!BOXES || !IS_FP8, "e4m3 is converted on its way");
-
-// A block of keys, or of values, and its arrival. begin: where the one begins that this lane has looked up, in
-// KEY_UNITs.
-__device__ __forceinline__ void load_keys(unsigned char* tile, const DATA_T* source, int begin, float, uint64_t* full) {
-    constexpr int ROWS = TILE_KEYS / 4;
-    const int first = threadIdx.x / 32 * ROWS;
-    const auto offset = [&](int row) { return static_cast<long long>(__shfl_sync(~0u, begin, row)) * KEY_UNIT; };
-    if (!BOXES && __all_sync(~0u, begin >= 0)) {
-        load_rows<TILE_KEYS, ROWS, false>(tile, first, source, offset);
-    } else {
-        load_rows<TILE_KEYS, ROWS, true>(tile, first, source, offset);
-    }
-    barrier_arrive_after_copies(full);
-}
-
-// scale: of what this lane has looked up.
-__device__ __forceinline__ void load_keys(unsigned char* tile, const E4m3* source, int begin, float scale,
-                                          uint64_t* full) {
-    constexpr int ROWS = TILE_KEYS / 4;
-    const int first = threadIdx.x / 32 * ROWS;
-    using Held = HeldRows<ROWS, COLUMNS, HELD_UNITS>;
-#pragma unroll 1
-    for (int part = 0; part < Held::PARTS; ++part) {
-        Held held;
-        held.load(source, begin, part);
-        held.store(scale, [&](int row, int unit) { return tile + panel_unit<TILE_KEYS>(first + row, unit); }, part);
-    }
-    fence_for_wgmma();
-    barrier_arrive(full);
-}
-
-// The same without e4m3 by boxes, where every key of this warp is read. `place`: of this lane's key.
-__device__ __forceinline__ void copy_keys(unsigned char* tile, const TensorMap* map, const KeyPlace& place, int head,
-                                          uint64_t* full) {
-    constexpr int ROWS = TILE_KEYS / 4, PANELS = COLUMNS / PANEL;
-    const int first = threadIdx.x / 32 * ROWS;
-    const bool copies = threadIdx.x % 32 == 0;
-    if (copies) {
-        barrier_arrive_expecting(full, ROWS / BOX_SLOTS * PANELS * BOX_BYTES);
-    } else {
-        barrier_arrive(full);
-    }
-#pragma unroll
-    for (int row = 0; row < ROWS; row += BOX_SLOTS) {
-        const int page = __shfl_sync(~0u, place.block, row), slot = __shfl_sync(~0u, place.slot, row);
-        if (!copies) continue;
-#pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel) {
-            copy_box(tile + (panel * TILE_KEYS + first + row) * ROW_BYTES, map, panel * PANEL, slot, head, page, full);
-        }
-    }
-    __syncwarp();
-}
+static_assert(IS_FP8 ? !BOXES : !CONVERTED, "boxes hold 16-bit numbers, which need no conversion");
 
 // The maps of keys and of values, by the first two warps.
 __device__ __forceinline__ void make_maps(TensorMap* maps, Shared& shared, const PagedAttention& p) {
@@ -90,30 +31,44 @@ __device__ __forceinline__ void make_maps(TensorMap* maps, Shared& shared, const
 }
 
 // The first warpgroup. maps: of keys and of values, with BOXES.
-__device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p, const TensorMap* maps) {
+__device__ __forceinline__ void produce(Shared& shared, const WgmmaPrefill& prefill, const TensorMap* maps) {
+    const PagedAttention& p = prefill.call;
     RingPlace<STAGES> at_keys, at_values;
     RingPlace<QUERY_STAGES> at_queries;
-    Deal deal;
+    Deal deal(p);
+    Task next;
+    const auto take = [&] {
+        next = deal.next(prefill);
+        hand_over(shared, p, next, at_queries);
+    };
+    if (EARLY_QUERIES) take();
     for (;;) {
-        const Work work = deal.next(p);
-        if (work.tile.row < 0) {
-            hand_over(shared, p, work, at_queries);
+        const Task task = EARLY_QUERIES ? next : deal.next(prefill);
+        if (task.work.tile.row < 0) {
+            if (!EARLY_QUERIES) hand_over(shared, p, task, at_queries);
             break;
         }
+        const Work& work = task.work;
         const CACHE_T* keys = static_cast<const CACHE_T*>(p.kv_pool) + work.head * p.pool_head;
         const CACHE_T* values = keys + p.pool_values;
-        const auto load = [&](unsigned char* tile, bool value, const KeyPlace& place, uint64_t* full) {
-            if (BOXES && __all_sync(~0u, place.unit >= 0)) {
+        const KeyRange range(p, work.tile);
+        const auto load = [&](unsigned char* tile, bool value, int block, const KeyPlace& place, uint64_t* full) {
+            if (task.converted()) {
+                const unsigned char* from =
+                    converted_tile(prefill.converted, p, task.shift + block, work.head, value);
+                copy_converted(tile, from, prefill.converted.zeros, range, block * TILE_KEYS, full);
+            } else if (BOXES && __all_sync(~0u, place.unit >= 0)) {
                 copy_keys(tile, maps + value, place, work.head, full);
             } else {
                 load_keys(tile, value ? values : keys, place.unit, value ? place.value_scale : place.key_scale, full);
             }
         };
-        const KeyRange range(p, work.tile);
         const auto position = [&](int block) {
-            return block * TILE_KEYS + threadIdx.x / 32 * (TILE_KEYS / 4) + threadIdx.x % (TILE_KEYS / 4);
+            return block * TILE_KEYS + threadIdx.x / 32 * PART_KEYS + threadIdx.x % PART_KEYS;
         };
-        const auto look_up = [&](int block) { return pool_block(p, work.tile, range, position(block)); };
+        const auto look_up = [&](int block) {
+            return task.converted() ? -1 : pool_block(p, work.tile, range, position(block));
+        };
         int block = (range.end - 1) / TILE_KEYS;
         const int last = range.begin / TILE_KEYS;
         int ahead = look_up(block);  // with this lane's key of the next keys; on its way while others are copied
@@ -121,19 +76,20 @@ __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p,
             const KeyPlace place(p, work.head, ahead, position(of));
             if (of > last) ahead = look_up(of - 1);
             barrier_wait(&shared.keys_empty[at_keys.slot], at_keys.parity ^ 1);
-            load(shared.keys[at_keys.slot], false, place, &shared.keys_full[at_keys.slot]);
+            load(shared.keys[at_keys.slot], false, of, place, &shared.keys_full[at_keys.slot]);
             at_keys.advance();
             return place;
         };
         KeyPlace place = add_keys(block);
-        hand_over(shared, p, work, at_queries);
-        for (; block >= last; --block) {
-            KeyPlace next;
-            if (block > last) next = add_keys(block - 1);
+        if (!EARLY_QUERIES) hand_over(shared, p, task, at_queries);
+        for (bool first = true; block >= last; --block, first = false) {
+            KeyPlace after;
+            if (block > last) after = add_keys(block - 1);
             barrier_wait(&shared.values_empty[at_values.slot], at_values.parity ^ 1);
-            load(shared.values[at_values.slot], true, place, &shared.values_full[at_values.slot]);
+            load(shared.values[at_values.slot], true, block, place, &shared.values_full[at_values.slot]);
             at_values.advance();
-            place = next;
+            place = after;
+            if (EARLY_QUERIES && first) take();
         }
     }
     commit_copies();
@@ -149,6 +105,9 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
         barrier_wait(&shared.queries_full[at_queries.slot], at_queries.parity);
         const Work work = shared.work[at_queries.slot];
         if (work.tile.row < 0) return;
+        const bool converted = CONVERTED && shared.converted[at_queries.slot];
+        // Whether threads may have copied a part of a block of keys: with boxes, of the first and the last one.
+        const auto written = [&](bool end) { return BOXES ? end : HEAD_DIM > 128 || !converted; };
         const unsigned long long queries = operand(shared.queries[at_queries.slot] + first_row * ROW_BYTES);
         const KeyRange range(p, work.tile);
         GroupRows rows(p, work, first_row);
@@ -157,7 +116,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
         float s[TILE_KEYS / 2], correction[2];
         unsigned weights[TILE_KEYS / 16][4];
 
-        wait_for_tile(&shared.keys_full[at_keys.slot], at_keys, true);
+        wait_for_tile(&shared.keys_full[at_keys.slot], at_keys, true);  // threads copied the queries
         start_scores(s, queries, shared.keys[at_keys.slot]);
         wgmma_wait<0>();
         in_flight(s);
@@ -167,9 +126,9 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
         round_weights(weights, s);
         bool at_end = true;  // of the range, as to values
         while (--block >= last_block) {
-            wait_for_tile(&shared.keys_full[at_keys.slot], at_keys, block == last_block);
+            wait_for_tile(&shared.keys_full[at_keys.slot], at_keys, written(block == last_block));
             start_scores(s, queries, shared.keys[at_keys.slot]);
-            wait_for_tile(&shared.values_full[at_values.slot], at_values, at_end);
+            wait_for_tile(&shared.values_full[at_values.slot], at_values, written(at_end));
             at_end = false;
             start_outputs(rows.y, weights, shared.values[at_values.slot]);
             wgmma_wait<1>();
@@ -186,7 +145,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PagedAttention& p)
             round_weights(weights, s);
         }
         barrier_arrive(&shared.queries_empty[at_queries.slot]);
-        wait_for_tile(&shared.values_full[at_values.slot], at_values, true);
+        wait_for_tile(&shared.values_full[at_values.slot], at_values, written(true));
         start_outputs(rows.y, weights, shared.values[at_values.slot]);
         wgmma_wait<0>();
         in_flight(rows.y);
@@ -216,12 +175,12 @@ paged_attention_prefill_wgmma(const __grid_constant__ WgmmaPrefill prefill) {
     let_later_kernels_start();
     if (threadIdx.x < 128) {
         shrink_registers<PRODUCER_REGISTERS>();
+        if (BOXES || CONVERTED) fence_for_bulk_copies();
         if (BOXES) {
-            fence_for_bulk_copies();
             acquire_tensor_map(maps);
             acquire_tensor_map(maps + 1);
         }
-        produce(shared, p, maps);
+        produce(shared, prefill, maps);
     } else {
         grow_registers<CONSUMER_REGISTERS>();
         consume(shared, p);

@@ -5,26 +5,36 @@
 #include "common/access.cuh"
 #include "common/mbarrier.cuh"
 #include "common/mma.cuh"
-#include "common/tensor_map.cuh"
 #include "common/wgmma.cuh"
 #include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/prefill_tiles.cuh"
+#include "paged_attention/prefill_wgmma_params.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// Queries of the next tile come to a second buffer while keys of this one come. Slower with boxes, whose rows are long.
+constexpr bool EARLY_QUERIES = !BOXES && QUERY_STAGES > 1;
 constexpr int GROUP_ROWS = 64, GROUPS = TILE_ROWS / GROUP_ROWS;
-constexpr int COLUMNS = (HEAD_DIM + PANEL - 1) / PANEL * PANEL;  // of a row in shared memory; past HEAD_DIM: zeros
+
+// What the block computes at a time. shift: of the row in ConvertedKeys.
+struct Task {
+    Work work;
+    int shift;
+
+    __device__ __forceinline__ bool converted() const { return CONVERTED && shift != NOT_CONVERTED; }
+};
 
 struct Shared {
     unsigned char queries[QUERY_STAGES][TILE_ROWS * COLUMNS * 2];
-    unsigned char keys[STAGES][TILE_KEYS * COLUMNS * 2];
-    unsigned char values[STAGES][TILE_KEYS * COLUMNS * 2];
+    unsigned char keys[STAGES][TILE_BYTES];
+    unsigned char values[STAGES][TILE_BYTES];
     unsigned char maps[2][sizeof(TensorMap)];  // of keys and of values, while they are made
     uint64_t queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
     uint64_t keys_full[STAGES], keys_empty[STAGES];
     uint64_t values_full[STAGES], values_empty[STAGES];
     Work work[QUERY_STAGES];  // of the queries; none left: no row
+    bool converted[QUERY_STAGES];
 
     __device__ __forceinline__ void init_barriers() {
         for (int s = 0; s < QUERY_STAGES; ++s) {
@@ -40,11 +50,10 @@ struct Shared {
     }
 };
 
-// end: whether the block is the first or the last one that the tile reads: threads may have copied a part of it; others
-// come from the copy engine, which needs no fence.
-__device__ __forceinline__ void wait_for_tile(uint64_t* full, const RingPlace<STAGES>& at, bool end) {
+// written: whether threads wrote a part of the tile; the copy engine needs no fence.
+__device__ __forceinline__ void wait_for_tile(uint64_t* full, const RingPlace<STAGES>& at, bool written) {
     barrier_wait(full, at.parity);
-    if (!BOXES || end) fence_for_wgmma();
+    if (written) fence_for_wgmma();
 }
 
 // Tells the compiler that products in flight read the fragments.

@@ -336,3 +336,39 @@ def test_block_sizes_of_e4m3(block_size, base):
 )  # fmt: skip
 def test_one_factor_over_e4m3(change, base):
     check(replace(base, **change))
+
+
+CONVERTED = replace(BASE, fp8=True, new=(300, 1, 2, 700, 129), past=(100, 40, 90, 1033, 5))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"sliding_window": 70}, {"sliding_window": 200, "softcap": 5.0, "sinks": True, "group": 3, "block_size": 48},
+     {"head_dim": 256, "sliding_window": 33}, {"head_dim": 80, "dtype": F16}, {"group": 16, "kv_heads": 1},
+     {"new": tuple(1 + 37 * row % 83 for row in range(75)), "past": tuple(29 * row % 400 for row in range(75))}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("bytes_", [256 << 20, 2 << 20, 0])
+def test_keys_that_are_converted_before_give_the_same(bytes_, change, monkeypatch):
+    """For all rows, for those that the memory holds, and for none."""
+    case = replace(CONVERTED, **change)
+    inputs = inputs_of(case)
+    monkeypatch.setattr(paged_attention_prefill, "_MOST_CONVERTED", bytes_)
+    y = run(case, inputs)
+    compare(case, y, reference(case, inputs))
+    monkeypatch.setattr(paged_attention_prefill, "_MOST_CONVERTED", 0)
+    assert torch.equal(y.view(torch.int16), run(case, inputs).view(torch.int16))
+
+
+@pytest.mark.parametrize("bytes_", [256 << 20, 0])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_scales_of_any_size(dtype, bytes_, monkeypatch):
+    """Numbers that become subnormal or zero in 16 bits, and values near the largest of float16."""
+    monkeypatch.setattr(paged_attention_prefill, "_MOST_CONVERTED", bytes_)
+    case = replace(CONVERTED, dtype=dtype)
+    query, pool, scales, *rest = inputs_of(case)
+    assert scales is not None
+    powers = torch.randint(-26, 8, scales.shape[1:], device="cuda").float().exp2()
+    scales[0] *= powers.clamp(max=4.0)
+    scales[1] *= powers
+    compare(case, run(case, [query, pool, scales, *rest]), reference(case, [query, pool, scales, *rest]))

@@ -11,10 +11,16 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.architectures import CHECKED
-from hybridge.trt_plugins.kernels.call import DeviceTraits, KernelLaunch, Memory, OpCall
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
-from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import MMA_FILE, WGMMA_FILE, plan_prefill, prefill_sources
+from hybridge.trt_plugins.kernels.ops.paged_attention_prefill import (
+    CONVERT_FILE,
+    MMA_FILE,
+    WGMMA_FILE,
+    plan_prefill,
+    prefill_sources,
+)
 from hybridge.trt_plugins.plugins.targets import traits_from_capability
 from tests.support.kernel_calls import H200, ORIN, capability_from_architecture
 
@@ -130,6 +136,43 @@ def test_no_boxes_are_copied_from_a_pool_that_a_tensor_map_cannot_describe(strid
     assert dict(launch.source.defines)["BOXES"] == "0"
 
 
+def planned_over_e4m3(device: DeviceTraits = H200, **changes: object) -> CallPlan:
+    call = call_of(**changes)  # type: ignore[arg-type]
+    query, pool, *rest = call.call.inputs
+    pool = TensorLayout.contiguous(DType.INT8, pool.shape)
+    scales = TensorLayout.contiguous(F32, (*pool.shape[:2], pool.shape[3], pool.shape[2]))
+    spec = PACKED_OPS["paged_attention_fp8"]
+    return plan_prefill(PagedCall.of(replace(call.call, spec=spec, inputs=(query, pool, scales, *rest))), device)
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks"),
+    [({"rows": 1, "max_blocks": 63}, 8), ({"rows": 8, "tokens": 600}, 8 * 64), ({"rows": 100, "tokens": 99}, 3 * 64),
+     ({"sliding_window": 100, "tokens": 200}, 6 * 4), ({"tokens": 4096, "rows": 64}, 512),
+     ({"head_dim": 256, "rows": 2}, 2 * 128)],
+    ids=str,
+)  # fmt: skip
+def test_keys_of_e4m3_are_converted_once_for_rows_of_several_tiles(changes: dict[str, object], blocks: int):
+    """Blocks of 128 keys (64 of wide heads) of as many rows as can have more than 32 tokens, up to 256 MiB."""
+    plan = planned_over_e4m3(**changes)
+    convert, attend = plan.launches
+    assert (convert.source.file, attend.source.file) == (CONVERT_FILE, WGMMA_FILE)
+    assert {convert.source, attend.source} <= set(prefill_sources())
+    assert convert.params.converted.blocks == attend.params.converted.blocks == blocks
+    place = {name: convert.pointers[f"converted.{name}"] for name in ("shift", "zeros", "tiles")}
+    assert all(source.memory is Memory.WORKSPACE and source.offset % 256 == 0 for source in place.values())
+    assert place["shift"].offset + 4 * call_of(**changes).rows <= place["zeros"].offset  # type: ignore[arg-type]
+    keys, columns = (64, 256) if changes.get("head_dim") == 256 else (128, 128)
+    assert place["zeros"].offset + keys // 4 * 128 <= place["tiles"].offset
+    assert plan.workspace_bytes == place["tiles"].offset + blocks * 8 * 2 * keys * columns * 2
+    assert convert.overlap and attend.overlap and attend.pointers == convert.pointers
+
+
+def test_keys_of_e4m3_that_one_tile_reads_are_converted_on_their_way():
+    for plan in (planned_over_e4m3(tokens=32, rows=1), planned_over_e4m3(ORIN)):
+        assert len(plan.launches) == 1 and plan.workspace_bytes == 0
+
+
 def test_only_calls_with_a_softcap_pay_for_it():
     assert dict(planned().source.defines)["SOFTCAP"] == "0"
     assert dict(planned(softcap=30.0).source.defines)["SOFTCAP"] == "1"
@@ -173,5 +216,5 @@ def test_more_tiles_than_a_grid_holds_are_refused():
 
 def test_sources_cover_both_kernels_and_every_type():
     found = {(source.file, dict(source.defines)["DATA_T"]) for source in prefill_sources()}
-    assert len(found) == 5
+    assert len(found) == 7
     assert len(set(prefill_sources())) == len(list(prefill_sources()))

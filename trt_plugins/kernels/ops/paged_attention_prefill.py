@@ -22,15 +22,20 @@ from hybridge.trt_plugins.kernels.structs import struct_type
 
 MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefill_mma"
 WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"
+CONVERT_FILE, _CONVERT_ENTRY = "paged_attention/prefill_convert.cu", "paged_attention_prefill_convert"
 _WGMMA_THREADS = 384
+_CONVERT_THREADS, _CONVERT_BLOCKS = 256, 4  # of a multiprocessor
+_CONVERT_RUN = 16  # positions of a warp at a time
 _STAGES = 2  # tiles of keys, and of values, in Hopper's shared memory
 _HOPPER_BYTES = 227 << 10  # of it
 _LARGE_SHARED_BYTES = 128 << 10  # of a block: two of 64 KiB fit then
 _LONG_ROW = 256  # rows of the largest tile
 _PANEL = 64  # columns of a row that Hopper's products read as one piece
-_WORK_BYTES = 24  # what the block computes at a time
+_TASK_BYTES = 28  # what the block computes at a time
 _MAP_BYTES = 2 * 128  # the tensor maps of a block
 _BOXED_KEYS = 1024  # of a row, from which on the copy engine copies boxes of them
+_MOST_CONVERTED = 256 << 20  # bytes of keys and values that are converted before
+_ALIGNMENT = 256  # of the parts of a workspace
 _MOST_STRIDE = 1 << 40  # bytes that a tensor map's stride stays below
 _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
 
@@ -40,7 +45,8 @@ class PrefillVariant:
     """Macros of a kernel. rows, keys: of a tile; a row is one query head at one token. fp8: pools of e4m3.
 
     wide: Hopper's products find keys by heads in place of 16 bytes, in larger pools. boxes: their keys come as boxes of
-    tensor maps. Without Hopper's products, warps share the rows of a tile, and teams of warps its keys.
+    tensor maps. converted: those of fp8 may be converted before. Without Hopper's products, warps share the rows of a
+    tile, and teams of warps its keys.
     """
 
     dtype: DType
@@ -52,6 +58,7 @@ class PrefillVariant:
     fp8: bool = False
     wide: bool = False
     boxes: bool = False
+    converted: bool = False
     warps: int = 4
     teams: int = 1
 
@@ -73,30 +80,47 @@ class PrefillVariant:
         """Tiles of queries in Hopper's shared memory: those of the next work are on their way, where they fit."""
         return 2 if self._hopper_bytes(2) <= _HOPPER_BYTES else 1
 
+    @property
+    def _row_bytes(self) -> int:
+        """Of a query or a key in Hopper's shared memory."""
+        return 2 * _PANEL * -(-self.head_dim // _PANEL)
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a tile of keys and one of values."""
+        return 2 * self._row_bytes * self.keys
+
     def _hopper_bytes(self, query_stages: int) -> int:
         """Size of Shared in prefill_wgmma_rows.cuh."""
-        columns = -(-self.head_dim // _PANEL) * _PANEL
-        tiles = 2 * columns * (query_stages * self.rows + 2 * _STAGES * self.keys)
-        return tiles + _MAP_BYTES + 8 * (2 * query_stages + 4 * _STAGES) + query_stages * _WORK_BYTES
+        tiles = self._row_bytes * (query_stages * self.rows + 2 * _STAGES * self.keys)
+        return tiles + _MAP_BYTES + 8 * (2 * query_stages + 4 * _STAGES) + query_stages * _TASK_BYTES
 
     def source(self) -> KernelSource:
-        defines = {
+        defines = self._defines() | {"SOFTCAP": self.softcap}
+        if self.wide:
+            defines["WIDE_POOL"] = "1"
+        if self.hopper:
+            stages = {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages}
+            return KernelSource.of(
+                WGMMA_FILE, _WGMMA_ENTRY, defines | stages | {"BOXES": self.boxes, "CONVERTED": self.converted}
+            )
+        defines |= {"WARPS": self.warps, "TEAMS": self.teams}
+        # With 64 keys and 128 columns, sums that a block of keys needs once spill on some GPUs.
+        tight = self.keys == 64 and self.head_dim > 64
+        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32 and not tight)
+
+    def convert_source(self) -> KernelSource:
+        """The kernel before, where keys are converted."""
+        return KernelSource.of(CONVERT_FILE, _CONVERT_ENTRY, self._defines())
+
+    def _defines(self) -> dict[str, object]:
+        return {
             "DATA_T": self.dtype,
             "CACHE_T": "E4m3" if self.fp8 else self.dtype,
             "HEAD_DIM": self.head_dim,
             "TILE_ROWS": self.rows,
             "TILE_KEYS": self.keys,
-            "SOFTCAP": self.softcap,
         }
-        if self.wide:
-            defines["WIDE_POOL"] = "1"
-        if self.hopper:
-            defines |= {"STAGES": _STAGES, "QUERY_STAGES": self.query_stages, "BOXES": self.boxes}
-            return KernelSource.of(WGMMA_FILE, _WGMMA_ENTRY, defines)
-        defines |= {"WARPS": self.warps, "TEAMS": self.teams}
-        # With 64 keys and 128 columns, sums that a block of keys needs once spill on some GPUs.
-        tight = self.keys == 64 and self.head_dim > 64
-        return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32 and not tight)
 
 
 def plan_prefill(paged: PagedCall, device: DeviceTraits) -> CallPlan:
@@ -126,8 +150,42 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> CallPlan:
         variant.shared_bytes,
         overlap=device.is_hopper_or_later,
     )
+    if variant.converted:
+        return _with_conversion(launch, variant, paged, device)
     # As much for every grid: builders ask for the workspace of some calls of a range.
     return CallPlan((launch,), _MAP_BYTES * device.multiprocessors if variant.boxes else 0)
+
+
+def _with_conversion(launch: KernelLaunch, variant: PrefillVariant, paged: PagedCall, device: DeviceTraits) -> CallPlan:
+    """``launch`` after the kernel that converts keys, for as many of them as there may be or the memory holds."""
+    block_bytes = variant.block_bytes * paged.kv_heads
+    count = min(_most_converted(paged, variant), _MOST_CONVERTED // block_bytes)
+    # A shift for each row, of which there are fewer than tokens: builders ask for the workspace of the most tokens.
+    zeros = -(-4 * max(paged.rows, paged.tokens) // _ALIGNMENT) * _ALIGNMENT
+    tiles = zeros + variant.keys // 4 * 2 * _PANEL
+    launch.params.converted.blocks = count
+    pointers = {
+        **launch.pointers,
+        "converted.shift": PointerSource(Memory.WORKSPACE),
+        "converted.zeros": PointerSource(Memory.WORKSPACE, offset=zeros),
+        "converted.tiles": PointerSource(Memory.WORKSPACE, offset=tiles),
+    }
+    warps = count * (variant.keys // _CONVERT_RUN) * paged.kv_heads * 2
+    grid = min(-(-warps * 32 // _CONVERT_THREADS), device.multiprocessors * _CONVERT_BLOCKS)
+    convert = KernelLaunch(
+        variant.convert_source(), (grid, 1, 1), (_CONVERT_THREADS, 1, 1), launch.params, pointers, overlap=True
+    )
+    return CallPlan((convert, replace(launch, pointers=pointers)), tiles + count * block_bytes)
+
+
+def _most_converted(paged: PagedCall, variant: PrefillVariant) -> int:
+    """Most blocks of keys of all rows that have two tiles of queries."""
+    rows = min(paged.rows, paged.tokens // (variant.rows // paged.group + 1))
+    longest = -(-paged.longest // variant.keys)
+    if paged.sliding_window:
+        seen = paged.sliding_window + paged.most_row_tokens
+        longest = min(longest, -(-seen // variant.keys) + 1)
+    return rows * longest
 
 
 def prefill_sources() -> Iterator[KernelSource]:
@@ -156,6 +214,13 @@ def prefill_sources() -> Iterator[KernelSource]:
     for head_dim in (64, 128, 256):
         yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True), boxes=True).source()
         yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, wide=True), boxes=True).source()
+    for dtype, head_dim in ((DType.BFLOAT16, 64), (DType.BFLOAT16, 80), (DType.BFLOAT16, 128), (DType.FLOAT16, 128),
+                            (DType.BFLOAT16, 192), (DType.BFLOAT16, 256)):  # fmt: skip
+        variant = replace(_wgmma_variant(dtype, head_dim, fp8=True), converted=True)
+        yield variant.source()
+        yield variant.convert_source()
+    for head_dim in (128, 256):
+        yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True), converted=True).source()
     for softcap, fp8 in itertools.product((False, True), repeat=2):
         yield _for_few_tiles(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
     for change, softcap in itertools.product((_for_large_memory, _for_long_rows), (False, True)):
@@ -170,7 +235,8 @@ def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     softcap = float(paged.call.attributes["softcap"]) != 0.0
     kind = paged.dtype, paged.head_dim, softcap, paged.is_fp8
     if hopper:
-        return replace(_wgmma_variant(*kind, _is_wide(paged)), boxes=_takes_boxes(paged))
+        variant = _wgmma_variant(*kind, _is_wide(paged))
+        return replace(variant, boxes=_takes_boxes(paged), converted=_converts_before(paged, variant))
     variant = _mma_variant(*kind)
     blocks = paged.tokens * paged.group // variant.rows * paged.kv_heads
     if blocks <= device.multiprocessors:
@@ -228,6 +294,12 @@ def _takes_boxes(paged: PagedCall) -> bool:
     strides = paged.call.input("kv_pool").strides[1:4]
     described = all(0 < stride * paged.dtype.itemsize < _MOST_STRIDE for stride in strides)
     return paged.longest >= _BOXED_KEYS and described and not paged.is_fp8
+
+
+def _converts_before(paged: PagedCall, variant: PrefillVariant) -> bool:
+    """Whether a row may have two tiles of queries, each of which would convert its keys."""
+    fits = variant.block_bytes * paged.kv_heads <= _MOST_CONVERTED
+    return paged.is_fp8 and paged.most_row_tokens * paged.group > variant.rows and fits
 
 
 def _is_wide(paged: PagedCall) -> bool:
