@@ -1,27 +1,27 @@
-"""Cases of ``mamba2_conv_scan`` at decode: convolution, state update and gate together, and as three kernels."""
+"""Cases of ``mamba2_conv_scan`` at decode: convolution, state update and gate in one launch, and in two."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from benchmarks.kernels.case import KernelCase, Prepared
-from benchmarks.kernels.tensor_call import int32, normal, operator_call, poisoned, worst_error
+from benchmarks.kernels.tensor_call import Planner, TensorCall, int32, normal, operator_call, poisoned, worst_error
 from benchmarks.kernels.timing import Calls, input_sets
 from benchmarks.kernels.update_ssm_state import HEAD_DIM, MODELS, STATE_SIZE, Model
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
-from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import plan
-from hybridge.trt_plugins.kernels.ops.mamba2_parts import gate_launch
+from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import PARTS, plan
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 KERNEL = 4
 TOLERANCE = 8e-3
-PEER = "three kernels (same run)"
+PEER = "two kernels (same run)"
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -40,10 +40,7 @@ def cases() -> Iterator[KernelCase]:
 
 
 def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
-    inputs, y = _inputs(model, rows, dtype), poisoned(rows, model.inner)
-    outputs = [y, inputs[8], inputs[9]]
-    spec = spec_of("mamba2_conv_scan")
-    run = operator_call(spec, inputs, outputs, planner=plan)
+    run, inputs, outputs = _call(model, rows, dtype, plan)
 
     def error() -> float:
         expected = _expected(model, inputs, rounded=run.launches > 1)
@@ -54,44 +51,23 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
 
 
 def _peer(model: Model, rows: int, dtype: torch.dtype, size: int) -> Mapping[str, Calls]:
-    return {PEER: [_separate(model, rows, dtype).run for _ in range(input_sets(size))]}
+    """The kernels of the operator's parts, where it is one launch."""
+    if _call(model, rows, dtype, plan)[0].launches > 1:
+        return {}
+    return {PEER: [_call(model, rows, dtype, _plan_of_parts)[0] for _ in range(input_sets(size))]}
 
 
-def _separate(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
-    """The convolution, the state update of its output, and the gate."""
+def _plan_of_parts(call: OpCall, device: DeviceTraits) -> CallPlan:
+    return plan(replace(call, variant=PARTS), device)
+
+
+def _call(
+    model: Model, rows: int, dtype: torch.dtype, planner: Planner
+) -> tuple[TensorCall, list[torch.Tensor], list[torch.Tensor]]:
+    """A call on new tensors, its inputs and its outputs."""
     inputs, y = _inputs(model, rows, dtype), poisoned(rows, model.inner)
-    conv_input, _, dt, weight, bias, A, D, dt_bias, conv_state, state, lengths = inputs
-    mixed = poisoned(rows, model.channels)
-    x, B, C = model.parts(mixed)
-
-    def gate(call: OpCall, device: DeviceTraits) -> CallPlan:
-        return CallPlan((gate_launch(call, device),))
-
-    kernels = (
-        operator_call(
-            spec_of("causal_conv1d"),
-            [conv_input, weight, bias, conv_state, lengths],
-            [mixed, conv_state],
-            {"activation": "silu"},
-        ),
-        operator_call(
-            spec_of("update_ssm_state"),
-            [x, A, B, C, D, dt, dt_bias, state, lengths],
-            [y.unflatten(-1, (model.heads, HEAD_DIM)), state],
-        ),
-        operator_call(spec_of("mamba2_conv_scan"), inputs, [y, conv_state, state], planner=gate),
-    )
-
-    def run() -> None:
-        for kernel in kernels:
-            kernel()
-
-    def error() -> float:
-        expected = _expected(model, inputs, rounded=True)
-        run()
-        return worst_error([y, conv_state, state], expected)
-
-    return Prepared(run, error)
+    outputs = [y, inputs[8], inputs[9]]
+    return operator_call(spec_of("mamba2_conv_scan"), inputs, outputs, planner=planner), inputs, outputs
 
 
 def _expected(model: Model, inputs: list[torch.Tensor], rounded: bool) -> tuple[torch.Tensor, ...]:

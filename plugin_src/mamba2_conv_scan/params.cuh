@@ -1,4 +1,4 @@
-// The argument of the kernels of mamba2_conv_scan.
+// The argument of the kernel of mamba2_conv_scan.
 #pragma once
 
 #include "update_ssm_state/decode_params.cuh"
@@ -16,16 +16,4 @@ struct Mamba2Step {
     int64_t conv_state_slot;
     int64_t conv_state_out_slot;
     int groups;
-};
-
-// y = silu(gate) * y over the valid tokens of every row, each `width` contiguous elements.
-struct Gate {
-    Rows rows;
-    const void* gate;           // row r, token t: r * gate_row + t * gate_token
-    void* y;                    // as gate
-    int64_t gate_row;
-    int64_t gate_token;
-    int64_t y_row;
-    int64_t y_token;
-    int width;
 };

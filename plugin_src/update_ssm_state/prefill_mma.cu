@@ -27,6 +27,11 @@ __device__ __forceinline__ Offsets offsets_of(const PrefillParams& p, const Task
             row.slot * p.state_out_slot + column * STATE_SIZE};
 }
 
+__device__ __forceinline__ int64_t gate_offset_of(const PrefillParams& p, const Task& task) {
+    return task.row.row * p.gate_row + task.row.first_token * p.gate_token +
+           static_cast<int64_t>(task.head) * HEAD_DIM + task.slice * SLICE;
+}
+
 // The tensors of a block.
 struct Tensors {
     const PrefillParams& p;
@@ -91,7 +96,12 @@ update_ssm_state_prefill_mma(const __grid_constant__ PrefillParams p) {
     wait_for_earlier_kernels();
     const Task task(p);
     if (task.row.slot < 0) return;
-    if (threadIdx.x == 0) shared.offsets = offsets_of(p, task);
+    if (threadIdx.x == 0) {
+        shared.offsets = offsets_of(p, task);
+#if GATE_ACCESS > 0
+        shared.gate = gate_offset_of(p, task);
+#endif
+    }
     __syncthreads();
     const Tensors in = {p, shared.offsets};
     if (PASS != 1) clear_padding(in, p, task);
@@ -156,6 +166,13 @@ update_ssm_state_prefill_mma(const __grid_constant__ PrefillParams p) {
             if (has_tokens) output.add(shared, stage);
             state.update(stage, decay);
             if (more) state.publish(shared.state);
+#if GATE_ACCESS > 0
+            if (has_tokens) {
+                output.multiply(static_cast<const DATA_T*>(p.gate) + shared.gate +
+                                    static_cast<int64_t>(chunk) * CHUNK * p.gate_token,
+                                p.gate_token, task.columns, task.valid(chunk));
+            }
+#endif
             if (has_tokens) {
                 output.store(in.y() + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
                              task.valid(chunk));

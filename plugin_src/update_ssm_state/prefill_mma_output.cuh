@@ -1,6 +1,7 @@
 // The outputs of one chunk of prefill_mma.cu, in accumulators. For the macros of that file.
 #pragma once
 
+#include "update_ssm_state/prefill_gate.cuh"
 #include "update_ssm_state/prefill_mma_state.cuh"
 #include "update_ssm_state/prefill_tiles.cuh"
 
@@ -119,6 +120,37 @@ struct Output {
                 Product::load_b_transposed<Shared::Narrow>(x, in.x, (part * TILES + n) * 8, k, lane);
                 Product::multiply(value[n], weights, x[0]);
                 Product::multiply(value[n + 1], weights, x[1]);
+            }
+        }
+    }
+    // value = silu(gate) * value, where value is rounded first. Arguments as those of store().
+    __device__ __forceinline__ void multiply(const DATA_T* gate, int64_t token_stride, int columns, int valid) {
+        constexpr int HALVES = GATE_ACCESS > 1 ? 2 : 1;  // in flight; elements one by one take more registers
+        Gate<2> gates[HALVES][TILES];
+#pragma unroll
+        for (int first = 0; first < 2; first += HALVES) {
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+                const int token = tokens * 16 + lane / 4 + (first + half) * 8;
+                const DATA_T* from = gate + token * token_stride + part * TILES * 8 + lane % 4 * 2;
+#pragma unroll
+                for (int n = 0; n < TILES; ++n) {
+                    const int column = (part * TILES + n) * 8 + lane % 4 * 2;
+                    if (token < valid && column < columns) gates[half][n].load(from + n * 8);
+                }
+            }
+#pragma unroll
+            for (int half = 0; half < HALVES; ++half) {
+#pragma unroll
+                for (int n = 0; n < TILES; ++n) {
+                    float* outputs = value[n] + 2 * (first + half);
+                    float pair[2];
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) pair[e] = to_float(from_float<DATA_T>(outputs[e]));
+                    gates[half][n].multiply(pair);
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) outputs[e] = pair[e];
+                }
             }
         }
     }

@@ -1,5 +1,5 @@
-// The argument of the chunked kernels of update_ssm_state, and their macro CHUNK_TOKENS: 64, or 32 where tiles of 64
-// tokens do not fit in shared memory.
+// The argument of the chunked kernels of update_ssm_state, and two macros of all of them. CHUNK_TOKENS: 64, or 32 where
+// tiles of 64 tokens do not fit in shared memory. GATE_ACCESS: elements of one access to the gate; 0 without one.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,4 +41,7 @@ struct PrefillParams {
     int dt_softplus;
     float dt_min;
     float dt_max;
+    const void* gate;       // y is multiplied by silu of it; [row][token][heads * head_dim]
+    int64_t gate_row;
+    int64_t gate_token;
 };

@@ -44,6 +44,9 @@ struct PrefillShared {
     Offsets offsets;  // these and the scalars are here because registers are few
     HeadScalars head;
     float skip;  // D
+#if GATE_ACCESS > 0
+    int64_t gate;  // as offsets
+#endif
 };
 
 // `valid` rows of a [CHUNK][COLUMNS] tile from global memory, zeros below. WHOLE_UNITS: every row starts at a multiple

@@ -153,6 +153,10 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         const ChunkDecay& decay = shared.decay[position.slot];
         float scores[32], y[32];
         unsigned weights[CHUNK / 16][4];
+        if constexpr (GATED) {
+            prefetch_gate<128>(in.gate + static_cast<int64_t>(chunk) * CHUNK * p.gate_token, p.gate_token,
+                               task.columns, task.valid(chunk), threadIdx.x % 128);
+        }
         barrier_wait(&shared.full[position.slot], position.parity);
         fence_for_wgmma();
         Rows16 C;
@@ -172,6 +176,9 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         barrier_arrive_of_warp_after_loads(&shared.state_empty[entering.slot]);
 #pragma unroll
         for (int i = 0; i < 32; ++i) y[i] *= from_start[i / 2 % 2];
+        OutputGates gates;
+        gates.load(in.gate + static_cast<int64_t>(chunk) * CHUNK * p.gate_token, p.gate_token, task.columns,
+                   task.valid(chunk));
         wgmma_fence();
         const unsigned long long tokens = operand(stage.x);
 #pragma unroll
@@ -179,7 +186,7 @@ __device__ __forceinline__ void write_outputs(Shared& shared, const PrefillParam
         wgmma_commit();
         wgmma_wait<0>();
         in_flight(y);
-        store_output(y, stage.C, in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
+        store_output(y, gates, stage.C, in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token, task.columns,
                      task.valid(chunk));
         barrier_arrive_of_warp_after_loads(&shared.empty[position.slot]);
 #pragma unroll

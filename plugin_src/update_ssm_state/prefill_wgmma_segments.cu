@@ -123,6 +123,10 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
     for (int chunk = task.first; chunk < task.last; ++chunk) {
         Shared::Stage& stage = shared.stages[position.slot];
         const ChunkDecay& decay = shared.decay[position.slot][unit];
+        if constexpr (GATED) {
+            prefetch_gate<128>(in.gate + static_cast<int64_t>(chunk) * CHUNK * p.gate_token, p.gate_token,
+                               task.columns, task.valid(chunk), threadIdx.x % 128);
+        }
         barrier_wait(&shared.full[position.slot], position.parity);
         fence_for_wgmma();
         unsigned written[CHUNK / 16][4];
@@ -148,6 +152,9 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
             in_flight(y);
 #pragma unroll
             for (int i = 0; i < 32; ++i) y[i] *= from_start[i / 2 % 2];
+            OutputGates gates;
+            gates.load(in.gate + static_cast<int64_t>(chunk) * CHUNK * p.gate_token, p.gate_token, task.columns,
+                       task.valid(chunk));
             wgmma_fence();
             const unsigned long long tokens = operand(stage.x[unit]);
 #pragma unroll
@@ -160,7 +167,7 @@ __device__ __forceinline__ void consume(Shared& shared, const PrefillParams& p, 
             wgmma_wait<0>();
             in_flight(y);
             synchronize_warpgroup();  // the new one is there, and every warp has read x
-            store_output(y, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token,
+            store_output(y, gates, stage.x[unit], in.y + static_cast<int64_t>(chunk) * CHUNK * p.y_token, p.y_token,
                          task.columns, task.valid(chunk));
         }
         barrier_arrive(&shared.empty[position.slot]);

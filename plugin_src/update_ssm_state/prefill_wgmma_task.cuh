@@ -55,7 +55,7 @@ struct Task {
 };
 
 struct Tensors {
-    const DATA_T *x, *B, *C, *dt;
+    const DATA_T *x, *B, *C, *dt, *gate;
     DATA_T* y;
     const STATE_T* state;
     STATE_T* state_out;
@@ -67,6 +67,7 @@ struct Tensors {
         B = static_cast<const DATA_T*>(p.B) + row.row * p.B_row + row.first_token * p.B_token + task.group * STATE_SIZE;
         C = static_cast<const DATA_T*>(p.C) + row.row * p.C_row + row.first_token * p.C_token + task.group * STATE_SIZE;
         dt = static_cast<const DATA_T*>(p.dt) + row.row * p.dt_row + row.first_token * p.dt_token + task.head;
+        gate = static_cast<const DATA_T*>(p.gate) + row.row * p.gate_row + row.first_token * p.gate_token + column;
         y = static_cast<DATA_T*>(p.y) + row.row * p.y_row + row.first_token * p.y_token + column;
         state = static_cast<const STATE_T*>(p.state) + row.slot * p.state_slot + column * STATE_SIZE;
         state_out = static_cast<STATE_T*>(p.state_out) + row.slot * p.state_out_slot + column * STATE_SIZE;

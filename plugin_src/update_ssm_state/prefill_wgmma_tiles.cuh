@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/mbarrier.cuh"
+#include "update_ssm_state/prefill_gate.cuh"
 #include "update_ssm_state/prefill_wgmma_state.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -68,9 +69,22 @@ __device__ __forceinline__ void weights_from_scores(unsigned (&weights)[CHUNK / 
     }
 }
 
+// The gates of the pieces of y that this lane stores, loaded ahead. `source` as the target of store_output. Where
+// nothing is stored, a gate of another place is loaded: branches would take registers.
+struct OutputGates {
+    Gate<8> pieces[4];
+
+    __device__ __forceinline__ void load(const DATA_T* source, int64_t token_stride, int columns, int valid) {
+        const int first = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 8, column = threadIdx.x % 8 * 8;
+        const DATA_T* from = source + (column < columns ? column : 0);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pieces[i].load(from + min(first + 4 * i, valid - 1) * token_stride);
+    }
+};
+
 // y of one chunk through the memory of a tile that is no longer read, so that rows leave in 16-byte pieces.
-__device__ __forceinline__ void store_output(const float (&y)[32], unsigned char* staging, DATA_T* target,
-                                             int64_t token_stride, int columns, int valid) {
+__device__ __forceinline__ void store_output(const float (&y)[32], const OutputGates& gates, unsigned char* staging,
+                                             DATA_T* target, int64_t token_stride, int columns, int valid) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const unsigned staging_pieces = pieces(staging);
 #pragma unroll
@@ -81,8 +95,16 @@ __device__ __forceinline__ void store_output(const float (&y)[32], unsigned char
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (first + 4 * i < valid && unit * 8 < columns) {
-            *reinterpret_cast<uint4*>(to) =
-                *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(first + 4 * i, unit));
+            uint4 piece = *reinterpret_cast<const uint4*>(staging + panel_unit<CHUNK>(first + 4 * i, unit));
+            if constexpr (GATED) {
+                Access<DATA_T, 8> outputs = {piece};
+                float values[8];
+                outputs.unpack(values);
+                gates.pieces[i].multiply(values);
+                outputs.pack(values);
+                piece = outputs.word;
+            }
+            *reinterpret_cast<uint4*>(to) = piece;
         }
         to += 4 * token_stride;
     }

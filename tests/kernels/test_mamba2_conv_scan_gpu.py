@@ -160,10 +160,61 @@ def test_out_of_place(change, parts):
     check(replace(BASE, **change), parts=parts)
 
 
-@pytest.mark.parametrize("time", [2, 63, 65, 130])
-@pytest.mark.parametrize("change", [{}, {"gap": 8}, {"dtype": F32}, {"heads": 48, "groups": 1}], ids=str)
-def test_many_tokens(time, change):
-    check(replace(BASE, time=time, lengths=(time, time // 2, 0), **change), in_place=True, parts=True)
+PROMPTS = [
+    {},
+    {"gap": 8},
+    {"gap": 4},
+    {"gap": 3},
+    {"dtype": F32},
+    {"dtype": F32, "gap": 3},
+    {"dtype": F16},
+    {"heads": 48, "groups": 1},
+    {"head_dim": 80, "gap": 2},
+    {"head_dim": 72, "state_size": 40},
+    {"head_dim": 256, "state_size": 256, "heads": 4},
+]
+
+
+@pytest.mark.parametrize("time", [2, 63, 65, 130, 500])
+@pytest.mark.parametrize("change", PROMPTS, ids=str)
+@pytest.mark.parametrize("portable", [False, True])
+def test_prompts(time, change, portable):
+    """500 tokens run in segments where a row is few blocks."""
+    check(replace(BASE, time=time, lengths=(time, time // 2, 0), **change), in_place=True, parts=portable)
+
+
+@pytest.mark.parametrize("change", [{}, {"gap": 3}, {"dtype": F32}, {"heads": 48, "groups": 1}], ids=str)
+@pytest.mark.parametrize("portable", [False, True])
+def test_packed_prompts_equal_dense_ones_and_padding_rows_are_skipped(change, portable):
+    lengths, slots = (1, 0, 500, 3, 64), [4, 0, -1, 2, 5]
+    case = replace(BASE, rows=5, time=500, lengths=lengths, **change)
+    inputs = inputs_of(case)
+    dense_y, dense_conv, dense_state, _ = run(case, inputs, parts=portable)
+    packed = {**inputs, "lengths": None}
+    # One projection of all tokens, so that its slices keep their strides.
+    wide = torch.cat(
+        [torch.cat([inputs[n][row, :length] for n in NAMES[:3]], -1) for row, length in enumerate(lengths)]
+    )
+    wide = torch.cat([wide.new_full((len(wide), case.gap), NAN), wide], -1)
+    conv_input, gate, dt = inputs["conv_input"].shape[-1], inputs["gate"].shape[-1], case.heads
+    _, packed["conv_input"], packed["gate"], packed["dt"] = wide.split([case.gap, conv_input, gate, dt], -1)
+    for name in ("conv_state", "state"):
+        packed[name] = torch.full((6, *inputs[name].shape[1:]), NAN, dtype=inputs[name].dtype, device="cuda")
+        for row, slot in enumerate(slots):
+            if slot >= 0:
+                packed[name][slot] = inputs[name][row]
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+    y = torch.full_like(packed["gate"], NAN, memory_format=torch.contiguous_format)
+    arguments, outputs = list(packed.values()), [y, packed["conv_state"], packed["state"]]
+    call = op_call(OP, arguments, outputs, case.attributes, PackedRows(5, 500))
+    run_plan(plan(call, traits(portable)), arguments, outputs, (starts, torch.tensor(slots, dtype=torch.int32).cuda()))
+    for row, (length, slot) in enumerate(zip(lengths, slots, strict=True)):
+        part = y[starts[row] : starts[row + 1]]
+        assert torch.equal(part, dense_y[row, :length]) if slot >= 0 else part.isnan().all()
+        if slot >= 0:
+            assert torch.equal(packed["conv_state"][slot], dense_conv[row])
+            assert torch.equal(packed["state"][slot], dense_state[row])
+    assert all(packed[name][[1, 3]].isnan().all() for name in ("conv_state", "state"))
 
 
 @pytest.mark.parametrize("parts", [False, True], ids=["one launch", "parts"])

@@ -12,7 +12,8 @@ from hybridge.trt_plugins.kernels.ops.mamba2_conv_scan import plan, sources
 from tests.support.kernel_calls import H200, ORIN, op_call
 
 BF16, F32 = torch.bfloat16, torch.float32
-STEP, CONV, UPDATE, GATE = "mamba2_step", "causal_conv1d_update", "update_ssm_state_decode", "mamba2_gate"
+STEP, CONV, UPDATE = "mamba2_step", "causal_conv1d_update", "update_ssm_state_decode"
+PROMPT, SCAN = "causal_conv1d_prefill", "update_ssm_state_prefill"
 
 
 def plan_of(
@@ -23,17 +24,21 @@ def plan_of(
     state: torch.dtype = F32,
     kernel: int = 4,
     short: int = 0,
+    gap: int = 0,
+    dtype: torch.dtype = BF16,
     packed: PackedRows | None = None,
     device: DeviceTraits = H200,
 ) -> CallPlan:
-    """head_dim 64 and state_size 128; gate, conv_input and dt are slices of one tensor, as of a projection."""
+    """head_dim 64 and state_size 128; gate, conv_input and dt are slices of one tensor, as of a projection with
+    ``gap`` more elements a token."""
     lead, inner, width = (rows, time) if time else (rows,), heads * 64, heads * 64 + 2 * groups * 128 - short
-    gate, conv_input, dt = torch.empty(*lead, inner + width + heads, dtype=BF16).split([inner, width, heads], -1)
-    weight, bias = torch.empty(width, 1, kernel, dtype=BF16), torch.empty(width, dtype=BF16)
-    parameter, conv_state = torch.empty(heads), torch.empty(rows, width, kernel, dtype=BF16)
+    wide = torch.empty(*lead, inner + width + heads + gap, dtype=dtype)
+    gate, conv_input, dt, _ = wide.split([inner, width, heads, gap], -1)
+    weight, bias = torch.empty(width, 1, kernel, dtype=dtype), torch.empty(width, dtype=dtype)
+    parameter, conv_state = torch.empty(heads), torch.empty(rows, width, kernel, dtype=dtype)
     states, lengths = torch.empty(rows, heads, 64, 128, dtype=state), torch.empty(rows, dtype=torch.int32)
     inputs = [conv_input, gate, dt, weight, bias, parameter, parameter, parameter, conv_state, states]
-    outputs = [torch.empty(*lead, inner, dtype=BF16), conv_state, states]
+    outputs = [torch.empty(*lead, inner, dtype=dtype), conv_state, states]
     return plan(op_call("mamba2_conv_scan", [*inputs, None if packed else lengths], outputs, {}, packed), device)
 
 
@@ -58,9 +63,23 @@ def test_larger_calls_and_groups_are_a_convolution_and_a_gated_update(change):
     assert dict(found.launches[1].source.defines)["GATED"] == "1"
 
 
-def test_several_tokens_end_with_a_gate():
-    found = plan_of(rows=2, time=100)
-    assert entries(found)[0] == "causal_conv1d_prefill" and entries(found)[-1] == GATE
+@pytest.mark.parametrize(
+    "change, scans, access",
+    [({}, ["wgmma"], 8), ({"device": ORIN}, ["mma"], 2), ({"dtype": F32}, ["mma"], 2), ({"gap": 4}, ["wgmma"], 4),
+     ({"gap": 3}, ["mma"], 1), ({"rows": 1, "heads": 8, "time": 4096}, ["segments", "segments"], 8),
+     ({"rows": 1, "heads": 8, "time": 4096, "device": ORIN}, ["mma", "mma"], 2)],
+    ids=str,
+)  # fmt: skip
+def test_several_tokens_are_a_convolution_and_a_gated_scan(change, scans, access):
+    found = plan_of(**{"rows": 2, "time": 100, **change})
+    assert entries(found) == [PROMPT, *(f"{SCAN}_{kernel}" for kernel in scans)]
+    *states, outputs = found.launches[1:]
+    assert dict(outputs.source.defines)["GATE_ACCESS"] == str(access)
+    assert all(dict(launch.source.defines)["GATE_ACCESS"] == "0" for launch in states)
+    heads = change.get("heads", 128)
+    token = 2 * heads * 64 + 2 * 8 * 128 + heads + change.get("gap", 0)
+    assert (outputs.params.gate_row, outputs.params.gate_token) == (change.get("time", 100) * token, token)
+    assert (outputs.pointers["gate"].memory, outputs.pointers["gate"].index) == (Memory.INPUT, 1)
 
 
 def test_parts_meet_in_the_workspace():

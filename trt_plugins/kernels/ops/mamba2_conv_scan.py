@@ -13,7 +13,7 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaun
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES, StateTile, access_bytes
 from hybridge.trt_plugins.kernels.ops.draft_rows import is_speculative
-from hybridge.trt_plugins.kernels.ops.mamba2_parts import gate_sources, plan_parts
+from hybridge.trt_plugins.kernels.ops.mamba2_parts import plan_parts
 from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
@@ -53,7 +53,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 
 
 def sources() -> Iterator[KernelSource]:
-    """The usual sizes in every type, other ones in bfloat16, and the gate by itself."""
+    """The usual sizes in every type, and other ones in bfloat16."""
     tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, _PASSES, _THREADS)
     base = _StepVariant(tile, DType.FLOAT32, DType.FLOAT32, 4, 4, "silu", True, 1)
     for dtype in CUDA_TYPES:
@@ -63,7 +63,6 @@ def sources() -> Iterator[KernelSource]:
     for head_dim, state_size in ((80, 128), (64, 64), (8, 8), (72, 40)):
         sized = replace(tile, head_dim=head_dim, state_size=state_size).with_threads(_THREADS)
         yield replace(base, tile=sized, kernel=3, conv_access=1).source()
-    yield from gate_sources()
 
 
 @dataclass(frozen=True)

@@ -1,43 +1,33 @@
-"""``mamba2_conv_scan`` as kernels of its parts: for one token per row a convolution and a state update that gates y,
-for more a convolution, a chunked scan and a gate."""
+"""``mamba2_conv_scan`` as kernels of its parts: a convolution, then a state update, or a chunked scan, that gates y."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops import causal_conv1d, update_ssm_state
-from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
-from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride, row_pointers, token_count
-from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
-from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.kernels.ops.rows import token_count
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
 
-GATE_FILE = "mamba2_conv_scan/gate.cu"
-_GATE_THREADS = 128
-_LARGEST_GRID_YZ = 65535
 _ALIGNMENT = 256
 
 
 def plan_parts(call: OpCall, groups: int, device: DeviceTraits) -> CallPlan:
     """The convolution writes x, B and C to the workspace, where the state update reads them."""
-    gated = token_count(call) == 1  # the one-token kernel of the state update gates y
-    conv_input = call.input("conv_input")
+    conv_input, gate = call.input("conv_input"), call.input("gate")
     mixed = TensorLayout.contiguous(conv_input.dtype, conv_input.shape)
     mixed_bytes = -(-math.prod(mixed.shape) * mixed.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
     conv = causal_conv1d.plan(_conv_call(call, mixed), device)
     scan_call = _scan_call(call, mixed, groups)
-    if gated:
-        scan = CallPlan((update_ssm_state.decode_launch(scan_call, device, gate=call.input("gate")),))
+    if token_count(call) == 1:
+        scan = CallPlan((update_ssm_state.decode_launch(scan_call, device, gate),))
     else:
-        scan = update_ssm_state.plan(scan_call, device)
-    launches = (*_conv_launches(call, conv, mixed_bytes), *_scan_launches(call, scan, groups, mixed_bytes, gated))
-    if not gated:
-        launches += (gate_launch(call, device),)
+        scan = plan_prefill(scan_call, device, gate)
+    launches = (*_conv_launches(call, conv, mixed_bytes), *_scan_launches(call, scan, groups, mixed_bytes))
     workspace = mixed_bytes + max(conv.workspace_bytes, scan.workspace_bytes)
     return CallPlan(launches, workspace, " + ".join(launch.source.entry for launch in launches))
 
@@ -49,27 +39,16 @@ def _conv_launches(call: OpCall, conv: CallPlan, mixed_bytes: int) -> tuple[Kern
     return tuple(_moved(launch, inputs, outputs, mixed_bytes) for launch in conv.launches)
 
 
-def _scan_launches(
-    call: OpCall, scan: CallPlan, groups: int, mixed_bytes: int, gated: bool
-) -> tuple[KernelLaunch, ...]:
+def _scan_launches(call: OpCall, scan: CallPlan, groups: int, mixed_bytes: int) -> tuple[KernelLaunch, ...]:
     state, item = call.input("state"), call.input("conv_input").dtype.itemsize
     inner, width = math.prod(state.shape[1:3]), groups * state.shape[3]
     offsets = {"x": 0, "B": inner, "C": inner + width}
     here = {name: PointerSource(Memory.WORKSPACE, 0, at * item) for name, at in offsets.items()}
     inputs = _inputs(call, "update_ssm_state", {}, here)
     outputs = (PointerSource(Memory.OUTPUT, 0), PointerSource(Memory.OUTPUT, 2))
-    launches = tuple(_moved(launch, inputs, outputs, mixed_bytes) for launch in scan.launches)
-    if not gated:
-        return launches
+    launches = (_moved(launch, inputs, outputs, mixed_bytes) for launch in scan.launches)
     gate = {"gate": PointerSource(Memory.INPUT, call.spec.input_index("gate"))}
     return tuple(replace(launch, pointers={**launch.pointers, **gate}) for launch in launches)
-
-
-def gate_sources() -> Iterator[KernelSource]:
-    """The gate by itself, with wide and with single accesses."""
-    for dtype in CUDA_TYPES:
-        for access in (16 // dtype.itemsize, 1):
-            yield _gate_source(dtype, access)
 
 
 def _conv_call(call: OpCall, mixed: TensorLayout) -> OpCall:
@@ -130,32 +109,3 @@ def _moved(
         return replace(place, offset=place.offset + source.offset)
 
     return replace(launch, pointers={field: moved(source) for field, source in launch.pointers.items()})
-
-
-def gate_launch(call: OpCall, device: DeviceTraits) -> KernelLaunch:
-    """y of every token times silu(gate), in place."""
-    gate, y = call.input("gate"), call.outputs[0]
-    gate.need_dense_tail("gate", 1)
-    y.need_dense_tail("y", 1)
-    params = struct_type(GATE_FILE, "Gate")()
-    params.gate_row, params.gate_token = row_and_token_stride(call, gate, trailing=1)
-    params.y_row, params.y_token = row_and_token_stride(call, y, trailing=1)
-    params.width = gate.shape[-1]
-    params.rows.rows = call.packed.rows if call.packed is not None else gate.shape[0]
-    params.rows.time = token_count(call)
-    access = math.gcd(access_bytes(gate, y, axes=len(gate.shape) - 1) // gate.dtype.itemsize, params.width)
-    across = -(-params.width // (access * _GATE_THREADS))
-    grid = (across, min(params.rows.time, _LARGEST_GRID_YZ), params.rows.rows)
-    pointers = {
-        "gate": PointerSource(Memory.INPUT, call.spec.input_index("gate")),
-        "y": PointerSource(Memory.OUTPUT, 0),
-    } | row_pointers(call, "rows.")
-    overlap = device.is_hopper_or_later
-    return KernelLaunch(
-        _gate_source(gate.dtype, access), grid, (_GATE_THREADS, 1, 1), params, pointers, overlap=overlap
-    )
-
-
-def _gate_source(dtype: DType, access: int) -> KernelSource:
-    defines = {"DATA_T": dtype, "ACCESS": access, "THREADS": _GATE_THREADS}
-    return KernelSource.of(GATE_FILE, "mamba2_gate", defines)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
+from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import Scan
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_mma import mma_sources, plan_mma
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_wgmma import plan_wgmma, takes, wgmma_sources
@@ -17,13 +18,14 @@ from hybridge.trt_plugins.kernels.source import KernelSource
 MMA = "mma"
 
 
-def plan_prefill(call: OpCall, device: DeviceTraits) -> CallPlan:
+def plan_prefill(call: OpCall, device: DeviceTraits, gate: TensorLayout | None = None) -> CallPlan:
     """The launches that run ``call`` with any number of tokens per row.
 
+    gate: y is multiplied by SiLU of it; [..., heads * head_dim], the caller adds its pointer as "gate".
     UnsupportedError for sizes outside of the operator's limits, tensors whose last axes are not contiguous, or more
     than 65,535 rows.
     """
-    scan = Scan.of(call)
+    scan = Scan.of(call, gate)
     return plan_wgmma(scan, device) if call.variant != MMA and takes(scan, device) else plan_mma(scan, device)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
+from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
 from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride
 from hybridge.trt_plugins.kernels.structs import struct_type
 
@@ -29,9 +30,10 @@ class Scan:
     head_dim: int
     groups: int
     state_size: int
+    gate: TensorLayout | None
 
     @classmethod
-    def of(cls, call: OpCall) -> Scan:
+    def of(cls, call: OpCall, gate: TensorLayout | None) -> Scan:
         x, B, state = call.input("x"), call.input("B"), call.input("state")
         for name, layout, axes in (
             *((name, call.input(name), 2) for name in ("x", "B", "C")),
@@ -41,6 +43,8 @@ class Scan:
             ("state_out", call.outputs[1], 3),
         ):
             layout.need_dense_tail(name, axes)
+        if gate is not None:
+            gate.need_dense_tail("gate", 1)
         heads, head_dim, state_size = state.shape[1:]
         sizes = {"heads": heads, "groups": B.shape[-2], "head_dim": head_dim, "state_size": state_size}
         call.spec.check_kernel_dims(sizes)
@@ -51,7 +55,7 @@ class Scan:
                 f"update_ssm_state: expected at most {_LARGEST_GRID_YZ} rows, found {rows}: split the call"
             )
         time = call.packed.max_row_tokens if call.packed is not None else dense_time
-        return cls(call, rows, time, heads, head_dim, B.shape[-2], state_size)
+        return cls(call, rows, time, heads, head_dim, B.shape[-2], state_size, gate)
 
     def strides(self, layout: TensorLayout) -> tuple[int, int]:
         """Strides of a row and a token of x, B, C or y, whose last two axes belong to a token."""
@@ -67,6 +71,12 @@ class Scan:
             for layout in layouts
         )
 
+    def gate_access(self, most: int) -> int:
+        """Elements, at most ``most``, of one access to the gate; 0 without one."""
+        if self.gate is None:
+            return 0
+        return math.gcd(access_bytes(self.gate, axes=len(self.gate.shape) - 1) // self.gate.dtype.itemsize, most)
+
 
 def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:
     call, params = scan.call, struct_type(file, "PrefillParams")()
@@ -76,6 +86,8 @@ def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:
     params.C_row, params.C_token = scan.strides(call.input("C"))
     params.y_row, params.y_token = scan.strides(call.outputs[0])
     params.dt_row, params.dt_token = row_and_token_stride(call, call.input("dt"), 1)
+    if scan.gate is not None:
+        params.gate_row, params.gate_token = row_and_token_stride(call, scan.gate, 1)
     params.state_slot, params.state_out_slot = call.input("state").strides[0], call.outputs[1].strides[0]
     params.heads, params.groups, params.segments = scan.heads, scan.groups, segments
     params.dt_softplus = call.attributes["dt_softplus"]

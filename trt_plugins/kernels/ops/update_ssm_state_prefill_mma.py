@@ -55,12 +55,15 @@ def mma_sources() -> Iterator[KernelSource]:
     for dtype, which in itertools.product(CUDA_TYPES, (WHOLE, STATES, OUTPUTS)):
         for state in {DType.FLOAT32, dtype}:
             yield _with_slice(replace(common, dtype=dtype, state=state, D=dtype, bias=dtype), 64).source(which)
+    for dtype, access, which in itertools.product(CUDA_TYPES, (1, 2), (WHOLE, OUTPUTS)):
+        yield _with_slice(replace(common, dtype=dtype, gate_access=access), 64).source(which)
     for head_dim, state_size in ((64, 64), (80, 128), (96, 128), (128, 128), (64, 256), (256, 256), (8, 8), (72, 40)):
         for aligned in (True, False):
             sized = replace(common, head_dim=head_dim, state_size=state_size, aligned=aligned)
-            yield _with_slice(sized, head_dim).source(WHOLE)
+            yield from (_with_slice(replace(sized, gate_access=access), head_dim).source(WHOLE) for access in (0, 2))
     large = replace(common, dtype=DType.FLOAT32, state_size=256, slice=16, parts=1, stages=1, chunk=_SHORT_CHUNK)
     yield from (large.source(which) for which in (WHOLE, STATES, OUTPUTS))
+    yield from (replace(large, gate_access=2).source(which) for which in (WHOLE, OUTPUTS))
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class _Variant:
     stages: int
     aligned: bool
     chunk: int = CHUNK
+    gate_access: int = 0
 
     @property
     def slices(self) -> int:
@@ -106,7 +110,9 @@ class _Variant:
         state = round_up(self.state_size, 16) * narrow
         weights = 128 if self.parts == 1 else self.chunk * _pitch(self.chunk, self.dtype) * self.dtype.itemsize
         decay = 4 * (4 * self.chunk + 4)
-        return round_up(self.stages * round_up(stage, 128) + self.chunk * wide + state + weights + 2 * decay + 72, 128)
+        scalars = 80 if self.gate_access else 72
+        stages = self.stages * round_up(stage, 128)
+        return round_up(stages + self.chunk * wide + state + weights + 2 * decay + scalars, 128)
 
     def source(self, which: int) -> KernelSource:
         defines = {
@@ -121,6 +127,7 @@ class _Variant:
             "PARTS": self.parts,
             "STAGES": self.stages,
             "ALIGNED": self.aligned,
+            "GATE_ACCESS": 0 if which == STATES else self.gate_access,
             "PASS": which,
         }
         return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.aligned)
@@ -128,7 +135,9 @@ class _Variant:
 
 def _mma_variant(scan: Scan, device: DeviceTraits) -> _Variant:
     dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
-    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 1, 2, scan.aligned)
+    variant = _Variant(
+        dtype, state, D, bias, scan.head_dim, scan.state_size, 0, 1, 2, scan.aligned, gate_access=scan.gate_access(2)
+    )
     widest = scan.head_dim
     requested = device.multiprocessors * _BLOCKS_OF_MULTIPROCESSOR
     if scan.rows * scan.heads * 2 <= requested and scan.time <= 2 * CHUNK * _LEAST_SEGMENT_CHUNKS:

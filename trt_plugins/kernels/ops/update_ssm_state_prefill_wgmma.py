@@ -28,6 +28,7 @@ _STAGES, _STATES = 4, 3  # tiles in flight of a whole row, and rounded states
 _UNITS, _SEGMENTS_STAGES = 2, 3  # of a segment: slices of heads that share B and C in a block, and tiles in flight
 _WIDTH = 64  # most columns of a slice
 _LARGEST_STATE = 128
+_UNIT = 8  # elements of an access to y
 _DECAY_BYTES = 4 * (4 * CHUNK + 4) + 4 * 4 * CHUNK  # ChunkDecay and BlockDecay
 _BARRIERS_BYTES = 16  # the two of a stage or state
 # Segments of a row are computed at the same time where blocks would leave multiprocessors idle.
@@ -39,7 +40,9 @@ _MOST_SEGMENTS = 16
 def takes(scan: Scan, device: DeviceTraits) -> bool:
     """Whether this kernel runs the call on the device."""
     data = scan.call.input("x").dtype
-    return device.capability == HOPPER and data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned
+    fits = data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned
+    # Gates that are loaded one by one would take more registers than there are.
+    return device.capability == HOPPER and fits and scan.gate_access(_UNIT) != 1
 
 
 def plan_wgmma(scan: Scan, device: DeviceTraits) -> CallPlan:
@@ -55,7 +58,7 @@ def _choice(scan: Scan, device: DeviceTraits) -> tuple[_Variant, int]:
     """The variant, and into how many segments rows are cut."""
     dtype, state, D, bias = (scan.call.input(name).dtype for name in ("x", "state", "D", "dt_bias"))
     whole = blocks_of(scan.head_dim, _WIDTH)
-    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, whole)
+    variant = _Variant(dtype, state, D, bias, scan.head_dim, scan.state_size, whole, scan.gate_access(_UNIT))
     chunks, processors = blocks_of(scan.time, CHUNK), device.multiprocessors
     if scan.rows * scan.heads * whole >= _BUSY_SHARE * processors:
         return variant, 1
@@ -75,11 +78,14 @@ def wgmma_sources() -> Iterator[KernelSource]:
         for which in (WHOLE, STATES, OUTPUTS):
             for state in (DType.FLOAT32, dtype):
                 yield replace(common, dtype=dtype, state=state, D=dtype, bias=dtype).source(which)
+        for access in (2, _UNIT):
+            yield from (replace(common, dtype=dtype, gate_access=access).source(which) for which in (WHOLE, OUTPUTS))
     for head_dim, state_size in ((64, 64), (80, 128), (96, 128), (128, 128), (256, 128), (8, 8)):
         sized = replace(common, head_dim=head_dim, state_size=state_size, slices=blocks_of(head_dim, _WIDTH))
-        yield from (sized.source(which) for which in (WHOLE, OUTPUTS))
+        gated = replace(sized, gate_access=_UNIT)
+        yield from (variant.source(which) for variant in (sized, gated) for which in (WHOLE, OUTPUTS))
     for slices in (2, 4):
-        yield replace(common, slices=slices).source(WHOLE)
+        yield from (replace(common, slices=slices, gate_access=access).source(WHOLE) for access in (0, _UNIT))
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class _Variant:
     head_dim: int
     state_size: int
     slices: int
+    gate_access: int = 0
 
     def pairs(self, scan: Scan) -> int:
         """Thread blocks of one row and segment, of _UNITS slices."""
@@ -123,6 +130,7 @@ class _Variant:
             "HEAD_DIM": self.head_dim,
             "STATE_SIZE": self.state_size,
             "SLICE": round_up(blocks_of(self.head_dim, self.slices), 8),
+            "GATE_ACCESS": 0 if which == STATES else self.gate_access,
         }
         if which == WHOLE:
             return KernelSource.of(WGMMA_FILE, _ENTRY, defines)
