@@ -22,8 +22,8 @@ KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
 CHANNELS_SINCE, CHANNELS_SHARE = 64, 0.9
 TOLERANCE = 3e-3  # o is bfloat16
 AT_LEAST = {1: 1.2, 8: 1.2}
-# Minimum speed relative to the best peer; flashinfer's time excludes the norms of q and k, ours includes them.
-PREFILL_AT_LEAST = 1 / 1.2
+# Minimum speed relative to the best peer, else 1; flashinfer's time excludes the norms of q and k, ours includes them.
+PREFILL_AT_LEAST = {"b1 L16384": 1 / 0.95}
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 STATES_8BIT = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
@@ -49,7 +49,8 @@ def prefill_cases() -> Iterator[KernelCase]:
     """One row of 1,024 to 16,384 tokens, eight rows of 1,024; rows of 0 to 1,024; rows of 0 to 8, which are walked."""
     for rows, time in ((1, 1024), (1, 4096), (1, 16384), (8, 1024)):
         case = f"b{rows} L{time}"
-        yield _case("gated_delta_rule_prefill", case, [time] * rows, torch.float32, PREFILL_AT_LEAST)
+        at_least = PREFILL_AT_LEAST.get(case, 1.0)
+        yield _case("gated_delta_rule_prefill", case, [time] * rows, torch.float32, at_least)
     for rows, time, name in ((8, 1024, "f32"), (64, LONGEST_WALK, "f32"), (64, LONGEST_WALK, "bf16")):
         lengths = [time * row // (rows - 1) for row in range(rows)]
         yield _case("gated_delta_rule_prefill", f"b{rows} L0-{time} {name} state", lengths, STATES[name])

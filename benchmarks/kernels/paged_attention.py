@@ -38,7 +38,7 @@ CONTIGUOUS = "cuDNN, contiguous"
 # From 8k b8 up: our time over cuDNN's over contiguous tensors, at most.
 OVER_CONTIGUOUS = 1.05
 LARGE = 8 * 8192
-PREFILL_AT_LEAST = 1 / 1.3
+PREFILL_AT_LEAST = 1.0
 # What the float64 reference holds in memory at once: rows at both ends of a batch, tokens at both ends of a row.
 _CHECKED_ROWS, _CHECKED_TOKENS = 4, 128
 _FLASH = {"SDPA flash": SDPBackend.FLASH_ATTENTION}
