@@ -254,11 +254,11 @@ def _hybrid_decode(document: Document) -> str:
     for model, result in document["results"].items():
         cells = []
         for kind in ("decode", "prompt"):
-            ratios = (f"{peer} {number(ratio['median'])}" for peer, ratio in result[f"{kind}_ratios"].items())
+            ratios = (number(ratio["median"]) for ratio in result[f"{kind}_ratios"].values())
             cells.append(f"{kind} {number(result[f'{kind}_tokens_per_s']['ours']['median'])} ({', '.join(ratios)})")
         lines.append(f"- {model}: {', '.join(cells)}")
     lines += _missed_targets(document)
-    return f"{_kept_machine(document)} Median tokens/s (ratios):\n\n" + "\n".join(lines)
+    return f"{_kept_machine(document)} Median tokens/s (times transformers, llama.cpp):\n\n" + "\n".join(lines)
 
 
 def _accelerated_generate(document: Document) -> str:
