@@ -142,7 +142,7 @@ def test_a_kept_run_of_hybrid_families_is_shown() -> None:
     }
     missed = [{"name": "mamba: decode, times transformers", "limit": 3, "value": 2.3, "met": False}]
     text = page(all_documents(), {"hybrid_decode": {**SIZES, "results": {"mamba": result}, "targets": missed}})
-    assert "- mamba: decode 12.3 (transformers 12.3), prompt 12.3 (transformers 12.3)" in text
+    assert "- mamba: decode 12.3 (12.3), prompt 12.3 (12.3)" in text
     assert "- **missed**: decode, times transformers (target 3): mamba 2.3" in text
 
 
