@@ -33,7 +33,7 @@ class BeamGroup(Group):
 
     A beam waits, with nothing to feed, until all beams have their logits; one that was preempted in between is computed
     again with the same result. A continuation with an end token is finished; the search stops when as many
-    are finished as there are beams, or at max_new_tokens.
+    are finished as there are beams, whose answers are then the only ones, or at max_new_tokens.
     """
 
     def __init__(self, submitted: ServingRequest, root: ScheduledSequence, context: GroupContext) -> None:
@@ -85,9 +85,10 @@ class BeamGroup(Group):
             elif len(chosen) < self._width:
                 chosen.append((total, beams[place], token))
         self._continuations = {}
-        last = new_tokens == self._submitted.request.max_new_tokens
-        if last or len(self._done) >= self._width or not chosen:
+        if new_tokens == self._submitted.request.max_new_tokens:
             self._done += [self._hypothesis(beam, token, total, ended=False) for total, beam, token in chosen]
+            chosen = []
+        elif len(self._done) >= self._width:
             chosen = []
         self._beams = self._forked(beams, chosen)
         self.finished = not self._beams
@@ -127,7 +128,7 @@ class BeamGroup(Group):
         if context.tokenizer is not None:
             prompt, params = self._submitted.request.prompt_ids, self._submitted.request.params
             detokenizer = context.tokenizer.detokenizer(prompt, params.skip_special_tokens)
-            shown = ids[:-1] if hypothesis.ended else ids
+            shown = ids[:-1] if hypothesis.ended and not params.include_stop_str_in_output else ids
             text = "".join([*map(detokenizer.push, shown), detokenizer.flush()])
         now = time.perf_counter()
         return Generation(

@@ -32,6 +32,8 @@ def beams_alone(config: RuntimeConfig, prompt: list[int], new: int, width: int, 
             elif len(kept) < width:
                 kept.append((-cost, longer))
         beams = kept
-        if len(beams[0][1]) == new or len(done) >= width:
+        last = len(beams[0][1]) == new
+        if last:
             done += [(-total / len(tokens) ** penalty, tokens) for total, tokens in beams]
+        if last or len(done) >= width:
             return [tokens for _, tokens in sorted(done, key=lambda d: d[0])]
