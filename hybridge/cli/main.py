@@ -85,7 +85,7 @@ app = Commands(
 
 def main() -> NoReturn:
     """The console command: standard output is reserved for results, also when C libraries print."""
-    _open_closed_outputs()
+    _open_closed_streams()
     _keep_standard_output()
     signals = InterruptionHandler()
     signals.install()
@@ -178,11 +178,11 @@ def _reader_left() -> int:
     return READER_LEFT
 
 
-def _open_closed_outputs() -> None:
-    """Open the null device where standard output or error is closed, so that no other file gets the descriptor."""
-    for name in ("stdout", "stderr"):
+def _open_closed_streams() -> None:
+    """Open the null device where a standard stream is closed, so that no other file gets its descriptor."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _keep_standard_output() -> None:
@@ -191,5 +191,5 @@ def _keep_standard_output() -> None:
         copy = os.dup(1)
         os.dup2(2, 1)
     except OSError:
-        return  # Standard input is closed too, and its descriptor is now the null device's: nothing to protect.
+        return  # Another file took a closed stream's descriptor before: nothing to protect.
     sys.stdout = open(copy, "w", encoding=sys.stdout.encoding, errors="replace", buffering=1)  # noqa: SIM115

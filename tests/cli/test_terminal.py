@@ -65,9 +65,17 @@ def test_a_reader_of_the_progress_that_leaves_ends_the_export(checkpoint: Path, 
     assert result.returncode == READER_LEFT and not list(tmp_path.iterdir())
 
 
-def test_closed_outputs_are_no_error() -> None:
-    closed = ["sh", "-c", f"{sys.executable} -m hybridge --version >&- 2>&-"]
-    assert subprocess.run(closed, cwd=ROOT).returncode == 0
+@pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_outputs_are_no_error(closed: str) -> None:
+    command = ["sh", "-c", f"{sys.executable} -m hybridge --version {closed}"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_a_closed_input_is_empty() -> None:
+    """It asks for a prompt, as with an empty one, as no terminal is there to chat on."""
+    command = ["sh", "-c", f"{sys.executable} -m hybridge run nowhere <&-"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith("error: expected one of --prompt")
 
 
 def test_json_is_strict() -> None:
