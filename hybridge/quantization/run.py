@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.errors import CheckpointError
 from hybridge.artifact.folder import sync_path
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
@@ -110,8 +111,9 @@ class QuantizeRun:
         """All tensors of the new files, of which quantised ones are still to be written."""
         progress.start("copy other weights")
         steps = {shard.path.name: f"file {shard.path.name}" for shard in self.source.shards}
-        if any(work.result(step) and not (work.folder / name).is_file() for name, step in steps.items()):
-            # The run was killed while its files were moved to the output.
+        known = {name: work.result(step) for name, step in steps.items()}
+        if not all(header is None or _has_header(work.folder / name, header) for name, header in known.items()):
+            # The run was killed while its files were moved to the output, or they were damaged since.
             work.forget([*steps.values(), *(unit.name for unit in units_of(self.roles.schemes))])
         placed: dict[str, TensorSlot] = {}
         for shard in self.source.shards:
@@ -120,8 +122,10 @@ class QuantizeRun:
                 placed |= read_safetensors(target).tensors
                 continue
             target.unlink(missing_ok=True)
-            placed |= create_shard(shard, target, self.roles.schemes, self.scale, progress)
-            work.finish(steps[shard.path.name], True)
+            created = create_shard(shard, target, self.roles.schemes, self.scale, progress)
+            sync_path(target)
+            work.finish(steps[shard.path.name], created.header_sha256)
+            placed |= created.tensors
         return placed
 
     def matrices(
@@ -153,3 +157,11 @@ class QuantizeRun:
         for shard in self.source.shards:
             check_unchanged(shard)
         return [found[module] for module in slots]
+
+
+def _has_header(path: Path, sha256: str) -> bool:
+    """Whether ``path`` is a whole file with the header of this hash."""
+    try:
+        return read_safetensors(path).header_sha256 == sha256
+    except CheckpointError:
+        return False

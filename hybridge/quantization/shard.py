@@ -21,11 +21,10 @@ from hybridge.quantization.scheme import MatrixContext, Scheme
 
 def create_shard(
     source: SafetensorsFile, target: Path, schemes: Mapping[str, Scheme], scale: DType, progress: Progress
-) -> Mapping[str, TensorSlot]:
+) -> SafetensorsFile:
     """Write the tensors of ``source`` to the new file ``target``, with room for those of the modules in ``schemes``.
 
-    scale: the type of scales. Returns all tensors of the file. CheckpointError: ``source`` is damaged. OSError: the
-    disk is full.
+    scale: the type of scales. CheckpointError: ``source`` is damaged. OSError: the disk is full.
     """
     layout: dict[str, tuple[DType, tuple[int, ...]]] = {}
     copies = []
@@ -44,13 +43,13 @@ def create_shard(
         file.write(safetensors_header(layout))
         file.flush()
         file.truncate(file.tell() + sum(_nbytes(*kind) for kind in layout.values()))
-        placed = read_safetensors(target).tensors
+        created = read_safetensors(target)
         with open_inside(source.path.parent, source.path.name, None, CheckpointError, "fetch it again") as reader:
             for slot in copies:
-                file.seek(placed[slot.name].offset)
+                file.seek(created.tensors[slot.name].offset)
                 copy_tensor(reader, slot, file)
                 progress.advance(slot.nbytes)
-    return placed
+    return created
 
 
 def fill_matrix(

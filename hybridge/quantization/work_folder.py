@@ -14,6 +14,7 @@ from hybridge.artifact.errors import OutputError, SettingError
 from hybridge.artifact.limits import JSON_BYTES
 from hybridge.artifact.temporary_folder import lock_folder
 from hybridge.artifact.untrusted_file import has_file, read_inside
+from hybridge.artifact.user_cache import make_private
 
 _JOURNAL = "journal.jsonl"
 _DIGEST = "digest"
@@ -52,7 +53,8 @@ def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
     """The work folder of ``out``, whose parent exists. ``resume``: continue a run that was killed.
 
     It is removed at the end, also by an error, but not by Ctrl-C. ``digest`` covers all that the results depend on.
-    SettingError: to resume, but that run had another digest. OutputError: another run uses the folder.
+    SettingError: to resume, but that run had another digest. OutputError: another run uses the folder, or another user
+    can change it.
     """
     folder = out.parent / f".{out.name}.hybridge-quantize"
     with _locked(folder, out):
@@ -60,7 +62,8 @@ def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
         if not steps:
             _clear(folder)
             steps = {_DIGEST: digest}
-            _write_journal(folder, steps)
+        # Also anew without a last line that was cut off, which the next one would continue.
+        _write_journal(folder, steps)
         try:
             yield WorkFolder(folder, steps)
         except Exception:
@@ -72,7 +75,7 @@ def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
 @contextlib.contextmanager
 def _locked(folder: Path, out: Path) -> Iterator[None]:
     while True:
-        folder.mkdir(exist_ok=True)
+        _make(folder)
         lock = lock_folder(folder, wait=False)
         if lock is None and os.name == "posix":
             raise OutputError(f"{out}: another run writes it, found {folder} in use: wait for it, or give another path")
@@ -86,6 +89,15 @@ def _locked(folder: Path, out: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _make(folder: Path) -> None:
+    try:
+        make_private(folder)
+    except (PermissionError, FileExistsError) as error:
+        raise OutputError(f"{folder}: {error.strerror}: remove it, or give another path") from error
+    if folder.is_symlink():
+        raise OutputError(f"{folder}: expected a folder, found a link: remove it, or give another path")
 
 
 def _steps(folder: Path, digest: str) -> dict[str, Any]:
