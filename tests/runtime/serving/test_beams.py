@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="transformers' beam search needs tor
 ENDS = (7, 20, 41)
 
 
-class ToyModel(transformers.PreTrainedModel, transformers.GenerationMixin):
+class ToyModel(transformers.PreTrainedModel, transformers.GenerationMixin):  # type: ignore[misc, name-defined]
     """The toy model in transformers, without a cache."""
 
     config_class = transformers.PretrainedConfig
