@@ -15,8 +15,8 @@ INTERNAL_ERROR = 3
 INTERRUPTED = 130
 
 
-class AnswerInterrupted(Exception):
-    """Ctrl-C after a part of an answer was printed."""
+class Interrupted(Exception):
+    """Ctrl-C where something is left; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ def failure_of(error: BaseException) -> Failure:
     """The failure for ``error``."""
     if isinstance(error, HybridgeError):
         return Failure(str(error), error.exit_code)
-    if isinstance(error, AnswerInterrupted):
-        return Failure("interrupted: the answer is not complete", INTERRUPTED)
+    if isinstance(error, Interrupted):
+        return Failure(f"interrupted: {error}", INTERRUPTED)
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
         return Failure("interrupted: the command did not finish and left no partial output", INTERRUPTED)
     if hasattr(error, "format_message"):

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 from hybridge.artifact.version import __version__
-from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, AnswerInterrupted, Failure, failure_of
+from hybridge.cli.failures import BAD_INPUT, INTERRUPTED, Failure, Interrupted, failure_of
 from hybridge.cli.interruption import InterruptionHandler
 from hybridge.cli.parser import Commands
 from hybridge.cli.process_end import end_process
@@ -147,7 +147,7 @@ def _failure(error: BaseException, signals: InterruptionHandler | None) -> Failu
     """The failure for ``error``; after a signal, the interruption."""
     if signals is None or not signals.interrupted:
         return failure_of(error)
-    failure = failure_of(error if isinstance(error, AnswerInterrupted) else KeyboardInterrupt())
+    failure = failure_of(error if isinstance(error, Interrupted) else KeyboardInterrupt())
     return replace(failure, exit_code=signals.exit_code)
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hybridge.cli.failures import Interrupted
 from hybridge.cli.options import CHECKPOINT, JSON, QUIET
 from hybridge.cli.parser import Argument, Command, given, options_of
 from hybridge.cli.terminal import Terminal
 from hybridge.quantization.options import QuantizeOptions
+from hybridge.quantization.work_folder import work_path
 
 
 def _run(checkpoint: Path, out: Path, as_json: bool, quiet: bool, **settings: Any) -> None:
     with Terminal(as_json, quiet) as terminal:
         from hybridge import api
 
-        terminal.report(api.quantize(checkpoint, out, progress=terminal.progress, **given(settings)))
+        try:
+            terminal.report(api.quantize(checkpoint, out, progress=terminal.progress, **given(settings)))
+        except KeyboardInterrupt:
+            if not work_path(out).exists():
+                raise
+            raise Interrupted(f"--resume goes on from the finished layers in {work_path(out)}") from None
 
 
 COMMAND = Command(

@@ -13,7 +13,7 @@ import click
 
 from hybridge.cli.drafts import draft_settings, draft_summary
 from hybridge.cli.engine_option import ENGINE_NAME
-from hybridge.cli.failures import AnswerInterrupted
+from hybridge.cli.failures import Interrupted
 from hybridge.cli.generation_options import DRAFTS, PROMPTS, RECOMMENDED, SAMPLING, one_of, text_of
 from hybridge.cli.generation_report import generation_document, generation_summary, interruption_summary
 from hybridge.cli.options import ARTIFACT, CHECK, JSON, QUIET
@@ -116,7 +116,7 @@ def _generate(
     sampling: SamplingParams,
     terminal: Terminal,
 ) -> Generation:
-    """Stream the text; returns the whole generation. AnswerInterrupted at Ctrl-C after some of it was printed."""
+    """Stream the text; returns the whole generation. Interrupted at Ctrl-C after some of it was printed."""
     pieces: Any
     if messages is not None:
         pieces = llm.chat(messages, sampling, stream=True)
@@ -133,7 +133,7 @@ def _generate(
             raise
         terminal.write("\n")
         terminal.remark(interruption_summary(times, llm.engine.name))
-        raise AnswerInterrupted from None
+        raise Interrupted("the answer is not complete") from None
     terminal.write("\n")
     assert generation is not None
     return generation

@@ -48,6 +48,11 @@ class WorkFolder:
         _write_journal(self.folder, self._steps)
 
 
+def work_path(out: Path) -> Path:
+    """Where the work folder of ``out`` is while a run writes it, and after the run was stopped."""
+    return out.parent / f".{out.name}.hybridge-quantize"
+
+
 @contextlib.contextmanager
 def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
     """The work folder of ``out``, whose parent exists. ``resume``: continue a run that was killed.
@@ -56,7 +61,7 @@ def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
     SettingError: to resume, but that run had another digest. OutputError: another run uses the folder, or another user
     can change it.
     """
-    folder = out.parent / f".{out.name}.hybridge-quantize"
+    folder = work_path(out)
     with _locked(folder, out):
         steps = _steps(folder, digest) if resume else {}
         if not steps:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hybridge.quantization import quantizer, run
 from tests.cli.command import hybridge
 
 Capture = pytest.CaptureFixture[str]
@@ -21,6 +23,23 @@ def test_report(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
     assert table.code == 0 and "int8, groups of 32" in table.out and "8.50" in table.out
     described = hybridge(capfd, "inspect", tmp_path / "out", "--json")
     assert described.code == 0 and described.document["refusal"] is None
+
+
+def test_an_interruption_names_what_is_left(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    arguments = ("quantize", checkpoint, tmp_path / "out", "--method", "rtn")
+    monkeypatch.setattr(run, "check_unchanged", interrupt)
+    outcome = hybridge(capfd, *arguments)
+    left = tmp_path / ".out.hybridge-quantize"
+    assert outcome.code == 130 and left.is_dir()
+    assert outcome.error == f"interrupted: --resume goes on from the finished layers in {left}"
+    monkeypatch.setattr(quantizer, "work_folder", interrupt)
+    shutil.rmtree(left)
+    assert hybridge(capfd, *arguments).error == "interrupted: the command did not finish and left no partial output"
 
 
 def test_errors_name_flags(capfd: Capture, checkpoint: Path, tmp_path: Path) -> None:
