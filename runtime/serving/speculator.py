@@ -20,13 +20,15 @@ from hybridge.runtime.speculation import (
     SpeculationSettings,
     StepCost,
 )
-from hybridge.runtime.speculation.draft_length import expected_tokens
+from hybridge.runtime.speculation.draft_length import USUAL_ACCEPTANCE, expected_tokens
 from hybridge.runtime.speculation.probes import Probes
 
 # Steps without draft tokens that are timed for each number of rows; the first may include preparation.
 _COMPARED = 2
 # Of steps that repeat the one before them, without draft tokens, one in so many is measured.
 _OBSERVED_REPEATS = 8
+# Weight of the sequence that ended last in the acceptance with which others begin.
+_NEWEST_SEQUENCE = 0.5
 
 
 class Speculator:
@@ -50,6 +52,7 @@ class Speculator:
         self._chosen = self.metrics.chosen
         self._drafter = settings.make_drafter()
         self._counts: dict[int, DraftLength] = {}
+        self._usual = USUAL_ACCEPTANCE
         # By sequence, of the step in progress.
         self._proposals: dict[int, Proposal] = {}
         # Rows that decode in it, and whether its draft tokens were dropped because they would not pay.
@@ -122,7 +125,7 @@ class Speculator:
         self._rows = rows
         for sequence, room, limit, group in sequences:
             if sequence.id not in self._counts:
-                self._counts[sequence.id] = self._settings.make_count(limit, self.cost)
+                self._counts[sequence.id] = self._settings.make_count(limit, self.cost, self._usual)
             count = self._counts[sequence.id]
             if isinstance(self._drafter, NgramDrafter):
                 count.foresee(self._drafter.index(sequence.id).foreseen(sequence.tokens))
@@ -255,8 +258,14 @@ class Speculator:
             self.runner.fork(parent, child)
 
     def forget(self, sequence: int) -> None:
-        """Forget an ended sequence."""
-        self._counts.pop(sequence, None)
+        """Forget an ended sequence.
+
+        Others begin with its acceptance, if that is known without draft tokens: else a few sequences that accept none
+        would keep all later ones from trying.
+        """
+        count = self._counts.pop(sequence, None)
+        if count is not None and self._settings.foresees:
+            self._usual += _NEWEST_SEQUENCE * (count.acceptance - self._usual)
         self._drafter.forget(sequence)
 
     def _checked(self, proposal: Proposal) -> Proposal:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from hybridge.runtime.speculation.probes import Probes
 
-# Assumed of a sequence without history: two tokens of three accepted.
-_PRIOR_ACCEPTED, _PRIOR_TRIED = 2.0, 3.0
+# Assumed of a sequence without history: the usual share of three tokens accepted, two if nothing is known.
+USUAL_ACCEPTANCE, _PRIOR_TRIED = 2 / 3, 3.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95
 # Where draft tokens do not pay, steps until the count is chosen again, at first.
@@ -33,14 +33,19 @@ class DraftLength:
     accepted / tried, where those tried are the accepted tokens and the first rejected one, and those that a drafter
     would have proposed. Ties go to the shorter. Where no count pays, the best of 1 and more is tried again now and then
     (``probes``). foresees: the drafter tells what it would have proposed (``foresee``), so that the count is chosen
-    again before that.
+    again before that. usual: the acceptance to begin with.
     """
 
     def __init__(
-        self, most: int, cost: float | Callable[[int, int], float], adaptive: bool = True, foresees: bool = False
+        self,
+        most: int,
+        cost: float | Callable[[int, int], float],
+        adaptive: bool = True,
+        foresees: bool = False,
+        usual: float = USUAL_ACCEPTANCE,
     ) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
-        self._accepted, self._tried = _PRIOR_ACCEPTED, _PRIOR_TRIED
+        self._accepted, self._tried = _PRIOR_TRIED * usual, _PRIOR_TRIED
         self.probes = Probes(_EVALUATED) if foresees else Probes()
 
     @property

@@ -10,7 +10,7 @@ from hybridge.artifact.call_arguments import known_arguments
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.artifact.settings import checked_int
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
-from hybridge.runtime.speculation.draft_length import DraftLength
+from hybridge.runtime.speculation.draft_length import USUAL_ACCEPTANCE, DraftLength
 from hybridge.runtime.speculation.drafter import Drafter
 from hybridge.runtime.speculation.ngram_drafter import NgramDrafter
 from hybridge.runtime.speculation.step_cost import StepCost
@@ -91,8 +91,13 @@ class SpeculationSettings:
             )
         return self.drafter
 
-    def make_count(self, limit: int | None, measured: StepCost) -> DraftLength:
-        """The counter of one sequence, whose request allows at most ``limit`` draft tokens."""
+    @property
+    def foresees(self) -> bool:
+        """Whether the drafter tells what it would have proposed, without cost."""
+        return self.drafter == NGRAM
+
+    def make_count(self, limit: int | None, measured: StepCost, usual: float = USUAL_ACCEPTANCE) -> DraftLength:
+        """The counter of one sequence, whose request allows at most ``limit`` draft tokens; ``usual``: as there."""
         most = self.tokens if limit is None else min(limit, self.tokens)
         cost = measured.relative_time if self.draft_token_cost is None else self.draft_token_cost
-        return DraftLength(most, cost, self.adaptive, foresees=self.drafter == NGRAM)
+        return DraftLength(most, cost, self.adaptive, self.foresees, usual)

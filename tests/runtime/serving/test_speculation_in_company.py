@@ -9,6 +9,7 @@ import pytest
 
 from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.speculation import DraftRequest, Proposal, SpeculationSettings
+from tests.runtime.serving.test_speculation import PartlyRight
 from tests.runtime.serving.toy_loop import answers, make_request, run_all, toy_loop
 from tests.runtime.toy_engine import HYBRID
 from tests.runtime.toy_paged_engine import VOCAB, paged_config, toy_greedy
@@ -138,3 +139,18 @@ def test_a_request_that_arrives_while_others_wait_gets_draft_tokens(monkeypatch:
         loop.step()
     assert len(loop._speculator._counts) == waited + 1
     run_all(loop)
+
+
+def test_what_one_answer_accepts_is_expected_of_the_next_only_where_no_try_is_needed_to_know() -> None:
+    """Look-up, which is never right here, is not tried again; another drafter, as wrong, is."""
+    for drafter, again in (("ngram", False), (PartlyRight(paged_config(HYBRID), [0]), True)):
+        speculation = SpeculationSettings(MOST, drafter, shortest=1, draft_token_cost=0.3)
+        loop, _ = toy_loop(HYBRID, speculation=speculation, max_seq_len=60)
+        proposed = []
+        for seed in range(5):
+            before = loop.speculation.proposed
+            loop.add(make_request(np.random.default_rng(seed).integers(0, VOCAB, 30).tolist(), 14))
+            run_all(loop)
+            proposed.append(loop.speculation.proposed - before)
+        assert proposed[0] and bool(proposed[-1]) is again
+        assert again or not loop.speculation.accepted

@@ -74,6 +74,11 @@ def test_the_estimate_is_the_share_of_accepted_draft_tokens() -> None:
     assert abs(np.mean(seen[100:]) - 0.7) < 0.01
 
 
+def test_a_sequence_begins_with_the_usual_acceptance() -> None:
+    first = [DraftLength(6, 0.4, usual=usual).choose() for usual in (0.1, 0.5, 0.95)]
+    assert first[0] == 0 < first[1] < first[2] == 6
+
+
 def test_a_fixed_count_stays() -> None:
     count = DraftLength(3, 1.0, adaptive=False)
     count.observe(3, 0)
