@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from typing import TypeVar
+from typing import NamedTuple
 
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
 # step, so that the slope is defined even if all steps have the same number of draft tokens.
 _PRIOR_POINTS, _PRIOR_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
-# Steps of each kind to remember; their lower quartile counts, as other work only ever delays a step.
-_STEPS = 9
-# Of a kind with draft tokens, the fewest steps that count: one alone may have been delayed, and where drafting does not
-# seem to pay, the next one comes late.
-_FEWEST = 3
-# Steps that take so many times as long as steps with more draft tokens were delayed.
-_DELAYED = 1.2
-Kind = TypeVar("Kind", int, float)
+# Steps of each kind to remember. The time that one in so many stay below is that of steps that nothing delayed: other
+# work on the machine only ever delays a step, but may delay most of them.
+_STEPS, _UNDELAYED = 16, 8
+# Of a kind with draft tokens, the fewest steps that count (one alone may have been delayed, and where drafting does not
+# seem to pay, the next one comes late), and so many that their time bounds that of kinds with fewer.
+_FEWEST, _MANY = 3, 8
 
 
 class StepCost:
@@ -29,14 +26,13 @@ class StepCost:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
-        self._plain_seconds: dict[int, float] = {}
+        self._plain: dict[int, _Times] = {}
         self._begun: set[tuple[int, int]] = set()
         self._lines: dict[int, _Line] = {}
 
     def knows(self, rows: int) -> bool:
         """Whether a step of ``rows`` rows without draft tokens has been measured."""
-        return rows in self._plain_seconds
+        return rows in self._plain
 
     def relative_time(self, draft_tokens: float, rows: int = 1) -> float:
         """Relative time of a step of ``rows`` rows with this many draft tokens per row; 1.0 without any."""
@@ -47,9 +43,11 @@ class StepCost:
         if (rows, draft_tokens) not in self._begun:
             self._begun.add((rows, draft_tokens))
         elif not draft_tokens:
-            self._plain_seconds[rows] = _latest(self._plain, rows, seconds)[1]
-        elif (plain := self._plain_seconds.get(rows, 0.0)) > 0:
-            self._line(rows).observe(round(draft_tokens / rows, 1), seconds / plain - 1.0)
+            plain = self._plain.setdefault(rows, _Times())
+            if plain.add(seconds):
+                self._line(rows).set_plain(rows, plain.undelayed)
+        elif rows in self._plain:
+            self._line(rows).observe(rows, round(draft_tokens / rows, 1), seconds)
 
     def _line(self, rows: int) -> _Line:
         about = (rows - 1).bit_length()
@@ -58,47 +56,87 @@ class StepCost:
         return self._lines[about]
 
 
-class _Line:
-    """Extra time of steps with similar numbers of rows, by draft tokens per row."""
+class _Times:
+    """Seconds of the latest steps of one kind; ``undelayed``: of those that nothing delayed."""
 
     def __init__(self) -> None:
-        self._extra: dict[float, deque[float]] = {}
-        # By draft tokens per row: number of measured steps and their extra time.
-        self._points: dict[float, tuple[float, float]] = {}
-        self._fixed, self._slope = self._fitted()
+        self._latest = deque[float](maxlen=_STEPS)
+        self.undelayed = 0.0
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def add(self, seconds: float) -> bool:
+        """Whether ``undelayed`` changes with a step that took ``seconds``."""
+        self._latest.append(seconds)
+        before, self.undelayed = self.undelayed, sorted(self._latest)[len(self._latest) // _UNDELAYED]
+        return self.undelayed != before
+
+
+class _Point(NamedTuple):
+    """Draft tokens per row, the number of steps that had as many, and their time beyond that of one without."""
+
+    draft_tokens: float
+    steps: int
+    extra: float
+
+
+class _Line:
+    """Relative time of steps with similar numbers of rows, by draft tokens per row."""
+
+    def __init__(self) -> None:
+        # Seconds without draft tokens by rows, and of steps with them by rows and draft tokens per row.
+        self._plain: dict[int, float] = {}
+        self._times: dict[tuple[int, float], _Times] = {}
+        self._fixed, self._slope = _fitted([])
+        self._is_fitted = True
 
     def relative_time(self, draft_tokens: float) -> float:
+        if not self._is_fitted:
+            self._fixed, self._slope = _fitted(_bounded(self._points()))
+            self._is_fitted = True
         return 1.0 + self._fixed + self._slope * draft_tokens
 
-    def observe(self, draft_tokens: float, extra: float) -> None:
-        """Record a step that took 1 + ``extra`` times as long as one without draft tokens."""
-        point = _latest(self._extra, draft_tokens, extra)
-        if point[0] >= _FEWEST:
-            self._points[draft_tokens] = point
-            self._fixed, self._slope = self._fitted()
+    def set_plain(self, rows: int, seconds: float) -> None:
+        """Record how long a step of ``rows`` rows without draft tokens takes."""
+        self._plain[rows], self._is_fitted = seconds, False
 
-    def _fitted(self) -> tuple[float, float]:
-        """Intercept and slope, both at least 0."""
-        weight = first = second = extra = product = 0.0
-        prior = [(draft_tokens, (_PRIOR_WEIGHT, value)) for draft_tokens, value in _PRIOR_POINTS]
-        for draft_tokens, (share, value) in (*prior, *self._undelayed()):
-            weight, first, second = weight + share, first + share * draft_tokens, second + share * draft_tokens**2
-            extra, product = extra + share * value, product + share * draft_tokens * value
-        slope = max(0.0, (weight * product - first * extra) / (weight * second - first * first))
-        return max(0.0, (extra - slope * first) / weight), slope
+    def observe(self, rows: int, draft_tokens: float, seconds: float) -> None:
+        """Record a step of ``rows`` rows with ``draft_tokens`` per row that took ``seconds``."""
+        times = self._times.setdefault((rows, draft_tokens), _Times())
+        if times.add(seconds) or len(times) < _STEPS:
+            self._is_fitted = False
 
-    def _undelayed(self) -> list[tuple[float, tuple[float, float]]]:
-        """The points; where steps with more draft tokens often took much less time, those with fewer count as these."""
-        found, least = [], math.inf
-        for draft_tokens, (share, extra) in sorted(self._points.items(), reverse=True):
-            if share == _STEPS:
-                least = min(least, extra)
-            found.append((draft_tokens, (share, least if 1 + extra > _DELAYED * (1 + least) else extra)))
-        return found
+    def _points(self) -> list[_Point]:
+        return [
+            _Point(draft_tokens, len(times), times.undelayed / plain - 1.0)
+            for (rows, draft_tokens), times in self._times.items()
+            if len(times) >= _FEWEST and (plain := self._plain.get(rows, 0.0)) > 0
+        ]
 
 
-def _latest(steps: dict[Kind, deque[float]], kind: Kind, value: float) -> tuple[float, float]:
-    """Add ``value`` to the latest ``steps`` of a kind; returns their number and lower quartile."""
-    known = steps.setdefault(kind, deque(maxlen=_STEPS))
-    known.append(value)
-    return float(len(known)), sorted(known)[(len(known) - 1) // 4]
+def _bounded(points: list[_Point]) -> list[_Point]:
+    """``points``, of which those of fewer steps exceed no time that follows from one of many.
+
+    More draft tokens take no less time than fewer, and at most in proportion more.
+    """
+    many = [each for each in points if each.steps >= _MANY]
+    return [
+        point
+        if point.steps >= _MANY
+        else point._replace(
+            extra=min([point.extra, *(each.extra * max(1.0, point.draft_tokens / each.draft_tokens) for each in many)])
+        )
+        for point in points
+    ]
+
+
+def _fitted(points: list[_Point]) -> tuple[float, float]:
+    """Intercept and slope, both at least 0."""
+    weight = first = second = extra = product = 0.0
+    prior = ((draft_tokens, _PRIOR_WEIGHT, value) for draft_tokens, value in _PRIOR_POINTS)
+    for draft_tokens, share, value in (*prior, *points):
+        weight, first, second = weight + share, first + share * draft_tokens, second + share * draft_tokens**2
+        extra, product = extra + share * value, product + share * draft_tokens * value
+    slope = max(0.0, (weight * product - first * extra) / (weight * second - first * first))
+    return max(0.0, (extra - slope * first) / weight), slope

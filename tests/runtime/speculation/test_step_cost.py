@@ -44,6 +44,23 @@ def test_times_of_many_rows_do_not_apply_to_one() -> None:
     assert cost.relative_time(0.5, 5) == cost.relative_time(0.5, 8)
 
 
+@pytest.mark.parametrize(("share", "most"), [(0.2, 0), (0.4, 2)])
+def test_delayed_steps_change_hardly_any_choice(share: float, most: int) -> None:
+    """A share of the steps of all kinds takes up to fifty times as long; some kinds are rare."""
+    changed = []
+    for seed in range(100):
+        rng, delayed, exact = np.random.default_rng(seed), StepCost(), StepCost()
+        fixed, slope, acceptance = rng.uniform((0.2, 0.0, 0.5), (2.5, 0.2, 1.0))
+        for draft_tokens in (0, *rng.choice(8, 300, p=np.array([8, 1, 1, 1, 1, 1, 2, 8]) / 23)):
+            seconds = 2e-4 * (1 + (fixed + slope * draft_tokens) * (draft_tokens > 0))
+            delayed.observe(1, int(draft_tokens), seconds * (rng.uniform(1.5, 50) if rng.random() < share else 1))
+            exact.observe(1, int(draft_tokens), seconds)
+        first, second = (DraftLength(7, cost.relative_time, usual=acceptance) for cost in (delayed, exact))
+        if first.choose() != second.choose():
+            changed.append(seed)
+    assert len(changed) <= most, changed
+
+
 def test_delays_for_other_reasons_change_no_estimate() -> None:
     """The first step of a kind, and up to four of nine later ones."""
     cost = StepCost()
