@@ -174,7 +174,7 @@ class SamplingParams:
             "prompt_logprobs": _optional("prompt_logprobs", self.prompt_logprobs, 0, most),
             "speculative_tokens": _optional("speculative_tokens", self.speculative_tokens, 0),
             "n": integer("n", self.n, 1, limits.REQUEST_ANSWERS),
-            "beam_width": integer("beam_width", self.beam_width, 0),
+            "beam_width": integer("beam_width", self.beam_width, 0, limits.REQUEST_ANSWERS),
             "ignore_eos": boolean("ignore_eos", self.ignore_eos),
             "skip_special_tokens": boolean("skip_special_tokens", self.skip_special_tokens),
             "include_stop_str_in_output": boolean("include_stop_str_in_output", self.include_stop_str_in_output),

@@ -58,6 +58,7 @@ def test_single_values_and_numpy_scalars_are_normalised() -> None:
         ("logprobs", True),
         ("skip_special_tokens", None),
         ("n", 2**40),
+        ("beam_width", 129),
         ("logprobs", 65),
         ("prompt_logprobs", -1),
         ("min_tokens", -1),
