@@ -29,13 +29,13 @@ def known_arguments(called: T) -> T:
 def checked_path(name: str, value: object) -> Path:
     """``value`` as a path; SettingError, which calls it ``name``, for anything else."""
     found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(found, str) or "\0" in found:
+    if not found or not isinstance(found, str) or "\0" in found:
         raise bad_value(name, "a path", value)
     try:
         os.lstat(found)
     except OSError as error:  # others say what is wrong where the file is opened
         if error.errno == errno.ENAMETOOLONG:
-            raise bad_value(name, "a shorter path", value) from error
+            raise bad_value(name, "a shorter path", found) from error
     return Path(found)
 
 

@@ -44,7 +44,8 @@ class Value(click.ParamType):
 
 
 def _path(text: str) -> Path:
-    if "\0" in text:
+    # An empty one is a shell's variable without a value, not the current folder.
+    if not text or "\0" in text:
         raise ValueError
     return Path(text)
 

@@ -76,6 +76,7 @@ def test_no_command_is_a_usage_error(capfd: Capture) -> None:
         (("fly",), "fly"),
         (("export",), "CHECKPOINT"),
         (("export", "a"), "OUT"),
+        (("export", "", "b"), "checkpoint: expected a path, found ''"),
         (("export", "a", "b", "--wings"), "--wings"),
         (
             ("export", "a", "b", "--dtype", "int8"),

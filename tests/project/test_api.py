@@ -51,7 +51,9 @@ def test_import_is_light() -> None:
         (lambda: hybridge.verify("c", b"o"), "out: expected a path, found b'o'"),
         (lambda: hybridge.build_engine("a\0b"), "out: expected a path, found"),
         (lambda: hybridge.inspect(None), "path: expected a path, found None"),
+        (lambda: hybridge.inspect(""), "path: expected a path, found ''"),
         (lambda: hybridge.inspect("x" * 5000), "path: expected a shorter path, found 'xxx"),
+        (lambda: hybridge.inspect(Path("x" * 5000)), "path: expected a shorter path, found 'xxx"),
         (lambda: hybridge.LLM(None), "path: expected a path, found None"),
         (lambda: hybridge.LLM("o", engine_folder=5), "engine_folder: expected a path, found 5"),
         (
