@@ -19,8 +19,10 @@ from hybridge.runtime.sandbox.grammar import grammar_error
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Threads that compute masks, and lexers that a grammar gets for them; more would slow down the engine.
+# Threads that compute masks; more would slow down the engine. Lexers that a grammar gets for them: with as many as
+# threads, some thread often waits for a lexer.
 MOST_THREADS = max(1, min(12, os.cpu_count() or 1))
+MOST_LEXERS = min(32, 3 * MOST_THREADS)
 
 # Answers, the same by lexer, and matchers with their rows.
 Arrangement = tuple[list["GrammarTokens"], list["GrammarTokens"], list[tuple["LLMatcher", int]]]

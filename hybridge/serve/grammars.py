@@ -17,7 +17,7 @@ from hybridge.runtime.async_llm import AsyncLLM
 from hybridge.runtime.sampling import AllowedTokens
 from hybridge.runtime.sandbox.grammar import compiled, grammar_error, vocabulary
 from hybridge.runtime.sandbox.process import LimitedProcess, LimitError, ProcessLimits
-from hybridge.serve.grammar_tokens import MOST_THREADS, GrammarCopies, MaskBatch
+from hybridge.serve.grammar_tokens import MOST_LEXERS, GrammarCopies, MaskBatch
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Compiled grammars that a model stores.
 _COMPILED, _COMPILED_CHARACTERS = 64, 4 << 20
 # Seconds in which further matchers of a grammar are compiled.
-_COPYING = 0.02
+_COPYING = 0.05
 # Seconds until a request no longer waits for the child and for this process to compile its grammar.
 _WAIT = 4 * GRAMMAR_SECONDS
 # Between the parts of a JSON value: a space, or a line break with an indentation. A model may not stop writing spaces.
@@ -68,7 +68,7 @@ def grammar_copies(tokens: LLTokenizer, grammar: str) -> GrammarCopies:
     """
     begin = time.perf_counter()
     matchers = [compiled(tokens, grammar)]
-    while len(matchers) < MOST_THREADS and time.perf_counter() - begin < _COPYING:
+    while len(matchers) < MOST_LEXERS and time.perf_counter() - begin < _COPYING:
         matchers.append(compiled(tokens, grammar))
     return GrammarCopies(matchers)
 
