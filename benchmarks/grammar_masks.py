@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
@@ -133,6 +133,21 @@ class TimedEngine(ModelFreeEngine):
         assert isinstance(result, TimedResult)
         self._packed.fill(samplings)
         return self._sampling(result, samplings)
+
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        assert isinstance(result, TimedResult)
+        self._packed.prepare(samplings)
+        if not arrived():
+            return None
+        self._packed.set_masks()
+        return self._sampling(result, samplings), self.launch_next(result, inputs, feeding)
 
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TimedResult:
         return self.launch(inputs, feeding.samplings)

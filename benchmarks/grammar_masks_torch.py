@@ -93,6 +93,18 @@ class ScriptedEngine(TorchPagedEngine):
         own = result.device_result if isinstance(result, ScriptedResult) else result
         return super().launch_next(own, inputs, feeding)
 
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        own = result.device_result if isinstance(result, ScriptedResult) else result
+        found = super().choose_and_launch_next(own, samplings, inputs, feeding, arrived)
+        return None if found is None else (ScriptedResult(self, found[0], len(samplings)), found[1])
+
     def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> StepResult:  # type: ignore[override]
         return ScriptedResult(self, super().choose(result, samplings), len(samplings))
 

@@ -61,24 +61,24 @@ class MaskBatch:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybridge-masks")
         started, waiting = Event(), self._waiting
         with suppress(RuntimeError):  # closed
-            job = self._thread.submit(self._compute, waiting, started)
+            masks = np.empty((len(waiting), self._words), np.int32)
+            job = self._thread.submit(self._compute, waiting, masks, started)
             self._waiting = []
-            for each in waiting:
-                each.job = job
+            for each, mask in zip(waiting, masks.view(np.uint32), strict=True):
+                each.job, each.in_job = job, mask
             # Let the job take the GIL now: otherwise it starts up to 5 ms later, when this thread next releases it.
             started.wait()
 
     def compute(self) -> None:
         """Compute the mask of each answer that needs one."""
         waiting, self._waiting = self._waiting, []
-        self._compute(waiting)
+        self._compute(waiting, np.empty((len(waiting), self._words), np.int32))
 
-    def _compute(self, waiting: list[GrammarTokens], started: Event | None = None) -> None:
-        """``started`` is set when the rest needs no GIL, and after an error."""
+    def _compute(self, waiting: list[GrammarTokens], masks: np.ndarray, started: Event | None = None) -> None:
+        """Write ``masks`` [answers, words] int32. ``started`` is set when the rest needs no GIL, and after an error."""
         try:
             from llguidance.numpy import consume_token_par, fill_next_token_bitmask, fill_next_token_bitmask_par
 
-            masks = np.empty((len(waiting), self._words), np.int32)
             by_lexer, rows = self._arrangement(waiting)
             tokens = [(each.matcher, token) for each in by_lexer if (token := each.only_token()) >= 0]
             if tokens:
@@ -94,7 +94,7 @@ class MaskBatch:
         else:
             fill_next_token_bitmask_par(self._executor, rows, masks)
         for each, mask in zip(waiting, masks.view(np.uint32), strict=True):
-            each.computed = mask
+            each.computed = mask if each.in_job is None else each.in_job
 
     def _arrangement(self, waiting: list[GrammarTokens]) -> tuple[list[GrammarTokens], list[tuple[LLMatcher, int]]]:
         """``waiting`` by lexer, and their matchers, each with its row of the masks.
@@ -127,6 +127,8 @@ class GrammarTokens:
         self.matcher, self._stops, self._batch, self.lexer = matcher, stops, batch, lexer
         self.computed: np.ndarray | None = None
         self.job: Future[None] | None = None
+        # The mask that the job computes.
+        self.in_job: np.ndarray | None = None
         # Accepted, but not given to the matcher yet.
         self._tokens: list[int] = []
         batch.add(self)
@@ -147,12 +149,16 @@ class GrammarTokens:
         """As ``AllowedTokens`` says; the same for all answers of a batch."""
         return self._batch.begin
 
+    def coming(self) -> np.ndarray | None:
+        """As ``AllowedTokens`` says."""
+        return self.in_job if self.computed is None else self.computed
+
     def fork(self) -> GrammarTokens:
         """As ``AllowedTokens`` says."""
         self._finish_job()
         self.follow()
         found = copy(self)
-        found.matcher, found._tokens = self.matcher.deep_copy(), []
+        found.matcher, found._tokens, found.in_job = self.matcher.deep_copy(), [], None
         if found.computed is None:
             self._batch.add(found)
         return found
@@ -163,7 +169,7 @@ class GrammarTokens:
             self._finish_job()
         self._tokens.append(token)
         if self.computed is not None:  # otherwise it is already waiting for its mask
-            self.computed = None
+            self.computed = self.in_job = None
             self._batch.add(self)
 
     def only_token(self) -> int:

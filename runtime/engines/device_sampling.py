@@ -125,8 +125,17 @@ class DeviceSampling(Generic[LogitsT]):
     def fill(self, samplings: Mapping[int, TokenSampling]) -> None:
         """Set how the next step's tokens are chosen, by row of its logits; the last step that was sampled with it must
         have finished."""
+        self.prepare(samplings)
+        self.send()
+
+    def prepare(self, samplings: Mapping[int, TokenSampling]) -> None:
+        """``fill`` without the masks, which need not be computed yet: ``send`` follows when they are."""
+        self._chosen = self._packed.prepare(samplings)
+
+    def send(self) -> None:
+        """Send the device what ``prepare`` was given, but for the settings."""
         packed = self._packed
-        self._chosen = packed.fill(samplings)
+        packed.set_masks()
         if packed.edited:
             self._edits.send(0, packed.edited * edit_type().itemsize)
         if packed.masked:

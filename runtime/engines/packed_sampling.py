@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class PackedSampling:
         self._rows = len(settings) // 2 if lists else len(settings)
         self._lists = lists
         self.edited, self.masked = 0, list[int]()
+        # Of ``prepare``, for ``set_masks``: masks by row that differ from those that are there.
+        self._changed: list[tuple[int, np.ndarray]] = []
         # The array last written to each mask; masks are never modified, so the same array means the same bits.
         self._known: list[np.ndarray | None] = [None] * self._rows
         # The last settings filled in; None where they cannot be reused when they are equal.
@@ -37,14 +39,21 @@ class PackedSampling:
 
         A row with logits processors, or with more edits than there is room for, is left to the host.
         """
-        table, self.edited, self.masked = self._settings, 0, []
+        chosen = self.prepare(samplings)
+        self.set_masks()
+        return chosen
+
+    def prepare(self, samplings: Mapping[int, TokenSampling]) -> frozenset[int]:
+        """``fill`` without the masks, which need not be computed yet: ``set_masks`` writes them."""
+        table, self.edited, self.masked, self._changed = self._settings, 0, [], []
         chosen_by = [(how.params, how.words, how.process, how.edits is None) for how in samplings.values()]
         masks = [(row, how.edits) for row, how in samplings.items() if how.edits is not None]
         filled = (list(samplings), chosen_by) if all(edits.is_mask for _, edits in masks) else None
         if filled is not None and self._filled == filled:
             # Only the positions and the masks have changed.
             table["position"][list(samplings)] = [how.position for how in samplings.values()]
-            self._set_masks([(row, edits.allowed) for row, edits in masks if self._known[row] is not edits.allowed])
+            for row, edits in masks:
+                self._change(row, edits.allowed)
             return self._chosen
         self._filled = filled
         table[...] = 0
@@ -115,13 +124,16 @@ class PackedSampling:
         setting["edits_begin"], setting["edits_end"] = begin, end
         if edits.allowed is not None:
             setting["masked"] = 1
-            if self._known[row] is not edits.allowed:
-                self._set_masks([(row, edits.allowed)])
+            self._change(row, edits.allowed)
         return True
 
-    def _set_masks(self, masks: Sequence[tuple[int, np.ndarray | None]]) -> None:
-        """Write masks that have changed, by row."""
-        found = [(row, mask) for row, mask in masks if mask is not None]
+    def _change(self, row: int, mask: np.ndarray | None) -> None:
+        if mask is not None and self._known[row] is not mask:
+            self._changed.append((row, mask))
+
+    def set_masks(self) -> None:
+        """Write the masks that differ from those that are there."""
+        found, self._changed = self._changed, []
         for row, mask in found:
             self._known[row] = mask
         rows = [row for row, _ in found]
@@ -132,7 +144,7 @@ class PackedSampling:
         else:
             for row, mask in found:
                 self._masks[row] = mask
-        self.masked += rows
+        self.masked = rows
 
 
 def merged_edits(edits: LogitEdits) -> np.ndarray:

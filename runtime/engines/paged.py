@@ -216,6 +216,21 @@ class PagedEngine(ABC):
         """
         raise AssertionError("an engine that does not chain steps was asked to")
 
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        """``choose``, then ``launch_next``, with both made ready before ``arrived`` is called, once.
+
+        It waits for the masks of ``samplings``, whose arrays are not read before; False: there are none. None, and
+        nothing has been enqueued, then, and where the engine cannot do this for these rows.
+        """
+        return None
+
     @property
     def runs_ahead(self) -> bool:
         """Whether ``launch`` returns while a device still works: the host has time for other things then."""

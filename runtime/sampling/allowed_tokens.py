@@ -19,7 +19,8 @@ class AllowedTokens(Protocol):
     With a method ``fork() -> AllowedTokens``, a copy that follows the same answer by itself, tokens after draft tokens
     can be sampled on a GPU. A method ``prepare()`` is called at the beginning, and when all answers of a step have
     their tokens: it may begin to compute the next masks in another thread. What it raises is ignored; ``mask`` has to
-    raise it.
+    raise it. With a method ``coming() -> np.ndarray | None``, the uint32 array that ``mask`` will return once it is
+    computed, a GPU's next step is made ready before that.
     """
 
     def mask(self) -> np.ndarray:

@@ -110,6 +110,21 @@ class AnswerHistory:
             presence=params.presence_penalty,
         )
 
+    def coming_edits(self, vocab: int) -> LogitEdits | None:
+        """``edits`` with a mask that is still being computed, until ``has_arrived``; None where that is not known."""
+        coming = getattr(self._changing, "coming", None)
+        if coming is None or not self.only_allows or self._params.allowed_token_ids is not None:
+            return None
+        mask = coming()
+        return None if mask is None or mask.shape != (-(-vocab // 32),) else only_allowed(mask)
+
+    def has_arrived(self, edits: LogitEdits) -> bool:
+        """Wait for the mask of ``edits``, which ``coming_edits`` gave; False where computing it failed."""
+        try:
+            return self._changing is not None and self._changing.mask() is edits.allowed
+        except Exception:
+            return False  # ``edits`` raises it again
+
     def _mask(self, vocab: int) -> np.ndarray | None:
         if self._allowed is None and self._params.allowed_token_ids is not None:
             self._allowed = _shared_mask(self._params.allowed_token_ids, vocab)

@@ -73,6 +73,19 @@ class Sampler:
             edits, process = NO_EDITS, partial(_failed, error)
         return TokenSampling(self._params, self._words, self._position, edits, process)
 
+    def draw_ahead(self, vocab: int) -> TokenSampling | None:
+        """``draw`` with a mask that is still being computed, until ``mask_arrived``; None where it cannot."""
+        if self._history is None or not self.masks_follow:
+            return None if self.waits_for_masks else self.draw(vocab)
+        edits = self._history.coming_edits(vocab)
+        return None if edits is None else TokenSampling(self._params, self._words, self._position, edits)
+
+    def mask_arrived(self, ahead: TokenSampling) -> bool:
+        """Wait for the mask of ``ahead``, which ``draw_ahead`` gave; False where it failed: ``draw`` says why."""
+        if self._history is None or ahead.edits is None or not self.waits_for_masks:
+            return True
+        return self._history.has_arrived(ahead.edits)
+
     def samplings(self, vocab: int, draft_tokens: Sequence[int]) -> list[TokenSampling]:
         """How to choose the next token, and those after each of ``draft_tokens``, had these been sampled.
 

@@ -69,6 +69,25 @@ class StepExecutor:
                 self._take_states(plan, found)
         return found
 
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        plan: StepPlan,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        """``PagedEngine.choose_and_launch_next`` of ``plan``; None for one that moves memory first, too."""
+        if not plan.moves_nothing or not plan.num_rows:
+            return None
+        inputs = self._packer.pack_ahead(plan)
+        found = self._engine.choose_and_launch_next(result, samplings, inputs, feeding, arrived)
+        if found is not None:
+            self._packer.keep(plan, inputs)
+            if plan.taken_slots:
+                self._take_states(plan, found[1])
+        return found
+
     def _take_states(self, plan: StepPlan, result: StepResult) -> None:
         """Copy the states that the prefix cache takes after the step of ``result``."""
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.paged import Feeding, PagedEngine
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
@@ -246,6 +247,11 @@ class ServingLoop:
             return None
         try:
             fed = self._ahead.fed(plan, continuations)
+            launched = self._choose_and_launch(
+                before, NextStep(plan, continuations, fed[0], fed[1].samplings, None), fed[1]
+            )
+            if launched is not None:
+                return launched
             self._choose(NextStep(plan, continuations, (), {}, None))
             if self._in_flight is None:
                 return None  # it has failed, and the one before it
@@ -334,13 +340,44 @@ class ServingLoop:
             in_flight.waited()
             in_flight.choose(self._engine.choose(in_flight.result, samplings), samplings)
         except BaseException as error:
-            self._in_flight = None
-            with suppress(Exception):
-                in_flight.result.best_tokens()
-            if in_flight.committed:
-                self._fail_committed(in_flight.plan, next_step, error)
-            else:
-                self._fail(in_flight.plan, error)
+            self._choice_failed(in_flight, next_step, error)
+
+    def _choose_and_launch(self, before: StepInFlight, next_step: NextStep, feeding: Feeding) -> NextStep | None:
+        """``_choose`` and launch ``next_step``, both made ready while the masks of ``before`` are computed; None where
+        that is not possible, or after an error."""
+        if before.result is None or not self._waits_for_choice or not next_step.plan.is_plain:
+            return None
+        samplers = self._samplers
+        ahead = {index: sampler.draw_ahead(self._vocab) for index, sampler in samplers.items()}
+        samplings = {index: how for index, how in ahead.items() if how is not None}
+        if len(samplings) < len(samplers):
+            return None
+
+        def arrived() -> bool:
+            found = all([samplers[index].mask_arrived(how) for index, how in samplings.items()])
+            before.waited()
+            return found
+
+        try:
+            found = self._executor.choose_and_launch_next(before.result, samplings, next_step.plan, feeding, arrived)
+        except BaseException as error:
+            self._choice_failed(before, next_step, error)
+            return None
+        if found is None:
+            return None
+        before.choose(found[0], samplings)
+        return replace(next_step, result=found[1])
+
+    def _choice_failed(self, in_flight: StepInFlight, next_step: NextStep | None, error: BaseException) -> None:
+        """End the requests of ``in_flight``, whose tokens could not be chosen, and of the step planned after it."""
+        assert in_flight.result is not None
+        self._in_flight = None
+        with suppress(Exception):
+            in_flight.result.best_tokens()
+        if in_flight.committed:
+            self._fail_committed(in_flight.plan, next_step, error)
+        else:
+            self._fail(in_flight.plan, error)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> None:
         """End the requests of the step; the scheduler gets back all memory that the step reserved.

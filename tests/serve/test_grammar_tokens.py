@@ -73,8 +73,11 @@ def test_masks_that_another_thread_computes_are_the_same(tokenizer: LLTokenizer)
     prepared = [GrammarTokens(matcher(tokenizer, regex), frozenset({EOS}), batch) for regex in regexes]
     expected = [GrammarTokens(matcher(tokenizer, regex), frozenset({EOS}), alone) for regex in regexes]
     for step in range(4):
+        assert not any(each.coming() is not None for each in prepared)
         for each in prepared:
             each.prepare()  # all but the first have nothing to do
+        coming = [each.coming() for each in prepared]
+        assert all(each.mask() is mask for each, mask in zip(prepared, coming, strict=True))
         forks = [each.fork() for each in prepared]
         assert [allowed(each) for each in (*prepared, *forks)] == [allowed(each) for each in expected] * 2
         for each, other, letters in zip(prepared, expected, ["abab", "xxxx", "abcd"], strict=True):

@@ -29,7 +29,16 @@ class ChainedStep:
 
     def launch(self, inputs: PackedInputs, before: TorchStepResult, feeding: Feeding) -> TorchStepResult:
         """Enqueue the step ``inputs``, whose rows get tokens of ``before`` unless these end them."""
+        self.prepare(inputs, before, feeding)
+        return self.run(inputs)
+
+    def prepare(self, inputs: PackedInputs, before: TorchStepResult, feeding: Feeding) -> None:
+        """``launch`` up to what it enqueues, which ``run`` does."""
         before.feed(self._feeding, feeding)
         if self._chooser is not None:
             self._chooser.fill(feeding.samplings)
-        return self.decode.launch(inputs)
+        self.decode.fill(inputs)
+
+    def run(self, inputs: PackedInputs) -> TorchStepResult:
+        """Enqueue the step ``inputs``, which has been prepared."""
+        return self.decode.run(inputs)

@@ -70,7 +70,15 @@ class PagedDecodeStep:
 
     def launch(self, inputs: PackedInputs) -> TorchStepResult:
         """Enqueue the step ``inputs``, whose rows have one token each; the step's last run must be done."""
+        self.fill(inputs)
+        return self.run(inputs)
+
+    def fill(self, inputs: PackedInputs) -> None:
+        """Take the arrays of a step; the last run must be done."""
         self._buffers.fill(inputs, leave=_FIXED)
+
+    def run(self, inputs: PackedInputs) -> TorchStepResult:
+        """Enqueue the step ``inputs``, which ``fill`` was given."""
         with self._device.active():
             self.repeated.run()
         if self._done is not None:

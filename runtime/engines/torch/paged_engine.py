@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -220,6 +220,22 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._check(inputs)
         self._prepare_rings(inputs)
         return self._steps.launch_next(result, inputs, self.pools, self._program, feeding)
+
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        assert isinstance(result, TorchStepResult)
+        if self._deferred is not None or self._rows is not None or self._ring_layers:
+            return None
+        self._check(inputs)
+        return self._steps.choose_and_launch_next(
+            result, samplings, inputs, feeding, arrived, self.pools.sizes.block_size
+        )
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)

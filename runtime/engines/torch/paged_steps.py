@@ -111,12 +111,47 @@ class PagedSteps:
         if chooser is None:
             result.lose_tokens()  # the host samples
             return result
-        chooser.fill(result.by_row(samplings))
+        chooser.prepare(result.by_row(samplings))
+        self._choose(chooser, result)
+        return result.choosing(chooser, self._chosen)
+
+    def _choose(self, chooser: TorchSampling, result: TorchStepResult) -> None:
+        """Enqueue sampling by ``chooser``, which has been prepared."""
+        chooser.send()
         with self._device.active():
             self._choice(chooser, result.device_logits).run()
         if self._chosen is not None:
             self._chosen.record(self._device.stream)
-        return result.choosing(chooser, self._chosen)
+
+    def choose_and_launch_next(
+        self,
+        result: TorchStepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+        block_size: int,
+    ) -> tuple[TorchStepResult, TorchStepResult] | None:
+        """``PagedEngine.choose_and_launch_next`` of decode steps that have been prepared before."""
+        step = self.chained.get(self._next_key(inputs, block_size, bool(feeding.samplings)))
+        chooser = self._chooser(len(result.device_logits), samplings, self._drafts) if samplings else None
+        is_decode = len(inputs.input_ids) == len(inputs.seq_lens)
+        if step is None or chooser is None or not (is_decode and result.can_feed and can_feed(feeding.stops)):
+            return None
+        chooser.prepare(result.by_row(samplings))
+        chosen = result.choosing(chooser, self._chosen)
+        step.prepare(inputs, chosen, feeding)
+        if not arrived():
+            return None
+        self._choose(chooser, result)
+        self._turn, self._last = not self._turn, None
+        chosen.lose_logits()
+        return chosen, step.run(inputs)
+
+    def _next_key(self, inputs: PackedInputs, block_size: int, samples: bool) -> tuple[int, int, bool, bool]:
+        """The key in ``chained`` of a decode step that is launched now."""
+        rows, width = len(inputs.seq_lens), inputs.block_table.shape[1]
+        return padded_rows(rows, self._limits.max_rows), padded_blocks(width, block_size), not self._turn, samples
 
     def _choice(self, chooser: TorchSampling, logits: torch.Tensor) -> RepeatedWork:
         """Sampling by ``chooser``, which is that of all logits of this size: recorded behind steps that come again."""
@@ -137,7 +172,7 @@ class PagedSteps:
         feeding: Feeding,
     ) -> TorchStepResult | None:
         """``PagedEngine.launch_next`` on a GPU."""
-        rows, width, samples = len(inputs.seq_lens), inputs.block_table.shape[1], bool(feeding.samplings)
+        rows, samples = len(inputs.seq_lens), bool(feeding.samplings)
         if not (result.can_feed and can_feed(feeding.stops)):
             return None
         if len(inputs.input_ids) > rows:
@@ -147,8 +182,8 @@ class PagedSteps:
             self._turn = not self._turn
             result.lose_logits()
             return self._mixed_step(inputs, pools, programs, None, feeding.samplings, (result, feeding))
-        size = padded_rows(rows, self._limits.max_rows), padded_blocks(width, pools.sizes.block_size)
-        key = *size, not self._turn, samples
+        key = self._next_key(inputs, pools.sizes.block_size, samples)
+        size = key[:2]
         step = self.chained.get(key)
         if step is None:
             try:

@@ -113,7 +113,7 @@ class ChoosingSteps(PreparedSteps):
     """Their tokens are sampled behind them, as masks need it."""
 
     chooses_later = samples_in_steps = True
-    chained = 0
+    chained = joined = 0
 
     def launch(self, inputs: PackedInputs, samplings: Mapping[int, TokenSampling] = NO_SAMPLING) -> TorchStepResult:
         self._check(inputs)
@@ -122,6 +122,11 @@ class ChoosingSteps(PreparedSteps):
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TorchStepResult | None:
         found = super().launch_next(result, inputs, feeding)
         self.chained += found is not None
+        return found
+
+    def choose_and_launch_next(self, *given) -> tuple[StepResult, StepResult] | None:
+        found = super().choose_and_launch_next(*given)
+        self.joined += found is not None
         return found
 
 
@@ -138,8 +143,44 @@ class NothingLeft(Thirds):
         self.tokens += 1
 
 
-def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache) -> None:
+class Broken(NothingLeft):
+    """Its fifth mask fails."""
+
+    def mask(self) -> np.ndarray:
+        if self.tokens == 4:
+            raise ValueError("no mask")
+        return Thirds.mask(self)
+
+
+class Announced:
+    """``source``, whose masks are written when they are asked for: before, their arrays allow every token."""
+
+    def __init__(self, source: Thirds) -> None:
+        self._source = source
+        self._coming: np.ndarray | None = None
+
+    def coming(self) -> np.ndarray:
+        if self._coming is None:
+            self._coming = np.full_like(Thirds().mask(), 0xFFFFFFFF)
+        return self._coming
+
+    def mask(self) -> np.ndarray:
+        found = self.coming()
+        found[:] = self._source.mask()
+        return found
+
+    def accept(self, token: int) -> None:
+        self._source.accept(token)
+        self._coming = None
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache, announced: bool) -> None:
     """Rows with and without masks, which end at different steps by their tokens and lengths."""
+
+    def made(kind: type[Thirds]) -> Any:
+        return (lambda: Announced(kind())) if announced else kind
+
     exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6, max_seq_len=96)
     eos = tuple(range(0, exported.config.vocab_size, 7))
     kinds: list[dict[str, Any]] = [{"temperature": 0.6}, {}, {"temperature": 0.6}]
@@ -149,15 +190,20 @@ def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache) -> None
         engine.device.kernels = kernels if kind is ChoosingSteps else None
         loop = ServingLoop(engine, ServingSettings(memory_bytes=1 << 24, max_tokens=24), eos, None)
         for row in range(9):
-            masks = {} if row % 3 == 2 else {"allowed_tokens": Thirds}
+            masks = {} if row % 3 == 2 else {"allowed_tokens": made(Thirds)}
             params = SamplingParams(seed=row, ignore_eos=row == 5, **kinds[row % 3], **masks)
             loop.add(ServingRequest(Request((3 + row, 4, 5 + row), params, 12 + 2 * row)))
-        params = SamplingParams(temperature=0.6, seed=1, ignore_eos=True, allowed_tokens=NothingLeft)
-        loop.add(ServingRequest(Request((3, 4), params, 12)))
+        for failing in (NothingLeft, Broken):
+            params = SamplingParams(temperature=0.6, seed=1, ignore_eos=True, allowed_tokens=made(failing))
+            loop.add(ServingRequest(Request((3, 4), params, 12)))
         outputs = run_all(loop)
         found.append((answers(outputs), [str(output.error) for output in outputs if output.error]))
         if isinstance(engine, ChoosingSteps):
-            assert engine.chained > loop.steps // 2
+            assert engine.chained + engine.joined > loop.steps // 2
+            assert (engine.joined > loop.steps // 4) == announced
         engine.device.kernels = None
     assert found[0] == found[1] and kernels.ended
-    assert len(found[0][1]) == 1 and "expected a token that can be sampled" in found[0][1][0]
+    assert [error.split(", found")[0].split(" can")[0] for error in sorted(found[0][1])] == [
+        "allowed_tokens: expected a mask",
+        "expected a token that",
+    ]
