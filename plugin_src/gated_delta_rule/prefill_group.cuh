@@ -57,16 +57,11 @@ struct WarpTile {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         return panel_unit<CHUNK>(step * 16 + lane % 8 + lane / 16 * 8, warp * 2 + lane / 8 % 2);
     }
-    // v of the tokens of one step, as eight accumulators.
-    __device__ __forceinline__ void load(float (&values)[8], int step) const {
-        unsigned pairs[4];
-        Product::load_transposed(pairs, reinterpret_cast<const DATA_T*>(tile), place(step) / 2);
+    // v as pairs of tokens, in the layout of accumulators.
+    __device__ __forceinline__ void load(Operand& pairs) const {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float2 pair = Product::unpack(pairs[i]);
-            values[2 * i] = pair.x;
-            values[2 * i + 1] = pair.y;
-        }
+        for (int step = 0; step < TOKEN_STEPS; ++step)
+            Product::load_transposed(pairs[step], reinterpret_cast<const DATA_T*>(tile), place(step) / 2);
     }
     __device__ __forceinline__ void store(const Sums& sums) const {
 #pragma unroll
@@ -80,15 +75,6 @@ struct WarpTile {
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(pairs[0]),
                      "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
                      : "memory");
-    }
-    // Rows of 32 bytes to memory; o: at the chunk's first token and the group's first column.
-    __device__ __forceinline__ void write(DATA_T* o, int64_t token_stride, int valid) const {
-        const int lane = threadIdx.x % 32, first = lane / 2, unit = threadIdx.x / 32 % 4 * 2 + lane % 2;
-        DATA_T* to = o + first * token_stride + unit * 8;
-#pragma unroll
-        for (int i = 0; i < CHUNK / 16; ++i, to += 16 * token_stride)
-            if (first + 16 * i < valid)
-                *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(tile + panel_unit<CHUNK>(first + 16 * i, unit));
     }
 };
 

@@ -1,4 +1,5 @@
-// The stages of prefill_groups.cu: what its last warps, the producers, copy ahead of the products of a chunk.
+// The stages of prefill_groups.cu: what its last warps, the producers, copy ahead of the products of a chunk, and the
+// outputs that they write after them.
 //
 // Macros: those of prefill_groups.cu.
 #pragma once
@@ -76,6 +77,24 @@ __device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BY
     }
 }
 
+// `valid` rows of outputs from a tile of v to memory, each unit by the thread that load_tile() has copy the next one
+// in its place.
+__device__ __forceinline__ void write_tile(const unsigned char (&tile)[GROUPS][PANEL_BYTES], DATA_T* o,
+                                           int64_t row_stride, int valid) {
+    constexpr int UNITS = PANEL / 8, STEP = PRODUCERS / UNITS;
+    const int thread = int(threadIdx.x) - CONSUMERS, first = thread / UNITS, unit = thread % UNITS;
+    DATA_T* to = o + first * row_stride + unit * 8;
+    const unsigned char* from = tile[0] + panel_unit<CHUNK>(first, unit);
+#pragma unroll 1
+    for (int row = 0; row < CHUNK; row += STEP, to += STEP * row_stride)
+        if (first + row < valid) {
+#pragma unroll
+            for (int i = 0; i < GROUPS; ++i)
+                *reinterpret_cast<uint4*>(to + i * PANEL) =
+                    *reinterpret_cast<const uint4*>(from + i * PANEL_BYTES + row * ROW_BYTES);
+        }
+}
+
 // The chunks of a row that the first kernel has announced. A warp asks for 32 at once: one answer takes a third of the
 // time that a chunk does.
 struct Announced {
@@ -105,11 +124,14 @@ struct Announced {
 __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
     Announced announced(in.waiting, p.value_heads);
     Position position;
-    for (int first = 0; first < length; first += CHUNK) {
+    for (int first = 0; first - STAGES * CHUNK < length; first += CHUNK, position.advance()) {
         Stage& stage = shared.stages[position.slot];
         uint64_t* full = &shared.full[position.slot];
         const int valid = min(CHUNK, length - first);
         barrier_wait(&shared.empty[position.slot], position.parity ^ 1);
+        const int done = first - STAGES * CHUNK;
+        if (done >= 0) write_tile(stage.v, in.o + int64_t(done) * p.o_token, p.o_token, length - done);
+        if (valid <= 0) continue;
         load_tile(stage.k, in.k + int64_t(first) * p.k_token, p.k_token, valid);
         load_tile(stage.v, in.v + int64_t(first) * p.v_token, p.v_token, valid);
         load_tile(stage.q, in.q + int64_t(first) * p.q_token, p.q_token, valid);
@@ -125,7 +147,6 @@ __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const
                 copy_bulk(&stage.chunk, chunk, sizeof(Prepared), full);
         }
         __syncwarp();
-        position.advance();
     }
 }
 

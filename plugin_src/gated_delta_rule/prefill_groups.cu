@@ -3,7 +3,7 @@
 //
 // The formulas are those of prefill_columns.cu, with whole warpgroups' products: the state, differences and outputs
 // stay in accumulators, and k, q and the triangles are right operands where they lie in shared memory. The last warps
-// copy tiles ahead.
+// copy tiles ahead, and outputs from where the products leave them.
 //
 // Macros: those of prefill_group.cuh; GROUPS (1 or 2 warpgroups of a block, of one head); LOADERS (warps that copy);
 // STAGES. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows. A thread reads
@@ -23,21 +23,20 @@ constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 static_assert(GROUPS == 1 || LOADERS == 4, "registers are exchanged between whole warpgroups");
 
 // u = beta (v - read * u), for u = k @ state.
-__device__ __forceinline__ void subtract_prediction(Sums& u, const Prepared& chunk, const WarpTile& v) {
+__device__ __forceinline__ void subtract_prediction(Sums& u, const Prepared& chunk, const Operand& v) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int step = 0; step < TOKEN_STEPS; ++step) {
-        float values[8];
-        v.load(values, step);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
+            const float2 first = Product::unpack(v[step][2 * n]), second = Product::unpack(v[step][2 * n + 1]);
             const float2 read = *reinterpret_cast<const float2*>(chunk.read + (2 * step + n) * 8 + 2 * t);
             const float2 beta = *reinterpret_cast<const float2*>(chunk.beta + (2 * step + n) * 8 + 2 * t);
             float* to = u + 8 * step + 4 * n;
-            to[0] = beta.x * (values[4 * n] - read.x * to[0]);
-            to[1] = beta.y * (values[4 * n + 1] - read.y * to[1]);
-            to[2] = beta.x * (values[4 * n + 2] - read.x * to[2]);
-            to[3] = beta.y * (values[4 * n + 3] - read.y * to[3]);
+            to[0] = beta.x * (first.x - read.x * to[0]);
+            to[1] = beta.y * (first.y - read.y * to[1]);
+            to[2] = beta.x * (second.x - read.x * to[2]);
+            to[3] = beta.y * (second.y - read.y * to[3]);
         }
     }
 }
@@ -75,7 +74,7 @@ __device__ __forceinline__ void start_prediction(Sums& predicted, unsigned (&bef
 // The state after a chunk, whose u = k @ state at first. Ends with the last products of o in flight, which read
 // `inner`.
 __device__ __forceinline__ void update(GroupState& state, Sums& o, Operand& inner, Sums& u,
-                                       const unsigned (&before)[KEY_STEPS][4], const Stage& stage, const WarpTile& v) {
+                                       const unsigned (&before)[KEY_STEPS][4], const Stage& stage, const Operand& v) {
     const Prepared& chunk = stage.chunk;
     Operand written;
     wgmma_fence();
@@ -109,26 +108,27 @@ __device__ __forceinline__ void wait_for_stage(Shared& shared, const Position& p
     fence_for_wgmma();
 }
 
-// The last products of a chunk's outputs run while the next chunk begins. Outputs go through the memory of v, which
-// only this warp's lanes read. The compiler keeps products in flight where no branch is around them and no loop carries
-// them.
-__device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const GatedDeltaPrefill& p, int length) {
+// The last products of a chunk's outputs run while the next chunk begins. Outputs take the place of v, which only this
+// warp's lanes read, until the producers write them to memory. The compiler keeps products in flight where no branch is
+// around them and no loop carries them.
+__device__ __forceinline__ void consume(Shared& shared, const Tensors& in, int length) {
     const int group = threadIdx.x / 128;
     GroupState state;
     Sums u;
     unsigned before[KEY_STEPS][4];
+    Operand v;
     state.load(in.state + group * GROUP_COLUMNS);
     Position position;
     wait_for_stage(shared, position);
     start_prediction(u, before, state, shared.stages[0], shared.stages[0].chunk.total);
+    WarpTile(shared.stages[0].v[group]).load(v);
     wgmma_wait<0>();
     in_flight(u);
     for (int first = 0; first < length; first += CHUNK) {
         const int slot = position.slot;
-        const WarpTile tile(shared.stages[slot].v[group]);
         Sums o, predicted;
         Operand inner;
-        update(state, o, inner, u, before, shared.stages[slot], tile);
+        update(state, o, inner, u, before, shared.stages[slot], v);
         const bool more = first + CHUNK < length;
         if (more) {
             position.advance();
@@ -139,11 +139,10 @@ __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, const
         wgmma_wait<1>();
         in_flight(o);
         held_until_here(inner);
-        tile.store(o);
-        __syncwarp();
-        tile.write(in.o + int64_t(first) * p.o_token + group * GROUP_COLUMNS, p.o_token, min(CHUNK, length - first));
+        WarpTile(shared.stages[slot].v[group]).store(o);
         __syncwarp();
         barrier_arrive_of_warp(&shared.empty[slot]);
+        WarpTile(shared.stages[position.slot].v[group]).load(v);
         wgmma_wait<0>();
         in_flight(predicted);
 #pragma unroll
@@ -196,7 +195,7 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
         produce(shared, in, params, view.length);
     } else {
         if constexpr (GROUPS == 2) grow_registers<CONSUMER_REGISTERS>();
-        consume(shared, in, params, __shfl_sync(~0u, view.length, 0));
+        consume(shared, in, __shfl_sync(~0u, view.length, 0));
     }
     wait_for_earlier_kernels();
 #endif
