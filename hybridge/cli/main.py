@@ -125,9 +125,9 @@ def run_command(arguments: Sequence[str], signals: InterruptionHandler | None = 
         if failure.internal:
             import traceback
 
-            traceback.print_exc()
-        with contextlib.suppress(BrokenPipeError):
-            _report(failure, as_json="--json" in _before_separator(arguments))
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+        _report(failure, as_json="--json" in _before_separator(arguments))
         return failure.exit_code
 
 
@@ -153,9 +153,12 @@ def _failure(error: BaseException, signals: InterruptionHandler | None) -> Failu
 
 def _report(failure: Failure, as_json: bool) -> None:
     sentence = printable(" ".join(failure.message.split()))
-    print(f"error: {sentence}", file=sys.stderr)
-    if as_json:
-        print(json_text({"error": sentence, "exit_code": failure.exit_code}), flush=True)
+    # Where one of the outputs cannot be written, the other and the exit code still tell.
+    with contextlib.suppress(OSError):
+        print(f"error: {sentence}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        if as_json:
+            print(json_text({"error": sentence, "exit_code": failure.exit_code}), flush=True)
 
 
 def _before_separator(arguments: Sequence[str]) -> Iterator[str]:

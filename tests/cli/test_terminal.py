@@ -71,6 +71,13 @@ def test_closed_outputs_are_no_error(closed: str) -> None:
     assert subprocess.run(command, cwd=ROOT).returncode == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    command = ["sh", "-c", f"{sys.executable} -m hybridge inspect nowhere --json 2>/dev/full"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True)
+    assert ended.returncode == 2 and json.loads(ended.stdout)["exit_code"] == 2
+
+
 def test_a_closed_input_is_empty() -> None:
     """It asks for a prompt, as with an empty one, as no terminal is there to chat on."""
     command = ["sh", "-c", f"{sys.executable} -m hybridge run nowhere <&-"]
