@@ -33,7 +33,9 @@ def read_text(path: Path) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SettingError(f"{path}: expected UTF-8 text, found {error}: give a text file") from error
+        raise SettingError(
+            f"{path}: expected UTF-8 text, found the byte {raw[error.start]:#04x}: give a text file"
+        ) from error
 
 
 def shared_tokenizer(reference: Path, other: Path) -> Tokenizer:
