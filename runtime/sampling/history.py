@@ -115,8 +115,12 @@ class AnswerHistory:
         coming = getattr(self._changing, "coming", None)
         if coming is None or not self.only_allows or self._params.allowed_token_ids is not None:
             return None
-        mask = coming()
-        return None if mask is None or mask.shape != (-(-vocab // 32),) else only_allowed(mask)
+        try:
+            mask = coming()
+            is_mask = mask is not None and mask.shape == (-(-vocab // 32),) and mask.dtype == np.uint32
+        except Exception:
+            return None
+        return only_allowed(mask) if is_mask else None
 
     def has_arrived(self, edits: LogitEdits) -> bool:
         """Wait for the mask of ``edits``, which ``coming_edits`` gave; False where computing it failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -103,11 +103,12 @@ class AheadToyEngine(ToyPagedEngine):
     """``pending`` is the step that has been launched last but not run; all other calls come after it.
 
     ``chained`` counts the steps that were launched before the one before them had run, ``chained_mixed`` those of them
-    with rows of several tokens. ``refuses``: every so many calls of ``launch_next`` launch nothing.
+    with rows of several tokens, ``joined`` those launched together with the choice of the tokens before them.
+    ``refuses``: every so many calls of ``launch_next`` launch nothing.
     """
 
     pending: LateResult | None = None
-    chained = chained_mixed = refuses = asked = 0
+    chained = chained_mixed = joined = refuses = asked = 0
 
     @property
     def runs_ahead(self) -> bool:
@@ -147,6 +148,22 @@ class AheadToyEngine(ToyPagedEngine):
         ids[[row for row, source in enumerate(feeding.sources or range(len(feeding.stops))) if source >= 0]] = -1
         self.pending = LateResult(self, replace(inputs, input_ids=ids), feeding.samplings, result, feeding)
         return self.pending
+
+    def choose_and_launch_next(
+        self,
+        result: StepResult,
+        samplings: Mapping[int, TokenSampling],
+        inputs: PackedInputs,
+        feeding: Feeding,
+        arrived: Callable[[], bool],
+    ) -> tuple[StepResult, StepResult] | None:
+        if (self.refuses and (self.asked + 1) % self.refuses == 0) or not arrived():
+            return None
+        chosen = self.choose(result, samplings)
+        found = self.launch_next(chosen, inputs, feeding)
+        assert found is not None
+        self.joined += 1
+        return chosen, found
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._catch_up()

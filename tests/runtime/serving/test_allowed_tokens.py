@@ -16,6 +16,7 @@ from tests.runtime.sampling.edited import edited
 from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_paged_engine import VOCAB, toy_logits
+from tests.support.announced import Announced
 
 NEW, FEW = 9, range(3, 9)
 
@@ -153,12 +154,14 @@ def test_masks_are_read_after_a_step_is_launched(
         assert step.startswith("pm") if ahead else step.lstrip("p")[0] == "m" and step[-1] == "p"
 
 
+@pytest.mark.parametrize("announced", [False, True])
 @pytest.mark.parametrize("at", [1, 4])
 @pytest.mark.parametrize("kind", [EngineError, KeyboardInterrupt])
 def test_a_choice_that_fails_ends_its_step_and_no_other(
-    at: int, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+    at: int, kind: type[BaseException], announced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one behind a step alone, others when the step after it has been planned."""
+    """The first one behind a step alone, others when the step after it has been planned, or with its launch."""
+    allowed = (lambda: Announced(OtherThanLast(), VOCAB)) if announced else OtherThanLast
     loop, engine = ahead_loop(block_size=4)
     calls, choose = [0], engine.choose
 
@@ -170,12 +173,40 @@ def test_a_choice_that_fails_ends_its_step_and_no_other(
 
     monkeypatch.setattr(engine, "choose", failing)
     for row in range(2):
-        loop.add(make_request([7, row], NEW, allowed_tokens=OtherThanLast))
+        loop.add(make_request([7, row], NEW, allowed_tokens=allowed))
     outputs = []
     with contextlib.suppress(KeyboardInterrupt):
         outputs += run_all(loop)
     outputs += run_all(loop)
     assert len([output for output in outputs if output.error]) == 2
     loop.scheduler.check_integrity()
-    again = loop.add(make_request([7, 1], NEW, allowed_tokens=OtherThanLast))
+    again = loop.add(make_request([7, 1], NEW, allowed_tokens=allowed))
     assert len(answers(run_all(loop))[again, 0]) == NEW
+    assert bool(engine.joined) == announced
+
+
+@pytest.mark.parametrize("announced", [False, True])
+@pytest.mark.parametrize("broken", ["mask", "coming"])
+def test_an_answer_without_a_mask_ends_alone_where_masks_are_announced(announced: bool, broken: str) -> None:
+    class Broken(Announced):
+        def mask(self) -> np.ndarray:
+            if broken == "mask" and len(source.tokens) == 3:
+                raise ValueError("no mask")
+            return super().mask()
+
+        def coming(self) -> np.ndarray:
+            if broken == "coming":
+                raise ValueError("no array")
+            return super().coming()
+
+    source = OtherThanLast()
+    loop, _ = ahead_loop(block_size=4)
+    loop.add(make_request([7, 1], NEW, allowed_tokens=lambda: Broken(source, VOCAB)))
+    other = (lambda: Announced(OtherThanLast(), VOCAB)) if announced else OtherThanLast
+    last = loop.add(make_request([7, 2], NEW, allowed_tokens=other))
+    outputs = run_all(loop)
+    assert ["no mask" in str(each.error) or "no array" in str(each.error) for each in outputs if each.error] == [True]
+    alone, _ = ahead_loop(block_size=4)
+    first = alone.add(make_request([7, 2], NEW, allowed_tokens=OtherThanLast))
+    assert answers(outputs)[last, 0] == answers(run_all(alone))[first, 0]
+    loop.scheduler.check_integrity()

@@ -23,15 +23,17 @@ from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
+from tests.support.announced import Announced
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import examples
-from tests.support.thirds import Thirds
+from tests.support.thirds import VOCAB, Thirds
 
 pytestmark = pytest.mark.slow
 ROWS, MAX_SEQ, LONGEST, NEW = 4, 96, 40, 16
 SIZES = {"layout": "paged", "max_batch_size": ROWS, "max_seq_len": MAX_SEQ}
 PARAMS: list[dict[str, Any]] = [{}, {}, {"temperature": 0.9, "seed": 5}, {"logprobs": 1}, {"n": 2}]
 PARAMS += [{"allowed_tokens": Thirds}, {"temperature": 0.9, "seed": 7, "allowed_tokens": Thirds}]
+PARAMS += [{"temperature": 0.9, "seed": seed, "allowed_tokens": lambda: Announced(Thirds(), VOCAB)} for seed in (8, 9)]
 FORMS = [("nemotron_h", {"hybrid_override_pattern": "M*"}), ("llama", {"num_hidden_layers": 1})]
 
 
@@ -160,7 +162,7 @@ def test_any_history_on_the_torch_engine(family: str, overrides: dict[str, Any],
     engine, kernels = ChoosingSteps(folder, device="cpu"), AllKernels()
     engine.device.kernels = kernels
     run_machine(engine, folder, 60)
-    assert kernels.ended
+    assert kernels.ended and engine.joined
     engine.device.kernels = None
 
 

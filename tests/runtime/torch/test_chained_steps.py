@@ -27,10 +27,11 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.trt_plugins.kernels.fused.token_feeding import FeedingProblem, plan
 from tests.runtime.serving.toy_loop import answers, run_all
 from tests.runtime.torch.test_draft_sampling import SamplingKernels
+from tests.support.announced import Announced
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.kernel_calls import H200
-from tests.support.thirds import Thirds
+from tests.support.thirds import VOCAB, Thirds
 
 
 class FeedTokens(KernelRunner):
@@ -152,34 +153,12 @@ class Broken(NothingLeft):
         return Thirds.mask(self)
 
 
-class Announced:
-    """``source``, whose masks are written when they are asked for: before, their arrays allow every token."""
-
-    def __init__(self, source: Thirds) -> None:
-        self._source = source
-        self._coming: np.ndarray | None = None
-
-    def coming(self) -> np.ndarray:
-        if self._coming is None:
-            self._coming = np.full_like(Thirds().mask(), 0xFFFFFFFF)
-        return self._coming
-
-    def mask(self) -> np.ndarray:
-        found = self.coming()
-        found[:] = self._source.mask()
-        return found
-
-    def accept(self, token: int) -> None:
-        self._source.accept(token)
-        self._coming = None
-
-
 @pytest.mark.parametrize("announced", [False, True])
 def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache, announced: bool) -> None:
     """Rows with and without masks, which end at different steps by their tokens and lengths."""
 
     def made(kind: type[Thirds]) -> Any:
-        return (lambda: Announced(kind())) if announced else kind
+        return (lambda: Announced(kind(), VOCAB)) if announced else kind
 
     exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6, max_seq_len=96)
     eos = tuple(range(0, exported.config.vocab_size, 7))
