@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybridge.runtime.sampling import AllowedTokens
+from tests.support.thirds import VOCAB, Thirds
 
 
 class Announced:
@@ -30,3 +31,8 @@ class Announced:
     def accept(self, token: int) -> None:
         self._source.accept(token)
         self._coming = None
+
+
+def announced_thirds() -> Announced:
+    """``Thirds``, announced."""
+    return Announced(Thirds(), VOCAB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding
 from hybridge.runtime.generation import Request
-from hybridge.runtime.sampling import Sampler, SamplingParams, TokenSampling
+from hybridge.runtime.sampling import AllowedTokens, Sampler, SamplingParams, TokenSampling
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.packing import padded
 from hybridge.runtime.serving.request import ServingRequest
@@ -29,6 +30,7 @@ from tests.runtime.serving.toy_loop import answers, run_all
 from tests.runtime.torch.test_paged_gpu import exported
 from tests.runtime.torch.test_paged_kernel_calls import BLOCK
 from tests.runtime.toy_ahead_engine import fed
+from tests.support.announced import announced_thirds
 from tests.support.artifacts import ArtifactCache
 from tests.support.thirds import Thirds
 
@@ -139,10 +141,10 @@ def test_a_chain_computes_what_single_steps_do(samples: bool, artifacts: Artifac
             np.testing.assert_array_equal(pool[row], expected[row], err_msg=f"{spec.name} of row {row}")
 
 
-@pytest.mark.parametrize(("samples", "masks"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("samples", "masks"), [(False, None), (True, None), (True, Thirds), (True, announced_thirds)])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])
 def test_served_answers_are_those_without_a_chain(
-    family: str, samples: bool, masks: bool, artifacts: ArtifactCache
+    family: str, samples: bool, masks: Callable[[], AllowedTokens] | None, artifacts: ArtifactCache
 ) -> None:
     """More requests than rows, so that prompts begin beside rows that decode."""
     folder, found = exported(artifacts, DType.FLOAT32, family).folder, []
@@ -160,7 +162,7 @@ def test_served_answers_are_those_without_a_chain(
         for row in range(40):
             ids = tuple(rng.integers(0, engine.config.vocab_size, 5 + row % 12).tolist())
             given: dict[str, Any] = {"temperature": 1.0, "seed": row} if row % 2 and samples else {}
-            params = SamplingParams(**given, allowed_tokens=Thirds if row % 3 and masks else None)
+            params = SamplingParams(**given, allowed_tokens=masks if row % 3 else None)
             loop.add(ServingRequest(Request(ids, params, 10 + row)))
         found.append(answers(run_all(loop)))
         replayed = [step.decode.repeated.is_replayed for step in engine.chained_steps.values()]
