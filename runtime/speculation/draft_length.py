@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 
 from hybridge.runtime.speculation.probes import Probes
 
-# Assumed of a sequence without history: the usual share of three tokens accepted, two if nothing is known.
+# Assumed of a sequence without history: the usual share of so many tokens accepted, two of three if nothing is known.
 USUAL_ACCEPTANCE, _PRIOR_TRIED = 2 / 3, 3.0
+# The same where tokens are foreseen, and how many more are assumed to be rejected: without a try more is known soon.
+_PRIOR_FORESEEN, _DOUBT = 6.0, 1.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95
 # Where draft tokens do not pay, steps until the count is chosen again, at first.
@@ -45,7 +47,8 @@ class DraftLength:
         usual: float = USUAL_ACCEPTANCE,
     ) -> None:
         self._most, self._cost, self._adaptive = most, cost, adaptive
-        self._accepted, self._tried = _PRIOR_TRIED * usual, _PRIOR_TRIED
+        self._tried, self._doubt = (_PRIOR_FORESEEN, _DOUBT) if foresees else (_PRIOR_TRIED, 0.0)
+        self._accepted = self._tried * usual
         self.probes = Probes(_EVALUATED) if foresees else Probes()
 
     @property
@@ -60,7 +63,8 @@ class DraftLength:
         if self.probes.waits():
             return 0
         cost, best, most, loss = self._cost, 1, 0.0, 0.0
-        for count, tokens in enumerate(expected_tokens(self.acceptance, self._most)[1:], 1):
+        acceptance = self._accepted / (self._tried + self._doubt)
+        for count, tokens in enumerate(expected_tokens(acceptance, self._most)[1:], 1):
             time = cost(count, rows) if callable(cost) else 1.0 + cost * count
             if tokens / time > most:
                 best, most, loss = count, tokens / time, time - tokens
