@@ -24,9 +24,9 @@ struct Attention {
     int64_t start(int64_t row) const { return last[row] + 1 - time; }
     // Keys of a block, whose scores are computed together.
     static constexpr int64_t block = 64;
-    // New tokens of a task: with all heads that share keys, about `block` queries.
+    // New tokens of a task: with all heads that share keys, about `block` queries, in whole groups of 8.
     int64_t task_time() const {
-        const int64_t tokens = shared() < block / 4 ? block / shared() : 4;
+        const int64_t tokens = shared() < block / 4 ? pad(block / shared(), 8) : 4;
         return time < tokens ? time : tokens;
     }
     int64_t tasks() const { return rows * kv_heads * ((time + task_time() - 1) / task_time()); }

@@ -7,6 +7,9 @@
 // of two weights: activation(first) * second.
 // Attributes: rows_0 to rows_3 (0 without a weight); epsilon (of the norm); activation (cpu::Activation, -1 without);
 // those of cpu::StoredWeight, the same for all weights; instructions (cpu::Choice).
+#include <algorithm>
+#include <atomic>
+
 #include "library.h"
 #include "memory.h"
 #include "product.h"
@@ -21,7 +24,10 @@ constexpr ort::Input optional_zeros{ort::int8_type, true};
 constexpr int64_t task_inputs = 16;
 constexpr size_t most_weights = 4;
 
-thread_local cpu::Memory memory;
+// Bytes of a task's gates that are computed before they are activated: they stay in the second cache.
+constexpr int64_t gate_bytes = 1 << 18;
+
+thread_local cpu::Memory memory, gate_memory;
 
 class FusedLinear : ort::KernelOp {
   public:
@@ -100,13 +106,10 @@ class FusedLinear : ort::KernelOp {
             products.emplace_back(*kernels_, c.weights[i], c.count, stored_.is_exact());
         const int64_t preparations = (c.count + task_inputs - 1) / task_inputs, input_bytes = products[0].input_bytes();
         const int64_t norm_bytes = c.norm ? cpu::pad(4 * c.columns, 64) : 0;
-        const int64_t gate_bytes = is_gated_ ? cpu::pad(4 * c.count * rows_[0], 64) : 0;
-        uint8_t* at = memory.bytes(input_bytes + preparations * norm_bytes + 2 * gate_bytes);
+        uint8_t* at = memory.bytes(input_bytes + preparations * norm_bytes);
         if (!at) return api_->status(ort::fail, "FusedLinear: expected memory for inputs, found none");
         for (auto& product : products) product.use(at);
         uint8_t* normed = at + input_bytes;
-        float* const gates[] = {reinterpret_cast<float*>(normed + preparations * norm_bytes),
-                                reinterpret_cast<float*>(normed + preparations * norm_bytes + gate_bytes)};
         auto prepare = [&](int64_t task) {
             float* row = reinterpret_cast<float*>(normed + task * norm_bytes);
             for (int64_t m = task * task_inputs; m < c.count && m < (task + 1) * task_inputs; ++m) {
@@ -123,16 +126,13 @@ class FusedLinear : ort::KernelOp {
                 tasks.push_back({i, row, row + size < rows_[i] ? row + size : rows_[i]});
             }
         }
-        return ort::spread_tasks(*api_, context, static_cast<int64_t>(tasks.size()), [&](int64_t number) {
+        std::atomic<bool> failed{false};
+        auto* status = ort::spread_tasks(*api_, context, static_cast<int64_t>(tasks.size()), [&](int64_t number) {
             const auto [i, first, last] = tasks[static_cast<size_t>(number)];
             const int64_t rows = rows_[i];
             float* y = c.y[i];
             if (is_gated_) {
-                for (size_t half : {0, 1}) products[half].run(gates[half], first, last);
-                for (int64_t m = 0; m < c.count; ++m) {
-                    const int64_t from = m * rows + first;
-                    kernels_->activate(activate_, gates[0] + from, gates[1] + from, last - first, y + from);
-                }
+                if (!run_gated(products, c.count, first, last, y)) failed = true;
             } else {
                 products[i].run(y, first, last);
             }
@@ -140,6 +140,26 @@ class FusedLinear : ort::KernelOp {
                 for (int64_t r = m * rows + first; r < m * rows + last; ++r) y[r] += c.added[r];
             }
         });
+        if (status) return status;
+        return failed ? api_->status(ort::fail, "FusedLinear: expected memory for gates, found none") : nullptr;
+    }
+
+    // y[:, first:last]; false without memory.
+    bool run_gated(const std::vector<cpu::Product>& products, int64_t count, int64_t first, int64_t last,
+                   float* y) const {
+        const int64_t unit = products[0].unit_rows(), units = std::max<int64_t>(1, gate_bytes / (8 * count * unit));
+        const int64_t most = std::min(last - first, units * unit);
+        auto* gates = reinterpret_cast<float*>(gate_memory.bytes(8 * count * most));
+        if (!gates) return false;
+        for (int64_t at = first; at < last; at += most) {
+            const int64_t size = std::min(most, last - at);
+            float* values = gates + count * size;
+            products[0].run_alone(gates, at, at + size), products[1].run_alone(values, at, at + size);
+            for (int64_t m = 0; m < count; ++m) {
+                kernels_->activate(activate_, gates + m * size, values + m * size, size, y + m * rows_[0] + at);
+            }
+        }
+        return true;
     }
 
     cpu::StoredWeight stored_;

@@ -29,7 +29,8 @@ struct Kernels {
     void (*arrange)(const Weight&, const float* x, float* out);
     // y[:, first:last] of a weight of floats with a few arranged inputs.
     void (*dots)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);
-    // Input m of `count`, x [columns], in the order in which `panels` reads them: [count * columns].
+    // Input m of `count`, x [columns], as `panels` reads them: parts of at most panel_columns columns, in each of them
+    // the inputs, packed_stride apart.
     void (*pack)(const float* x, int64_t columns, int64_t m, int64_t count, float* out);
     // y[:, first:last] of any weight with any number of packed inputs; first is a multiple of tile_rows.
     void (*panels)(const Weight&, const float* x, int64_t count, float* y, int64_t first, int64_t last);

@@ -22,7 +22,7 @@ namespace {
 template <class Isa>
 constexpr Kernels kernels_of(int64_t panel_inputs) {
     return {panel_inputs,     panel_rows<Isa>, round_row<Isa>,  rounded<Isa>,    arrange<Isa>,      dots<Isa>,
-            pack<Isa>,        panels<Isa>,     ssm_heads<Isa>,  ssm_heads_8bit<Isa>, delta_heads<Isa>, activate<Isa>,
+            pack,             panels<Isa>,     ssm_heads<Isa>,  ssm_heads_8bit<Isa>, delta_heads<Isa>, activate<Isa>,
             convolve<Isa>,    gated_norm<Isa>, rms_norm<Isa>,   store_keys<Isa>, attend<Isa>,       strip_queries<Isa>,
             attend_blocks<Isa>, attend_token<Isa>, widen_states<Isa>, round_states<Isa>};
 }

@@ -70,4 +70,10 @@ struct Rounded {
 // Columns of a row that `dots` reads at once, at most.
 constexpr int64_t dot_columns = 64;
 
+// Most columns of a panel that `panels` reads at once: its numbers and those of a few inputs stay in the first cache.
+constexpr int64_t panel_columns = 256;
+// Numbers from a part of one packed input to that of the next one: multiples of a power of two would contend for the
+// same places of the cache.
+constexpr int64_t packed_stride = panel_columns + 16;
+
 }  // namespace cpu

@@ -14,7 +14,9 @@ class Product {
 
     // Bytes of memory for prepared inputs, a multiple of 64.
     int64_t input_bytes() const {
-        return pad(count_ * (rounds_ ? stride() + 12 * weight_.blocks() : 4 * stride()), 64);
+        const int64_t parts = (weight_.columns + panel_columns - 1) / panel_columns;
+        const int64_t floats = 4 * (uses_panels_ ? parts * packed_stride : stride());
+        return pad(count_ * (rounds_ ? stride() + 12 * weight_.blocks() : floats), 64);
     }
 
     void use(uint8_t* memory) {
@@ -39,20 +41,29 @@ class Product {
 
     // y[:, first:last] of y [inputs, rows]; first is a multiple of task_rows.
     void run(float* y, int64_t first, int64_t last) const {
-        if (rounds_) return kernels_->rounded(weight_, rounded_, y, first, last);
-        (uses_panels_ ? kernels_->panels : kernels_->dots)(weight_, arranged_, count_, y, first, last);
+        multiply(weight_, y, first, last);
+    }
+
+    // The same as y [inputs, last - first].
+    void run_alone(float* y, int64_t first, int64_t last) const {
+        multiply(weight_.part(first, last - first), y, 0, last - first);
+    }
+
+    // Rows that are computed at once: a multiple of those of a tile and of a panel.
+    int64_t unit_rows() const {
+        return uses_panels_ && kernels_->panel_rows > tile_rows ? kernels_->panel_rows : tile_rows;
     }
 
     // Rows of each of about `tasks` tasks of equal size: whole tiles and panels.
     int64_t task_rows(int64_t tasks) const {
-        const int64_t unit = uses_panels_ && kernels_->panel_rows > tile_rows ? kernels_->panel_rows : tile_rows;
-        const int64_t units = pad(weight_.rows, unit) / unit;
+        const int64_t unit = unit_rows(), units = pad(weight_.rows, unit) / unit;
         return (units + tasks - 1) / tasks * unit;
     }
 
     // About as many tasks as let threads finish together, each large enough to pay for its start.
     int64_t useful_tasks() const {
-        constexpr int64_t most = 16, task_bytes = 1 << 16;
+        constexpr int64_t most = 16, most_of_prompts = 64, task_bytes = 1 << 16;
+        if (uses_panels_ && count_ >= most_of_prompts) return most_of_prompts;
         const int64_t wanted = count_ > 1 || uses_panels_ ? most : weight_.rows * weight_.row_bytes() / task_bytes + 1;
         return wanted < most ? wanted : most;
     }
@@ -61,6 +72,11 @@ class Product {
     int64_t count() const { return count_; }
 
   private:
+    void multiply(const Weight& weight, float* y, int64_t first, int64_t last) const {
+        if (rounds_) return kernels_->rounded(weight, rounded_, y, first, last);
+        (uses_panels_ ? kernels_->panels : kernels_->dots)(weight, arranged_, count_, y, first, last);
+    }
+
     int64_t stride() const { return pad(weight_.columns, dot_columns); }
 
     const Kernels* kernels_;
