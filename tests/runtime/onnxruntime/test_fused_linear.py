@@ -83,6 +83,15 @@ def test_gates(count: int, activation: str, instructions: int) -> None:
 
 
 @EACH_SET
+def test_gates_of_a_task_that_are_computed_in_parts(instructions: int) -> None:
+    x, weights = given(1100, 24), [given(2083, 24), given(2083, 24) * 0.5]
+    (found,) = run(x, weights, activation="relu", instructions=instructions)
+    gate, up = (x.astype(np.float64) @ weight.T for weight in weights)
+    expected = np.maximum(gate, 0.0) * up
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max())
+
+
+@EACH_SET
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_tails_of_activations(activation: str, instructions: int) -> None:
     """Of x and 1, the gate is x and the other product 1."""

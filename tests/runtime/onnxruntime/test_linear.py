@@ -193,6 +193,15 @@ def test_exact_products_and_floats_round_nothing(name: str, instructions: int) -
             assert (np.abs(y - x.astype(np.float64) @ weight.meant.T) <= 672**0.5 * 2.0**-24 * size).all()
 
 
+@pytest.mark.parametrize("instructions", [PORTABLE, AVX2, AVX512])
+@pytest.mark.parametrize("count", [773, 1601])
+def test_prompts_of_more_inputs_than_are_summed_at_once(count: int, instructions: int) -> None:
+    weight, x = matrix(DType.BFLOAT16, 81, 323, None, DType.FLOAT32), inputs(count, 323)
+    y = product(weight, x, instructions=instructions, threads=2)
+    size = np.abs(x.astype(np.float64)) @ np.abs(weight.meant.T)
+    assert (np.abs(y - x.astype(np.float64) @ weight.meant.T) <= 323**0.5 * 2.0**-24 * size).all()
+
+
 def test_a_float16_weight_keeps_its_smallest_and_largest_numbers() -> None:
     values = np.array([[6e-8, -6.1e-5, 65504.0, -1.0, 0.0, 3.05e-5, 1e-7]], np.float16)
     weight = Matrix(DType.FLOAT16, values.view(np.uint8), 0, DType.FLOAT32, values.astype(np.float64))
