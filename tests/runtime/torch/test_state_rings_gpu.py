@@ -37,9 +37,10 @@ def test_one_kernel_counts_the_tokens() -> None:
     device = TorchDevice("cuda")
     rings = StateRings(device, (), 9)
     before = [3, RING - 1, 0, 7, 5, 0, 0, 0, 0]
-    rings.lengths.copy_(torch.tensor(before))
-    rings.count(torch.tensor([0, 1, -1, 4, 5], dtype=torch.int32, device="cuda"))
-    assert rings.lengths.tolist() == [4, 0, 0, 7, 6, 1, 0, 0, 0]
+    with device.active():  # the lengths are cleared in this stream
+        rings.lengths.copy_(torch.tensor(before))
+        rings.count(torch.tensor([0, 1, -1, 4, 5], dtype=torch.int32, device="cuda"))
+        assert rings.lengths.tolist() == [4, 0, 0, 7, 6, 1, 0, 0, 0]
 
 
 def test_launched_ahead(artifacts: ArtifactCache) -> None:
