@@ -18,7 +18,7 @@ import numpy as np
 from hybridge.artifact.config import DENSE, RuntimeConfig
 from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.dense import DenseEngine
-from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine, portable_unavailable
+from hybridge.runtime.engines.factory import EngineOptions, create_dense_engine
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
 from hybridge.verification import paged_scenarios, scenarios
@@ -42,13 +42,11 @@ class OpenedEngine:
 
 @dataclass(frozen=True)
 class LayoutSteps:
-    """portable_unavailable: as in the engines' factory.
+    """opened: the engine of a name over a folder, with a verification's options.
 
-    opened: the engine of a name over a folder, with a verification's options. cache_bytes: memory of the
-    caches of a row that crosses a long window, from the bytes of each layer.
+    cache_bytes: memory of the caches of a row that crosses a long window, from the bytes of each layer.
     """
 
-    portable_unavailable: Callable[[], str | None]
     opened: Callable[[Path, str, VerifyOptions], OpenedEngine]
     cache_bytes: Callable[[Iterable[int]], int]
 
@@ -83,8 +81,7 @@ def _paged(artifact: Path, name: str, options: VerifyOptions) -> OpenedEngine:
 _LAYOUTS: Mapping[str, LayoutSteps] = MappingProxyType(
     {
         # A dense engine holds the caches of all layers, a paged one attends in one layer at a time.
-        DENSE: LayoutSteps(portable_unavailable, _dense, sum),
-        # A paged graph has no operator of the newest opset, so any ONNX Runtime runs it under an older number.
-        PAGED: LayoutSteps(lambda: None, _paged, max),
+        DENSE: LayoutSteps(_dense, sum),
+        PAGED: LayoutSteps(_paged, max),
     }
 )

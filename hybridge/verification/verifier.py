@@ -23,7 +23,7 @@ from hybridge.verification.cache_scales import stored_cache_scales
 from hybridge.verification.engine_runs import EngineRuns
 from hybridge.verification.expected import Expected, ForcedRuns, Inputs, SteppedRuns
 from hybridge.verification.head_cases import head_cases
-from hybridge.verification.layouts import LayoutSteps, layout_steps
+from hybridge.verification.layouts import layout_steps
 from hybridge.verification.options import VerifyOptions, computed_type, default_tolerance, shows_layers
 from hybridge.verification.plan import Plan, plan_of
 from hybridge.verification.product_inputs import product_inputs
@@ -60,7 +60,8 @@ def _verify(source: Path, checkpoint: Path, artifact: Path, options: VerifyOptio
         options.engine, config.dtype, config.has_kv_scales, _rounds_inputs(config), options.float32, rounded_states
     )
     notes: list[str] = []
-    engines = _engine_names(options.engine, layout_steps(config), notes)
+    # For "auto" the engine that generates, then the file exactly as exported.
+    engines = (FAST, PORTABLE) if options.engine == AUTO else (options.engine,)
     check_artifact(artifact)
     # The checks of an export come first: transformers would open any file.
     with located(checkpoint):
@@ -213,17 +214,6 @@ def _run(
         yield from runs.comparisons()
         for scenario, layer, same in opened.untouched(inputs.prompts[0]):
             yield Comparison(engine.name, scenario, UNCHANGED, layer, 0.0 if same else float("inf"), same)
-
-
-def _engine_names(requested: str, layout: LayoutSteps, notes: list[str]) -> tuple[str, ...]:
-    """The engines to run: the requested one; for "auto" the fast one, then the file exactly as exported."""
-    if requested != AUTO:
-        return (requested,)
-    reason = layout.portable_unavailable()
-    if reason is not None:
-        notes.append(f"the file was not run in its own form: {reason}")
-        return (FAST,)
-    return (FAST, PORTABLE)
 
 
 @dataclass(frozen=True)

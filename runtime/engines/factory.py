@@ -174,19 +174,6 @@ def _need_onnxruntime() -> None:
         ) from error
 
 
-def portable_unavailable() -> str | None:
-    """Why the installed ONNX Runtime cannot run an artifact as exported (it is too old), or None if it can."""
-    _need_onnxruntime()
-    import onnxruntime
-
-    from hybridge.runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, installed_kernels
-
-    opset = installed_kernels().opset
-    if opset >= ARTIFACT_OPSET:
-        return None
-    return f"onnxruntime {onnxruntime.__version__} stops at opset {opset}, artifacts have {ARTIFACT_OPSET}"
-
-
 def _tensorrt(folder: Path, options: EngineOptions) -> DenseEngine:
     from hybridge.runtime.engines.tensorrt import TensorRTEngine
 

@@ -13,7 +13,6 @@ from hybridge.artifact.errors import ArtifactError
 from hybridge.artifact.names import HIDDEN_STATES
 from hybridge.runtime.engines import create_dense_engine
 from hybridge.runtime.engines.dense import StepInputs
-from hybridge.runtime.engines.factory import portable_unavailable
 from tests.support.artifacts import ArtifactCache, Exported
 
 LENGTHS = (7, 3)
@@ -27,8 +26,6 @@ def exported(request: pytest.FixtureRequest, artifacts: ArtifactCache) -> Export
 
 @pytest.mark.parametrize("engine_name", ["onnxruntime", "onnxruntime-portable"])
 def test_hidden_states_are_those_of_transformers(exported: Exported, engine_name: str) -> None:
-    if engine_name == "onnxruntime-portable" and (reason := portable_unavailable()):
-        pytest.skip(reason)
     model = AutoModelForCausalLM.from_pretrained(exported.checkpoint, dtype=torch.float32).eval()
     ids = np.random.default_rng(0).integers(3, 97, (2, max(LENGTHS)))
     engine = create_dense_engine(exported.folder, engine_name)

@@ -41,7 +41,6 @@ from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.effort import sample
 from tests.support.export_cases import CASES, ON_PUSH
 from tests.support.tiny_models import EXPERTS
-from tests.support.versions import needs_opset_24
 
 INSTALLED = installed_kernels()
 # Nodes from x to y, by the activation that they are.
@@ -301,9 +300,7 @@ def check_operators(exported: Exported) -> None:
     assert set().union(*map(operators, on_onnxruntime)) & REPLACED == set()
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param("dense", marks=needs_opset_24), pytest.param("paged", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("layout", ["dense", pytest.param("paged", marks=pytest.mark.slow)])
 def test_a_graph_holds_no_other_operators(layout: str, artifacts: ArtifactCache) -> None:
     overrides = {**EXPERTS["nemotron_h"], "hybrid_override_pattern": "ME*-", "mlp_hidden_act": "gelu"}
     check_operators(artifacts.get("nemotron_h", "float32", overrides, layout=layout))

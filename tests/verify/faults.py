@@ -236,8 +236,6 @@ FAULTS: dict[str, Fault] = {
     "logits of another token": _shifted("paged", "head", "Gather", "to_9.end", 1, np.int32, by=-1),
 }
 
-# Faults inside a function that the ONNX Runtime engine replaces: only the portable engine shows them.
-IN_THE_FILE_ALONE = ("causal mask by one", "KV offset by one")
 ON_PUSH = (
     "rope base",
     "causal mask by one",

@@ -13,9 +13,8 @@ from hybridge.artifact.config import read_config
 from hybridge.verification import verifier
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
-from tests.support.versions import OLD_ONNXRUNTIME
 from tests.verify.damaged_artifact import DamagedArtifact
-from tests.verify.faults import FAULTS, IN_THE_FILE_ALONE, ON_PUSH, SOURCES
+from tests.verify.faults import FAULTS, ON_PUSH, SOURCES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,8 +40,6 @@ def one_reference() -> Iterator[None]:
     "name", [name if name in ON_PUSH else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
 )
 def test_a_fault_is_found_and_its_place_named(name: str, artifacts: ArtifactCache, tmp_path: Path) -> None:
-    if OLD_ONNXRUNTIME and name in IN_THE_FILE_ALONE:
-        pytest.skip("an ONNX Runtime before 1.24 does not run the file's own attention")
     fault = FAULTS[name]
     exported = SOURCES[fault.source].get(artifacts)
     damaged = DamagedArtifact(exported.folder, tmp_path / "damaged")

@@ -16,7 +16,6 @@ from hybridge.verification.options import VerifyOptions
 from hybridge.verification.report import VerifyReport
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
-from tests.support.versions import needs_opset_24
 from tests.verify.network_faults import FAULTS, ON_PUSH, SOURCES, NetworkFault
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -60,7 +59,6 @@ def faulty(artifacts: ArtifactCache) -> Faulty:
     return Faulty(artifacts)
 
 
-@needs_opset_24
 @pytest.mark.parametrize(
     "name", [name if name in ON_PUSH else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
 )
@@ -73,7 +71,6 @@ def test_a_fault_is_found(name: str, faulty: Faulty) -> None:
         assert not report.passed, report.verdict()
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_without_a_fault_all_agrees(source: str, faulty: Faulty) -> None:

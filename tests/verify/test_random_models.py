@@ -17,7 +17,6 @@ from hybridge.verification.verifier import verify
 from tests.support.effort import sample
 from tests.support.random_models import DENSE, FAMILIES, random_model
 from tests.support.tiny_models import save_tiny_model
-from tests.support.versions import needs_opset_24
 
 
 def test_every_family_has_random_models() -> None:
@@ -47,7 +46,6 @@ def test_the_torch_engine_agrees_too(family: str, seed: int, tmp_path: Path) -> 
     check(family, seed, tmp_path, "torch", {"dtype": DType.FLOAT32, "layout": "paged" if seed % 2 else "dense"})
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), ALL)
 def test_the_network_of_tensorrt_agrees_too(family: str, seed: int, tmp_path: Path) -> None:

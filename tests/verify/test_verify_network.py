@@ -14,7 +14,6 @@ from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.export_cases import CASES
 from tests.support.tiny_models import BASE_CONFIGS
-from tests.support.versions import needs_opset_24
 from tests.verify.network_cases import ATTENTION_ALONE, SIZES, exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -23,7 +22,6 @@ ENGINES = ("tensorrt-network", "tensorrt-network-native")
 ON_PUSH = (("nemotron_h copied", ENGINES[0]),)
 
 
-@needs_opset_24
 @pytest.mark.parametrize(("name", "engine"), sample(itertools.product(CASES, ENGINES), ON_PUSH))
 def test_network_agrees_with_transformers(name: str, engine: str, artifacts: ArtifactCache) -> None:
     exported = CASES[name].get(artifacts)
@@ -37,7 +35,6 @@ def test_network_agrees_with_transformers(name: str, engine: str, artifacts: Art
     assert (engine, "one-shot prefill", "hidden") in compared
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", BASE_CONFIGS)

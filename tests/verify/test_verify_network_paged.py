@@ -13,7 +13,6 @@ from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
 from tests.support.effort import sample
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
-from tests.support.versions import needs_opset_24
 from tests.verify.network_cases import ATTENTION_ALONE, SIZES, exported
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -41,14 +40,12 @@ def check_drafts(report: VerifyReport) -> None:
 
 
 @pytest.mark.slow
-@needs_opset_24
 def test_draft_tokens_agree_with_transformers(artifacts: ArtifactCache) -> None:
     """By a replay of the accepted tokens, which is what an engine with plugins chooses."""
     made = artifacts.get("nemotron_h", "bfloat16", LARGE, layout="paged", dtype=DType.FLOAT16)
     check_drafts(check(made, VerifyOptions(NETWORK, (1, 9), 4, speculative_tokens=2)))
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "mode"), [(NETWORK, REPLAY), (NETWORK, SNAPSHOT), (NATIVE, SNAPSHOT)])
 @pytest.mark.parametrize("family", [family for family in SIZES if family not in ATTENTION_ALONE])
@@ -59,7 +56,6 @@ def test_every_recurrent_family_takes_draft_tokens_back(
     check_drafts(check(made, VerifyOptions(engine, (1, 11), 4, speculative_tokens=2, draft_states=mode)))
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [NETWORK, NATIVE])
 @pytest.mark.parametrize("family", ATTENTION_ALONE)
@@ -69,7 +65,6 @@ def test_every_family_of_attention_alone(family: str, engine: str, artifacts: Ar
     check(made, VerifyOptions(engine, (1, 11), 4))
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("family", BASE_CONFIGS)
 def test_every_family_of_odd_sizes(family: str, artifacts: ArtifactCache) -> None:
@@ -77,7 +72,6 @@ def test_every_family_of_odd_sizes(family: str, artifacts: ArtifactCache) -> Non
     check(made, VerifyOptions(NATIVE, (1, 7), 3))
 
 
-@needs_opset_24
 @pytest.mark.parametrize("mode", [REPLAY, SNAPSHOT])
 @pytest.mark.parametrize("family", sample(("nemotron_h", "kimi_linear", "qwen3_next", "qwen3"), ()))
 def test_keys_and_values_of_8_bits(family: str, mode: str, artifacts: ArtifactCache) -> None:
@@ -89,7 +83,6 @@ def test_keys_and_values_of_8_bits(family: str, mode: str, artifacts: ArtifactCa
         verify(made.checkpoint, made.folder, VerifyOptions(NATIVE, (1,), 1))
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [NETWORK, NATIVE])
 @pytest.mark.parametrize("layout", ["dense", "paged"])

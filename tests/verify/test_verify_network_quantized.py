@@ -14,7 +14,6 @@ from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.effort import sample
 from tests.support.quantized_checkpoints import save_quantized
-from tests.support.versions import needs_opset_24
 from tests.verify.test_quantized import CASES, TOLERANCE
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -26,7 +25,6 @@ NARROW = ("w4 channel, dense", "awq", "mxfp4")
 ON_PUSH = (("nvfp4, rounded inputs", DType.FLOAT32, NETWORK),)
 
 
-@needs_opset_24
 @pytest.mark.parametrize(
     ("name", "dtype", "engine"),
     sample(

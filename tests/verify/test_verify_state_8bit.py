@@ -21,7 +21,6 @@ from hybridge.verification.reference import Reference
 from hybridge.verification.report import VerifyReport
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
-from tests.support.versions import needs_opset_24
 from tests.verify import network_cases
 
 INT8, FP8 = {"state_dtype": DType.INT8}, {"state_dtype": DType.UINT8}
@@ -67,7 +66,6 @@ def test_artifact_agrees_with_transformers_in_the_same_steps(name: str, artifact
         assert float(np.median([c.error for c in report.comparisons if c.error is not None])) < 1e-5
 
 
-@needs_opset_24
 @pytest.mark.parametrize("engine", ["tensorrt-network", "tensorrt-network-native"])
 @pytest.mark.parametrize("options", [{}, PAGED], ids=["dense", "paged"])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next"])

@@ -24,7 +24,6 @@ from hybridge.runtime.speculation.settings import SpeculationSettings
 from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache, Exported
-from tests.support.versions import needs_opset_24
 from tests.verify import network_cases
 
 RINGS: dict[str, Any] = {"state_rings": True}
@@ -64,7 +63,6 @@ def test_artifact_agrees_with_transformers(name: str, artifacts: ArtifactCache) 
     assert {"recurrent_state", "logits"} <= {c.item for c in report.comparisons}
 
 
-@needs_opset_24
 @pytest.mark.parametrize("engine", ["tensorrt-network", "tensorrt-network-native"])
 @pytest.mark.parametrize(("layout", "mode"), [("dense", None), ("paged", "replay"), ("paged", "snapshot")])
 @pytest.mark.parametrize("family", ["nemotron_h", "qwen3_next", "kimi_linear"])

@@ -220,7 +220,6 @@ def test_a_hand_made_artifact_keeps_no_portable_operator(tmp_path: Path) -> None
         assert graph.in_place == {spec.name for spec in made.config().bindings.states}
 
 
-@pytest.mark.skipif(KERNELS.opset < 24, reason="an ONNX Runtime before 1.24 has no TensorScatter to fall back to")
 def test_a_window_that_the_kernel_does_not_run_keeps_its_function(tmp_path: Path) -> None:
     made = HandMade(Plan(layers="a", window=1))
     folder = made.write(tmp_path / "artifact")

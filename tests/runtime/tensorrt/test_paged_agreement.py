@@ -15,7 +15,6 @@ from hybridge.verification.options import VerifyOptions
 from hybridge.verification.verifier import verify
 from tests.support.artifacts import ArtifactCache
 from tests.support.quantized_checkpoints import eight_bits, save_quantized
-from tests.support.versions import needs_opset_24
 from tests.verify.network_cases import exported as exported_family
 
 pytest.importorskip("tensorrt_rtx", reason="needs the tensorrt-rtx package")
@@ -32,7 +31,6 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@needs_opset_24
 @pytest.mark.parametrize("form", ["replay", *(pytest.param(f, marks=pytest.mark.slow) for f in ("snapshot", "native"))])
 def test_steps_and_draft_tokens_agree_with_transformers(
     form: str, artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -51,7 +49,6 @@ def test_steps_and_draft_tokens_agree_with_transformers(
     assert memory.graphs and all(graph.launches for graph in memory.graphs)
 
 
-@needs_opset_24
 @pytest.mark.slow
 def test_keys_and_values_of_8_bits_agree_with_transformers(
     artifacts: ArtifactCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +62,6 @@ def test_keys_and_values_of_8_bits_agree_with_transformers(
     assert ("free blocks and slots", "unchanged") in {(c.scenario, c.item) for c in report.comparisons}
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [REPLAY, SNAPSHOT])
 def test_gated_delta_net_with_experts_agrees_with_transformers(
@@ -82,7 +78,6 @@ def test_gated_delta_net_with_experts_agrees_with_transformers(
     assert ("draft tokens", "recurrent_state") in {(c.scenario, c.item) for c in report.comparisons}
 
 
-@needs_opset_24
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int", "float"])
 def test_weights_of_8_bits_agree_with_the_checkpoint(
