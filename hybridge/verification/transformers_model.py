@@ -67,6 +67,7 @@ class TransformersModel:
         transformers.utils.logging.disable_progress_bar()
         stored = stored_types(checkpoint)
         with self.failures("load"):
+            self._need_family()
             config = transformers.AutoConfig.from_pretrained(checkpoint, **_LOCAL)
             check(config)
             loaded: Any = generating_model(config, stored.wide).from_pretrained(
@@ -90,6 +91,17 @@ class TransformersModel:
             self._compute_decays()
             widen_in_turn(self.model, self.base.layers, device)
             self._widen_multipliers()
+
+    def _need_family(self) -> None:
+        """CheckpointError where transformers is too old for the checkpoint's family."""
+        from transformers import CONFIG_MAPPING, PretrainedConfig
+
+        model_type = PretrainedConfig.get_config_dict(self._checkpoint, **_LOCAL)[0].get("model_type")
+        if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{self._checkpoint}: expected a transformers that has {model_type}, to compare with, found "
+                f"{self._library}: install a newer one, which may need a newer Python"
+            )
 
     @property
     def base(self) -> Any:
@@ -225,7 +237,9 @@ class TransformersModel:
         positions = self.torch.arange(past, past + length)[None]
         if attends:
             return {"position_ids": positions} if past else {}
-        masks = dict.fromkeys(("full_attention", "sliding_attention", "linear_attention", "conv"))
+        masks: Any = dict.fromkeys(("full_attention", "sliding_attention", "linear_attention", "conv"))
+        if self.model.config.model_type == "recurrent_gemma":  # before 5.23 it takes a finished mask, not one by kind
+            masks = self.torch.ones(1, 1, length, past + length, dtype=self.torch.bool)
         return {"position_ids": positions, "attention_mask": masks}
 
     def _use_plain_experts(self) -> None:

@@ -130,3 +130,10 @@ def test_what_transformers_cannot_run_is_one_sentence(family: str, field: str, v
         CheckpointError, match=r"transformers [\d.]+ cannot (load|run) it \(\w+: .*\): there is nothing"
     ):
         Reference(checkpoint, config_of_broken(checkpoint)).run(np.arange(3))
+
+
+def test_a_family_that_transformers_lacks_asks_for_a_newer_one(tmp_path: Path) -> None:
+    checkpoint = edit_config(save_tiny_model(tmp_path, "llama"), model_type="llama99")
+    expected = r"expected a transformers that has llama99, .* found transformers [\d.]+: install a newer one, which may"
+    with pytest.raises(CheckpointError, match=expected):
+        Reference(checkpoint, config_of_broken(checkpoint))
