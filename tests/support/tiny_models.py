@@ -9,6 +9,7 @@ from tests.support.tiny_configs.attention import ATTENTION_CONFIGS
 from tests.support.tiny_configs.linear_attention import LINEAR_ATTENTION_CONFIGS, QWEN_EXPERTS
 from tests.support.tiny_configs.mamba import MAMBA_CONFIGS
 from tests.support.tiny_configs.near_llama import NEAR_LLAMA, NEAR_LLAMA_CONFIGS
+from tests.support.versions import skip_without_family
 
 BASE_CONFIGS: dict[str, dict[str, Any]] = {
     **MAMBA_CONFIGS,
@@ -42,10 +43,14 @@ LIKE_LLAMA = frozenset(
 
 
 def save_tiny_model(folder: Path, model_type: str, seed: int = 0, dtype: str = "float32", **overrides: Any) -> Path:
-    """Save a random checkpoint of ``model_type`` with ``overrides`` of its base config into ``folder``."""
+    """Save a random checkpoint of ``model_type`` with ``overrides`` of its base config into ``folder``.
+
+    Skips the test where transformers is too old for it.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    skip_without_family(model_type)
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**BASE_CONFIGS[model_type], **overrides})
     model = AutoModelForCausalLM.from_config(config)

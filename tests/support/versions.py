@@ -25,6 +25,15 @@ needs_repeated_heads = pytest.mark.skipif(
 )
 
 
+def skip_without_family(model_type: str) -> None:
+    """Skip where the installed transformers is too old to have ``model_type``."""
+    if OLD_TRANSFORMERS:
+        from transformers import CONFIG_MAPPING
+
+        if model_type not in CONFIG_MAPPING:
+            pytest.skip(f"transformers {version('transformers')} has no {model_type}")
+
+
 def skip_ungrouped_norms(family: str) -> None:
     """Skip where the installed transformers computes wrong gated norms of several groups."""
     if OLD_TRANSFORMERS and family in ("bamba", "granitemoehybrid", "mamba2"):

@@ -17,6 +17,7 @@ from hybridge.exporter.families.registry import FAMILIES
 from hybridge.exporter.options import OPTIONAL, ExportOptions
 from hybridge.exporter.plan import plan_export
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS, save_tiny_model
+from tests.support.versions import skip_without_family
 from tools.published_configs import PUBLISHED
 from tools.sparse_checkpoint import tensors_of_config, write_sparse_checkpoint
 
@@ -58,6 +59,7 @@ def test_real_sizes_take_no_room_and_can_be_exported(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("family", sorted({*FAMILIES} - {"lfm2_moe", "ministral"}))
 def test_every_family_at_the_size_of_its_default_config(family: str, tmp_path: Path) -> None:
     """The defaults of transformers' config classes are mostly those of a published checkpoint."""
+    skip_without_family(family)
     config = CONFIG_MAPPING[family]()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

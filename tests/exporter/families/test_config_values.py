@@ -19,7 +19,7 @@ from hybridge.new_family.kinds import declared_kinds as kinds_that_transformers_
 from tests.exporter.families.rows.parts import LLAMA3
 from tests.support.config_oracle import AGREES, TOO_LARGE, Judge, complete_config, recorded
 from tests.support.tiny_models import BASE_CONFIGS, EXPERTS
-from tests.support.versions import skip_ungrouped_norms
+from tests.support.versions import skip_ungrouped_norms, skip_without_family
 
 ABSENT = object()
 ODD: tuple[Any, ...] = (True, False, 0, -1, 1, 3, 2.5, 0.5, "x", "3", "auto", [], [1], ["x"], {}, {"a": 1})
@@ -124,18 +124,21 @@ PUSH = ("granitemoehybrid", "bamba", "llama")
 )
 def test_null_and_absent(name: str, tmp_path: Path) -> None:
     skip_ungrouped_norms(name)
+    skip_without_family(BASES[name]["model_type"])
     assert faults(BASES[name], (ABSENT, None), tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_odd_values(name: str, tmp_path: Path) -> None:
+    skip_without_family(BASES[name]["model_type"])
     assert faults(BASES[name], ODD, tmp_path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_odd_values_of_complete_configs(name: str, tmp_path: Path) -> None:
+    skip_without_family(BASES[name]["model_type"])
     assert faults(complete_config(BASES[name], tmp_path), (ABSENT, None, *ODD), tmp_path) == []
 
 
@@ -176,6 +179,7 @@ def test_odd_values_in_the_rotary_embedding(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, base in BASES.items() if recorded(base).spellings])
 def test_other_spellings(name: str, tmp_path: Path) -> None:
     base, found = BASES[name], []
+    skip_without_family(base["model_type"])
     judge = Judge(tmp_path, base)
     for spellings in sorted(recorded(base).spellings):
         held = next((spelling for spelling in spellings if spelling in base), None)
@@ -198,12 +202,14 @@ def test_other_spellings(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kinds_are_those_that_transformers_declares(family: str) -> None:
+    skip_without_family(family)
     found = {name: kind.replace("fraction", "float") for name, kind in declared_kinds(family).items()}
     assert found == kinds_that_transformers_declares(CONFIG_MAPPING[family])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_computed_fields_are_those_that_transformers_cannot_set(family: str) -> None:
+    skip_without_family(family)
     config_class = CONFIG_MAPPING[family]
     properties = [name for name in dir(config_class) if isinstance(getattr(config_class, name, None), property)]
     computed = {name for name in properties if getattr(config_class, name).fset is None and name[0] != "_"}

@@ -11,12 +11,14 @@ from transformers import AutoConfig
 from hybridge.artifact.errors import HybridgeError
 from hybridge.exporter.families.registry import decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
+from tests.support.versions import skip_without_family
 
 FAMILIES = sorted(BASE_CONFIGS)
 
 
 def saved_config(model_type: str, fields: dict[str, Any]) -> dict[str, Any]:
     """What transformers writes to config.json for ``fields``, every default spelled out."""
+    skip_without_family(model_type)
     return AutoConfig.for_model(model_type, **fields).to_dict()
 
 

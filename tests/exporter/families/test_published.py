@@ -19,6 +19,7 @@ from hybridge.exporter.families.text_models import TEXT_MODELS
 from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_tensors
 from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
+from tests.support.versions import skip_without_family
 from tools.published_configs import PUBLISHED
 
 # Fields of published configs that say nothing of the decoder.
@@ -67,6 +68,7 @@ def test_has_the_parameters_that_its_name_tells(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_transformers_reads_as_many_layers(name: str) -> None:
     fields = dict(PUBLISHED[name])
+    skip_without_family(fields["model_type"])
     theirs = CONFIG_MAPPING[fields.pop("model_type")](**fields).get_text_config()
     ours = decoder_config(PUBLISHED[name])
     assert len(ours.layers) == theirs.num_hidden_layers
@@ -118,6 +120,7 @@ def test_swish_is_silu(family: str) -> None:
 # ministral, which has no head_dim.
 @pytest.mark.parametrize("model_type", [*sorted({*FAMILIES} - {"lfm2_moe", "ministral"}), *TEXT_MODELS])
 def test_defaults_that_transformers_saves(model_type: str, tmp_path: Path) -> None:
+    skip_without_family(model_type)
     config = CONFIG_MAPPING[model_type]()
     config.save_pretrained(tmp_path)
     decoder = decoder_config(json.loads((tmp_path / "config.json").read_text()))

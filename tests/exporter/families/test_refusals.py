@@ -19,9 +19,19 @@ from tests.support.tiny_models import BASE_CONFIGS, save_tiny_model
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One sound checkpoint of every family, not to be changed."""
-    root = tmp_path_factory.mktemp("sound")
-    return {family: save_tiny_model(root / family, family) for family in BASE_CONFIGS}
+    """One sound checkpoint of every family, made on first use, not to be changed."""
+    return Checkpoints(tmp_path_factory.mktemp("sound"))
+
+
+class Checkpoints(dict[str, Path]):
+    """By family, in folders of ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __missing__(self, family: str) -> Path:
+        return self.setdefault(family, save_tiny_model(self._root / family, family))
 
 
 def assert_refused(folder: Path, *named: str, error: type[HybridgeError] = HybridgeError) -> str:

@@ -18,6 +18,7 @@ from tests.support.agreement import assert_one_shot_agrees
 from tests.support.checkpoint_edits import edit_config, edit_tensors, read_config
 from tests.support.effort import sample
 from tests.support.tiny_models import BASE_CONFIGS, randomise
+from tests.support.versions import skip_without_family
 
 VISION = {
     "depth": 1,
@@ -68,6 +69,7 @@ def save_model_of_text_and_images(folder: Path, model_type: str) -> Path:
     text, vision, beside = PARTS[model_type]
     kind = TEXT_MODELS[model_type]
     fields = {**BASE_CONFIGS[kind.family], **text, "model_type": kind.text_type or kind.family}
+    skip_without_family(model_type)
     config = AutoConfig.for_model(model_type, text_config=fields, vision_config=vision, **beside)
     model = AutoModelForMultimodalLM.from_config(config)
     randomise(model)

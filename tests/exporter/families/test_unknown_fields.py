@@ -12,6 +12,7 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.exporter.families.hf_config import HARMLESS_FIELDS, HfConfig
 from hybridge.exporter.families.registry import FAMILIES, decoder_config
 from tests.support.tiny_models import BASE_CONFIGS
+from tests.support.versions import skip_without_family
 
 
 @pytest.mark.parametrize("value", [False, 0, 0.0, "", True, 2, [0], {"a": None}], ids=repr)
@@ -28,6 +29,7 @@ def test_an_unknown_field_that_is_empty_is_not(value: Any) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_that_transformers_writes_is_known(family: str) -> None:
+    skip_without_family(family)
     written = json.loads(CONFIG_MAPPING[family](**BASE_CONFIGS[family]).to_json_string(use_diff=False))
     config = HfConfig({**written, "model_type": family})
     FAMILIES[family](config)
