@@ -20,6 +20,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "falcon_h1": {**TWO, **HEADS},
     "granitemoehybrid": {**BOTH, **WIDE, **EXPERTS["granitemoehybrid"]},
     "kimi_linear": {**BOTH, "kv_lora_rank": 48, "qk_rope_head_dim": 16},
+    "helium": {**TWO, **FEW_HEADS, **HEADS},
     "lfm2": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {**TWO, **FEW_HEADS, "layer_types": ["conv", "full_attention"]},
     "lfm3": {**TWO, **HEADS, "layer_types": ["conv", "full_attention", "sliding_attention"], "num_hidden_layers": 3},
@@ -38,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**BOTH, **HEADS},
     "qwen3_5_moe_text": {**BOTH, **HEADS},
 }
-ATTENTION_ALONE = tuple(family for family in BASE_CONFIGS if family not in SIZES or family == "gemma3_text")
+ATTENTION_ALONE = tuple(family for family in BASE_CONFIGS if family not in SIZES or family in ("gemma3_text", "helium"))
 
 
 def exported(artifacts: ArtifactCache, family: str, stored: str = "float32", **options: Any) -> Exported:
