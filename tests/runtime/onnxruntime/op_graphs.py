@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
+import pytest
 
 from hybridge.artifact.bindings import BATCH, SEQ
 from hybridge.runtime.engines.onnxruntime.cpu_library import CPU_DOMAIN, cpu_library
@@ -22,6 +23,9 @@ STANDARD = Kernels(NEWEST.opset, recurrent_ops=False, experts=False, window_marg
 """The standard operators only, as on an older ONNX Runtime."""
 OWN = installed_kernels()
 """With the operators of the library of CPU kernels, if a compiler is installed."""
+NEEDS_LINEAR_ATTENTION = pytest.mark.skipif(
+    not NEWEST.recurrent_ops, reason="needs an ONNX Runtime with LinearAttention"
+)
 KERNELS = {"own": OWN, "installed": NEWEST, "standard": STANDARD}
 _TOKEN_WISE = ("x", "B", "C", "dt", "q", "k", "v", "g", "beta")
 _WEIGHTS = ("weight", "bias", "A", "D", "dt_bias")

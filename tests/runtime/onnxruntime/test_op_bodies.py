@@ -14,14 +14,11 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.op_bodies import use_op_bodies
 from tests.ops.cases import conv_case, delta_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, ssm_step_loop
-from tests.runtime.onnxruntime.op_graphs import KERNELS, NEWEST, op_model, run_op
+from tests.runtime.onnxruntime.op_graphs import KERNELS, NEEDS_LINEAR_ATTENTION, NEWEST, op_model, run_op
 from tests.runtime.onnxruntime.steps import TOLERANCE
 
 LENGTHS = [1, 2, 63, 64, 65, 127, 500]
 DECAYS = ["head", "key_channel"]
-NEEDS_LINEAR_ATTENTION = pytest.mark.skipif(
-    not NEWEST.recurrent_ops, reason="needs an ONNX Runtime with LinearAttention"
-)
 WITH_KERNELS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 
 

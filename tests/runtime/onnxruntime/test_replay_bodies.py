@@ -24,7 +24,7 @@ from hybridge.runtime.engines.onnxruntime.replay_bodies import REPLAY_BODIES
 from hybridge.runtime.engines.onnxruntime.session import register_cpu_library
 from tests.ops.cases import conv_case, delta_case, scan_case, ssm_case
 from tests.ops.oracle import conv_step_loop, delta_step_loop, relative_error, scan_step_loop, ssm_step_loop
-from tests.runtime.onnxruntime.op_graphs import KERNELS, op_model
+from tests.runtime.onnxruntime.op_graphs import KERNELS, NEEDS_LINEAR_ATTENTION, op_model
 
 SCAN = "selective_scan"
 CHANNELS = {"decay": "key_channel"}
@@ -39,7 +39,12 @@ CASES: dict[str, tuple[str, Callable, Callable, dict[str, Any]]] = {
 }
 STATES = {"causal_conv1d": "conv_state", **dict.fromkeys(("update_ssm_state", "gated_delta_rule", SCAN), "state")}
 # Standard operators alone have no delta rule with decays of each key channel.
-FORMS = [(name, kernels) for name in CASES for kernels in KERNELS if (name, kernels) != ("channels", "standard")]
+FORMS = [
+    pytest.param(name, kernels, marks=NEEDS_LINEAR_ATTENTION if (name, kernels) == ("channels", "installed") else ())
+    for name in CASES
+    for kernels in KERNELS
+    if (name, kernels) != ("channels", "standard")
+]
 
 
 def deferred_model(
