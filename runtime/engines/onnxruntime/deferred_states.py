@@ -13,6 +13,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.paged import ROWS
 from hybridge.runtime.engines.onnxruntime.graph_edit import Inserter, add_input
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 from hybridge.runtime.engines.onnxruntime.replay_bodies import ADVANCE_BODIES
 from hybridge.runtime.engines.onnxruntime.replay_values import Accepted
 from hybridge.runtime.engines.onnxruntime.state_ring import in_order_of_bodies, in_order_of_declaration
@@ -140,7 +141,9 @@ def replay_model(states: Sequence[DeferredState], kernels: Kernels) -> ir.Model:
             after.name, after.type, after.shape = advanced_output(pool.name), before.type, before.shape
             graph.outputs.append(after)
     graph.remove(end, safe=True)
-    return ir.Model(graph, ir_version=10)
+    model = ir.Model(graph, ir_version=10)
+    lower_opset(model, kernels)
+    return model
 
 
 def _advanced(

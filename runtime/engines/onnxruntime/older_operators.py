@@ -14,6 +14,9 @@ _LIMITS: Mapping[int, tuple[float, float] | None] = MappingProxyType(
     {ir.DataType.INT8: (-128.0, 127.0), ir.DataType.FLOAT8E4M3FN: None}
 )
 
+# Operators whose output has the type of their first input.
+_KEEPS_TYPE = frozenset({"Concat", "Gather", "Reshape"})
+
 
 def use_older_operators(nodes: Iterable[ir.Node]) -> None:
     """Replace those of ``nodes``, of graphs and of functions, that have such a form; others stay."""
@@ -56,11 +59,32 @@ def _quantized(node: ir.Node, insert: Inserter) -> ir.Value | None:
     return insert.op("Cast", result, to=kind)
 
 
+def _chosen(node: ir.Node, insert: Inserter) -> ir.Value | None:
+    """A choice between int8 numbers, which ONNX Runtime 1.23 makes between wider ones only."""
+    condition, *values = node.inputs
+    if not any(_is_int8(value) for value in values):
+        return None
+    wide = [insert.op("Cast", value, to=ir.DataType.INT32) for value in values]
+    return insert.op("Cast", insert.op("Where", condition, *wide), to=ir.DataType.INT8)
+
+
+def _is_int8(value: ir.Value | None) -> bool:
+    """Whether ``value`` is known to be int8. In a function, whose values have no types, the Cast behind it tells."""
+    while value is not None and value.dtype is None:
+        node = value.producer()
+        if node is None or node.domain:
+            return False
+        if node.op_type == "Cast":
+            return node.attributes.get_int("to") == ir.DataType.INT8
+        value = node.inputs[0] if node.op_type in _KEEPS_TYPE else None
+    return value is not None and value.dtype == ir.DataType.INT8
+
+
 def _ints(insert: Inserter, *values: int) -> ir.Value:
     """As ``Inserter.ints``, for a function too, which has no initializers."""
     return insert.op("Constant", value_ints=list(values))
 
 
 _FORMS: Mapping[str, Callable[[ir.Node, Inserter], ir.Value | None]] = MappingProxyType(
-    {"TensorScatter": _scattered, "QuantizeLinear": _quantized}
+    {"TensorScatter": _scattered, "QuantizeLinear": _quantized, "Where": _chosen}
 )

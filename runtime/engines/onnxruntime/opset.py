@@ -8,7 +8,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.kernels import ARTIFACT_OPSET, Kernels
 from hybridge.runtime.engines.onnxruntime.older_operators import use_older_operators
 
 # Operators that opset 24 added, and attributes that it added to operators whose meaning here does not depend on
@@ -23,10 +23,11 @@ def lower_opset(model: ir.Model, kernels: Kernels) -> None:
     EngineError when an operator of the model does not exist there.
     """
     parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    if kernels.opset < ARTIFACT_OPSET:
+        for part in parts:
+            use_older_operators(list(part.all_nodes()))
     if max(part.opset_imports.get("", 0) for part in parts) <= kernels.opset:
         return
-    for part in parts:
-        use_older_operators(list(part.all_nodes()))
     nodes = [node for part in parts for node in part.all_nodes() if not node.domain]
     newer = {node.op_type for node in nodes} & _NEW_OPERATORS
     if newer:

@@ -16,14 +16,14 @@ from hybridge.runtime.engines.onnxruntime.kernels import Kernels
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
 OLD = Kernels(opset=23, recurrent_ops=False, experts=False, window_margin=1)
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT, INT8, INT64 = TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT64
 CACHE, NEW = [3, 2, 9, 4], [3, 2, 4, 4]
 
 
-def lowered(nodes: list[Any], inputs: dict[str, tuple[int, list[int]]]) -> ort.InferenceSession:
-    """A session of ``nodes``, whose output is y, under the old opset."""
+def lowered(nodes: list[Any], inputs: dict[str, tuple[int, list[int]]], kind: int = FLOAT) -> ort.InferenceSession:
+    """A session of ``nodes``, whose output y is of type ``kind``, under the old opset."""
     values = [helper.make_tensor_value_info(name, *of) for name, of in inputs.items()]
-    graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("y", FLOAT, None)])
+    graph = helper.make_graph(nodes, "g", values, [helper.make_tensor_value_info("y", kind, None)])
     opsets = [helper.make_opsetid("", 24)]
     model = ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
     lower_opset(model, OLD)
@@ -58,9 +58,9 @@ NUMBERS = np.array(
 )
 
 
-@pytest.mark.parametrize("kind", [TensorProto.INT8, TensorProto.FLOAT8E4M3FN])
+@pytest.mark.parametrize("kind", [INT8, TensorProto.FLOAT8E4M3FN])
 def test_numbers_are_rounded_to_the_nearest_of_a_narrow_type(kind: int) -> None:
-    if kind == TensorProto.INT8:
+    if kind == INT8:
         expected = np.clip(np.rint(NUMBERS), -128, 127)
     else:
         expected = np.clip(NUMBERS, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
@@ -71,3 +71,18 @@ def test_numbers_are_rounded_to_the_nearest_of_a_narrow_type(kind: int) -> None:
     session = lowered(nodes, {"x": (FLOAT, [len(NUMBERS)]), "scale": (FLOAT, [])})
     (found,) = session.run(None, {"x": (NUMBERS * SCALE).astype(np.float32), "scale": np.array(SCALE, np.float32)})
     np.testing.assert_array_equal(found, expected * SCALE)
+
+
+def test_a_choice_between_narrow_integers_keeps_each_bit() -> None:
+    random = np.random.default_rng(0)
+    taken, other = random.random(256) < 0.5, np.arange(-128, 128, dtype=np.int8)
+    wide = random.permutation(other).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["wide"], ["narrow"], to=INT8),
+        helper.make_node("Concat", ["narrow"], ["new"], axis=0),
+        helper.make_node("Where", ["c", "new", "old"], ["y"]),
+    ]
+    session = lowered(nodes, {"c": (TensorProto.BOOL, [256]), "wide": (FLOAT, [256]), "old": (INT8, [256])}, INT8)
+    (found,) = session.run(None, {"c": taken, "wide": wide, "old": other})
+    np.testing.assert_array_equal(found, np.where(taken, wide.astype(np.int8), other))
+    assert found.dtype == np.int8
