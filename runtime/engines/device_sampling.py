@@ -133,7 +133,7 @@ class DeviceSampling(Generic[LogitsT]):
         self._chosen = self._packed.prepare(samplings)
 
     def send(self) -> None:
-        """Send the device what ``prepare`` was given, but for the settings."""
+        """Send the device what ``prepare`` was given, except the settings."""
         packed = self._packed
         packed.set_masks()
         if packed.edited:
