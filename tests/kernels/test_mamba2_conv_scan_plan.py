@@ -55,7 +55,7 @@ def test_few_rows_are_one_launch_without_workspace():
 
 
 @pytest.mark.parametrize(
-    "change", [{"rows": 8}, {"heads": 48, "groups": 1}, {"device": ORIN}, {"rows": 64, "state": BF16}], ids=str
+    "change", [{"rows": 8}, {"heads": 24, "groups": 1}, {"device": ORIN}, {"rows": 64, "state": BF16}], ids=str
 )
 def test_larger_calls_and_groups_are_a_convolution_and_a_gated_update(change):
     found = plan_of(**change)

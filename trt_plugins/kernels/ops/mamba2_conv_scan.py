@@ -27,7 +27,7 @@ _THREADS = 128
 _PASSES = 2
 # Larger calls are faster as separate kernels (docs/explanation/kernels/mamba2_conv_scan.md): clusters start later than
 # blocks, and each of their blocks does more work in sequence.
-_MOST_HEADS = 2  # of a block
+_MOST_HEADS = 1  # of a block; with two, 24 or 32 heads of one group take up to 1.6 times as long
 _MOST_TILES = 8  # parts of heads of a block
 _MOST_BLOCKS = 2  # per multiprocessor
 PARTS = "parts"
@@ -59,7 +59,7 @@ def sources() -> Iterator[KernelSource]:
     for dtype in CUDA_TYPES:
         for kind in {DType.FLOAT32, dtype}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=kind), D=kind, bias=kind)
-            yield from (replace(typed, heads=heads).source() for heads in (1, 2))
+            yield typed.source()
     for head_dim, state_size in ((80, 128), (64, 64), (8, 8), (72, 40)):
         sized = replace(tile, head_dim=head_dim, state_size=state_size).with_threads(_THREADS)
         yield replace(base, tile=sized, kernel=3, conv_access=1).source()
