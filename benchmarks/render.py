@@ -103,7 +103,8 @@ def _targets(documents: Mapping[str, Document]) -> str:
         rows.append((f"`{name}`: {target['name']}", found, goal if target["met"] else f"**missed**: {goal}"))
     met = sum(target["met"] for _, target in targets)
     sentence = (
-        f"{met} of {len(targets)} targets are met. For benchmarks with a section below, only missed targets are listed."
+        f"In the CPU set, {met} of {len(targets)} targets are met. "
+        "For benchmarks with a section below, only missed targets are listed."
     )
     return f"{sentence}\n\n{table(('benchmark', 'measured', 'target'), rows)}"
 
