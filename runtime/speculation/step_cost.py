@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
@@ -47,7 +49,8 @@ class StepCost:
             if plain.add(seconds):
                 self._line(rows).set_plain(rows, plain.undelayed)
         elif rows in self._plain:
-            self._line(rows).observe(rows, round(draft_tokens / rows, 1), seconds)
+            # One draft token among many rows does not count as none.
+            self._line(rows).observe(rows, round(draft_tokens / rows, 1) or draft_tokens / rows, seconds)
 
     def _line(self, rows: int) -> _Line:
         about = (rows - 1).bit_length()
@@ -120,15 +123,27 @@ def _bounded(points: list[_Point]) -> list[_Point]:
 
     More draft tokens take no less time than fewer, and at most in proportion more.
     """
-    many = [each for each in points if each.steps >= _MANY]
+    least: dict[float, float] = {}
+    for point in points:
+        if point.steps >= _MANY:
+            least[point.draft_tokens] = min(point.extra, least.get(point.draft_tokens, math.inf))
+    # Once for each number of draft tokens: numbers of rows have many of them in common.
+    bounds = {each: _bound(each, least) for each in {point.draft_tokens for point in points if point.steps < _MANY}}
     return [
-        point
-        if point.steps >= _MANY
-        else point._replace(
-            extra=min([point.extra, *(each.extra * max(1.0, point.draft_tokens / each.draft_tokens) for each in many)])
-        )
+        point if point.steps >= _MANY else point._replace(extra=min(point.extra, bounds[point.draft_tokens]))
         for point in points
     ]
+
+
+def _bound(draft_tokens: float, least: Mapping[float, float]) -> float:
+    """The most extra time of so many draft tokens, from the ``least`` of others; from fewer that seem to take none, no
+    more follows."""
+    bounds = (
+        extra if draft_tokens <= known else extra * draft_tokens / known
+        for known, extra in least.items()
+        if draft_tokens <= known or extra > 0
+    )
+    return min(bounds, default=math.inf)
 
 
 def _fitted(points: list[_Point]) -> tuple[float, float]:

@@ -83,6 +83,18 @@ def test_more_draft_tokens_bound_the_time_of_fewer() -> None:
     assert cost.relative_time(7) > 1.4
 
 
+@pytest.mark.parametrize("one", [1.01, 0.99])
+def test_a_draft_token_among_many_rows_bounds_no_time_that_is_right(one: float) -> None:
+    """It seems to take no time at all, perhaps. Four draft tokens per row were delayed in all of a few steps."""
+    cost = measured({(64, 0): 1.0, (64, 1): one, (64, 64): 1.4, (64, 448): 3.8})
+    assert cost.relative_time(1, 64) == pytest.approx(1.4, abs=0.2)
+    for _ in range(4):
+        cost.observe(64, 256, 30.0)
+        cost.observe(64, 384, 3.4)
+    for draft_tokens, expected in ((1, 1.4), (4, 2.6), (7, 3.8)):
+        assert cost.relative_time(draft_tokens, 64) == pytest.approx(expected, abs=0.3)
+
+
 def test_times_that_make_no_sense_give_a_cost_that_does() -> None:
     cost = StepCost()
     for seconds in (0.0, 1.0, 1.0, 1.0, 1000.0):
