@@ -187,10 +187,12 @@ class GrammarTokens:
         self._tokens.clear()
 
     def _finish_job(self) -> None:
-        job, self.job = self.job, None
+        """Wait for the job, if there is one; raises its error each time."""
+        job = self.job
         if job is not None and job is not self._batch.finished:
             job.result()
             self._batch.finished = job
+        self.job = None
 
 
 class GrammarCopies:

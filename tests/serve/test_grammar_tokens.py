@@ -67,6 +67,27 @@ def test_answers_in_different_states_get_their_own_masks(tokenizer: LLTokenizer)
     assert allowed(first) == "bc"
 
 
+def test_an_error_in_another_thread_is_that_of_each_mask_that_it_would_have_computed(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the second call for a mask, as of a step that could not be made ready before."""
+
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    batch = MaskBatch(VOCAB)
+    answers = [GrammarTokens(matcher(tokenizer, "ab*"), frozenset({EOS}), batch) for _ in range(2)]
+    monkeypatch.setattr(batch, "_arrangement", fail)
+    batch.begin()
+    monkeypatch.undo()
+    other = GrammarTokens(matcher(tokenizer, "x"), frozenset({EOS}), batch)
+    for answer in answers * 2:
+        with pytest.raises(MemoryError, match="no room"):
+            answer.mask()
+    assert allowed(other) == "x"
+    batch.close()
+
+
 def test_masks_that_another_thread_computes_are_the_same(tokenizer: LLTokenizer) -> None:
     batch, alone = MaskBatch(VOCAB), MaskBatch(VOCAB)
     regexes = ["(ab)*c", "x{40}", "a(b|cd)*e"]
