@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError
+from hybridge.artifact.errors import CheckpointError, UnsupportedError
 from hybridge.artifact.folder import sync_path
 from hybridge.artifact.progress import Progress
 from hybridge.artifact.safetensors_file import TensorSlot, read_safetensors
@@ -163,5 +163,5 @@ def _has_header(path: Path, sha256: str) -> bool:
     """Whether ``path`` is a whole file with the header of this hash."""
     try:
         return read_safetensors(path).header_sha256 == sha256
-    except CheckpointError:
+    except (CheckpointError, UnsupportedError):
         return False

@@ -36,7 +36,7 @@ def test_a_line_that_was_cut_off_is_dropped_for_good(tmp_path: Path) -> None:
         assert [work.result(step) for step in ("one", "two", "three")] == [["one"], None, ["three"]]
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "link", "missing"])
+@pytest.mark.parametrize("damage", ["cut", "header", "type", "link", "missing"])
 def test_damaged_files_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     checkpoint, out, whole = save_tiny_model(tmp_path / "checkpoint", "llama"), tmp_path / "out", tmp_path / "whole"
     hybridge.quantize(checkpoint, whole, method="rtn")
@@ -49,6 +49,8 @@ def test_damaged_files_are_written_again(tmp_path: Path, monkeypatch: pytest.Mon
         path.write_bytes(content[:-1])
     elif damage == "header":
         path.write_bytes(content.replace(b"down_proj", b"down_pr0j"))
+    elif damage == "type":
+        path.write_bytes(content.replace(b'"I64"', b'"X64"'))
     else:
         path.unlink()
     if damage == "link":
