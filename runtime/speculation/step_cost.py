@@ -10,9 +10,9 @@ from typing import NamedTuple
 # Assumed cost of one and of four draft tokens per row, used before anything is measured. Each always counts as half a
 # step, so that the slope is defined even if all steps have the same number of draft tokens.
 _PRIOR_POINTS, _PRIOR_WEIGHT = ((1.0, 0.1), (4.0, 0.4)), 0.5
-# Steps of each kind to remember. The time that one in so many stay below is that of steps that nothing delayed: other
-# work on the machine only ever delays a step, but may delay most of them.
-_STEPS, _UNDELAYED = 16, 8
+# Steps of each kind to remember. Their median counts: other work on the machine may delay a few of them, and where it
+# delays most, that is what a step takes.
+_STEPS = 16
 # Of a kind with draft tokens, the fewest steps that count (one alone may have been delayed, and where drafting does not
 # seem to pay, the next one comes late), and so many that their time bounds that of kinds with fewer.
 _FEWEST, _MANY = 3, 8
@@ -47,7 +47,7 @@ class StepCost:
         elif not draft_tokens:
             plain = self._plain.setdefault(rows, _Times())
             if plain.add(seconds):
-                self._line(rows).set_plain(rows, plain.undelayed)
+                self._line(rows).set_plain(rows, plain.median)
         elif rows in self._plain:
             # One draft token among many rows does not count as none.
             self._line(rows).observe(rows, round(draft_tokens / rows, 1) or draft_tokens / rows, seconds)
@@ -60,20 +60,20 @@ class StepCost:
 
 
 class _Times:
-    """Seconds of the latest steps of one kind; ``undelayed``: of those that nothing delayed."""
+    """Seconds of the latest steps of one kind, and their median, of an even number the upper one."""
 
     def __init__(self) -> None:
         self._latest = deque[float](maxlen=_STEPS)
-        self.undelayed = 0.0
+        self.median = 0.0
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def add(self, seconds: float) -> bool:
-        """Whether ``undelayed`` changes with a step that took ``seconds``."""
+        """Whether the median changes with a step that took ``seconds``."""
         self._latest.append(seconds)
-        before, self.undelayed = self.undelayed, sorted(self._latest)[len(self._latest) // _UNDELAYED]
-        return self.undelayed != before
+        before, self.median = self.median, sorted(self._latest)[len(self._latest) // 2]
+        return self.median != before
 
 
 class _Point(NamedTuple):
@@ -112,7 +112,7 @@ class _Line:
 
     def _points(self) -> list[_Point]:
         return [
-            _Point(draft_tokens, len(times), times.undelayed / plain - 1.0)
+            _Point(draft_tokens, len(times), times.median / plain - 1.0)
             for (rows, draft_tokens), times in self._times.items()
             if len(times) >= _FEWEST and (plain := self._plain.get(rows, 0.0)) > 0
         ]
