@@ -50,8 +50,9 @@ def _quantized(node: ir.Node, insert: Inserter) -> ir.Value | None:
     if len(node.inputs) != 2 or kind not in _LIMITS or not is_plain or node.attributes.keys() - others:
         return None
     x, scale = node.inputs
-    if any(size != 1 for size in fixed_shape(scale) or ()):
-        return None
+    sizes = fixed_shape(scale)
+    if "axis" in node.attributes if sizes is None else any(size != 1 for size in sizes):
+        return None  # a scale per channel, or maybe one
     result, limits = insert.op("Div", x, scale), _LIMITS[kind]
     if limits is not None:
         bounds = (insert.op("Constant", value_float=limit) for limit in limits)

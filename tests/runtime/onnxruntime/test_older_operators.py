@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.onnxruntime.kernels import Kernels
+from hybridge.runtime.engines.onnxruntime.older_operators import use_older_operators
 from hybridge.runtime.engines.onnxruntime.opset import lower_opset
 
 OLD = Kernels(opset=23, recurrent_ops=False, experts=False, window_margin=1)
@@ -71,6 +72,17 @@ def test_numbers_are_rounded_to_the_nearest_of_a_narrow_type(kind: int) -> None:
     session = lowered(nodes, {"x": (FLOAT, [len(NUMBERS)]), "scale": (FLOAT, [])})
     (found,) = session.run(None, {"x": (NUMBERS * SCALE).astype(np.float32), "scale": np.array(SCALE, np.float32)})
     np.testing.assert_array_equal(found, expected * SCALE)
+
+
+@pytest.mark.parametrize(("sizes", "attributes"), [([3], {"axis": 0}), (None, {"axis": 0}), ([3], {})])
+def test_a_scale_that_may_be_one_per_channel_stays(sizes: list[int] | None, attributes: dict[str, int]) -> None:
+    """A plain division would be wrong for it."""
+    node = helper.make_node("QuantizeLinear", ["x", "scale"], ["y"], output_dtype=INT8, **attributes)
+    inputs = [helper.make_tensor_value_info(name, FLOAT, of) for name, of in (("x", [3, 2]), ("scale", sizes))]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", INT8, [3, 2])])
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)]))
+    use_older_operators(list(model.graph))
+    assert [each.op_type for each in model.graph] == ["QuantizeLinear"]
 
 
 def test_a_choice_between_narrow_integers_keeps_each_bit() -> None:
