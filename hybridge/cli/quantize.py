@@ -22,7 +22,9 @@ def _run(checkpoint: Path, out: Path, as_json: bool, quiet: bool, **settings: An
         except KeyboardInterrupt:
             if not work_path(out).exists():
                 raise
-            raise Interrupted(f"--resume goes on from the finished layers in {work_path(out)}") from None
+            raise Interrupted(
+                f"{work_path(out)} keeps the finished layers: run the command again with --resume to continue"
+            ) from None
 
 
 COMMAND = Command(

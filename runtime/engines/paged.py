@@ -226,8 +226,9 @@ class PagedEngine(ABC):
     ) -> tuple[StepResult, StepResult] | None:
         """``choose``, then ``launch_next``, with both made ready before ``arrived`` is called, once.
 
-        It waits for the masks of ``samplings``, whose arrays are not read before; False: there are none. None, and
-        nothing has been enqueued, then, and where the engine cannot do this for these rows.
+        ``arrived`` waits for the masks of ``samplings``, whose arrays are not read before it returns. It returns False
+        where a mask failed. Returns None, with nothing enqueued, in that case, and where the engine cannot do this for
+        these rows.
         """
         return None
 

@@ -8,7 +8,8 @@ from hybridge.runtime.speculation.probes import Probes
 
 # Assumed of a sequence without history: the usual share of so many tokens accepted, two of three if nothing is known.
 USUAL_ACCEPTANCE, _PRIOR_TRIED = 2 / 3, 3.0
-# The same where tokens are foreseen, and how many more are assumed to be rejected: without a try more is known soon.
+# The same where the drafter tells what it would have proposed, and how many more tokens are assumed to be rejected:
+# such a sequence learns its acceptance without drafting, so that a careful start costs little.
 _PRIOR_FORESEEN, _DOUBT = 6.0, 1.0
 # Weight of a step in the one after it: about the last 20 steps count.
 _DECAY = 0.95

@@ -36,7 +36,8 @@ def test_an_interruption_names_what_is_left(
     outcome = hybridge(capfd, *arguments)
     left = tmp_path / ".out.hybridge-quantize"
     assert outcome.code == 130 and left.is_dir()
-    assert outcome.error == f"interrupted: --resume goes on from the finished layers in {left}"
+    remedy = "run the command again with --resume to continue"
+    assert outcome.error == f"interrupted: {left} keeps the finished layers: {remedy}"
     monkeypatch.setattr(quantizer, "work_folder", interrupt)
     shutil.rmtree(left)
     assert hybridge(capfd, *arguments).error == "interrupted: the command did not finish and left no partial output"
