@@ -1,13 +1,13 @@
 // One token a row in one launch: convolution, SiLU, state update, skip connection and gate.
 //
-// A cluster of thread blocks has the heads of one group of one row. Every block convolves the channels of its own
-// heads, and the group's B and C again, which costs less than to exchange them. The convolution state of B and C is
-// what all blocks of the cluster read and only its first one writes, after the cluster's barrier: it may be updated in
+// A cluster of thread blocks has the heads of one group of one row, a block each. Every block convolves the channels of
+// its own head, and the group's B and C again, which costs less than to exchange them. All blocks of the cluster read
+// the convolution state of B and C, and only the first one writes it, after the cluster's barrier: it may be updated in
 // place.
 //
 // Macros: those of decode_tile.cuh; D_T; BIAS_T; SOFTPLUS; KERNEL (taps); CONV_ACCESS (elements of one access to the
-// convolution's state and filter, a divisor of KERNEL); SILU; HEADS (of a block, one after another). Grid: x is the
-// cluster, y the groups, z the rows of the batch.
+// convolution's state and filter, a divisor of KERNEL); SILU. Grid: x is the cluster, y the groups, z the rows of the
+// batch.
 #include "common/cluster.cuh"
 #include "common/launch.cuh"
 #include "mamba2_conv_scan/params.cuh"
@@ -16,10 +16,8 @@
 
 namespace {
 
-constexpr int OWN_CHANNELS = HEADS * HEAD_DIM;
-constexpr int BLOCK_CHANNELS = OWN_CHANNELS + 2 * STATE_SIZE;
+constexpr int BLOCK_CHANNELS = HEAD_DIM + 2 * STATE_SIZE;
 constexpr int CHANNELS_OF_THREAD = (BLOCK_CHANNELS + THREADS - 1) / THREADS;
-constexpr int TILES = HEADS * PARTS;
 
 // The KERNEL columns of one channel.
 struct Columns {
@@ -49,13 +47,13 @@ struct Channel {
     DATA_T input = {}, bias = {};  // zero where there is none
     int index;  // among all channels
 
-    // i counts the block's channels: x of its heads, then the group's B, then its C.
+    // i counts the block's channels: x of its head, then the group's B, then its C.
     __device__ __forceinline__ void locate(const Mamba2Step& params, int i, int head) {
         const int heads_channels = params.groups * params.ssm.heads_per_group * HEAD_DIM;
         const int group = blockIdx.y;
-        if (i < OWN_CHANNELS) index = head * HEAD_DIM + i;
-        else if (i < OWN_CHANNELS + STATE_SIZE) index = heads_channels + group * STATE_SIZE + i - OWN_CHANNELS;
-        else index = heads_channels + (params.groups + group) * STATE_SIZE + i - OWN_CHANNELS - STATE_SIZE;
+        if (i < HEAD_DIM) index = head * HEAD_DIM + i;
+        else if (i < HEAD_DIM + STATE_SIZE) index = heads_channels + group * STATE_SIZE + i - HEAD_DIM;
+        else index = heads_channels + (params.groups + group) * STATE_SIZE + i - HEAD_DIM - STATE_SIZE;
     }
     // Of a row whose length is not known yet, as far as its place depends on no memory.
     __device__ __forceinline__ void prefetch(const Mamba2Step& params, int64_t row) const {
@@ -105,7 +103,7 @@ __device__ __forceinline__ void load_group(float (&to)[ELEMENTS], const float* f
     }
 }
 
-// What a thread reads for one part of one head; zeros for the token of a row that has none.
+// What a thread reads for one part of the head; zeros for the token of a row that has none.
 struct HeadPart {
     StateTile tile;
     DATA_T gate[PASSES] = {};
@@ -157,23 +155,23 @@ __device__ __forceinline__ void prefetch(const Mamba2Step& params, int head) {
     const int64_t row = blockIdx.z, head_row = int64_t(head) * HEAD_DIM;
     if (threadIdx.x == 0 && !ssm.rows.state_indices)
         prefetch_bulk_to_l2(static_cast<const STATE_T*>(ssm.state) + row * ssm.state_slot + head_row * STATE_SIZE,
-                            HEADS * HEAD_DIM * STATE_SIZE * int(sizeof(STATE_T)));
+                            HEAD_DIM * STATE_SIZE * int(sizeof(STATE_T)));
     for (int i = threadIdx.x; i < BLOCK_CHANNELS; i += THREADS) {
         Channel channel;
         channel.locate(params, i, head);
         channel.prefetch(params, row);
     }
-    if (threadIdx.x < HEADS) HeadScalars<DATA_T, D_T, BIAS_T>::prefetch(ssm, row, head + threadIdx.x);
+    if (threadIdx.x == 0) HeadScalars<DATA_T, D_T, BIAS_T>::prefetch(ssm, row, head);
     if (!ssm.rows.query_start_loc)
-        prefetch_run_to_l2<OWN_CHANNELS * sizeof(DATA_T)>(static_cast<const DATA_T*>(ssm.gate) + row * ssm.gate_row +
-                                                          head_row);
+        prefetch_run_to_l2<HEAD_DIM * sizeof(DATA_T)>(static_cast<const DATA_T*>(ssm.gate) + row * ssm.gate_row +
+                                                      head_row);
 }
 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS) mamba2_step(const __grid_constant__ Mamba2Step params) {
     __shared__ __align__(16) float channels[BLOCK_CHANNELS];
-    const int head = blockIdx.y * params.ssm.heads_per_group + blockIdx.x * HEADS;
+    const int head = blockIdx.y * params.ssm.heads_per_group + blockIdx.x;
     if (params.ssm.prefetch_blocks > 0) prefetch(params, head);
     wait_for_earlier_kernels();
     const RowView view = row_view(params.ssm.rows, blockIdx.z);
@@ -195,28 +193,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) mamba2_step(const __grid_c
     for (int i = 0; i < CHANNELS_OF_THREAD; ++i) {
         const int channel = i * THREADS + threadIdx.x;
         if (channel < BLOCK_CHANNELS && view.length > 0) channels[channel] = convolved[i].update(params);
-        if (channel < OWN_CHANNELS) convolved[i].store(params, view);
+        if (channel < HEAD_DIM) convolved[i].store(params, view);
     }
     cluster_arrive();
     __syncthreads();
     float B[ELEMENTS], C[ELEMENTS];
-    load_group(B, channels + OWN_CHANNELS, lane);
-    load_group(C, channels + OWN_CHANNELS + STATE_SIZE, lane);
+    load_group(B, channels + HEAD_DIM, lane);
+    load_group(C, channels + HEAD_DIM + STATE_SIZE, lane);
 #pragma unroll
-    for (int i = 0; i < TILES; ++i) {
+    for (int i = 0; i < PARTS; ++i) {
         HeadPart next;
-        const int after = i + 1;
-        if (after < TILES)
-            next.load(params, view, head + after / PARTS, after % PARTS * ROWS_OF_BLOCK + row_of_part, lane);
-        part.update(params, view, head + i / PARTS, i % PARTS * ROWS_OF_BLOCK + row_of_part, lane,
-                    channels + i / PARTS * HEAD_DIM, B, C);
-        if (after < TILES) part = next;
+        if (i + 1 < PARTS) next.load(params, view, head, (i + 1) * ROWS_OF_BLOCK + row_of_part, lane);
+        part.update(params, view, head, i * ROWS_OF_BLOCK + row_of_part, lane, channels, B, C);
+        if (i + 1 < PARTS) part = next;
     }
     cluster_wait();
     if (cluster_rank() != 0) return;
 #pragma unroll
     for (int i = 0; i < CHANNELS_OF_THREAD; ++i) {
         const int channel = i * THREADS + threadIdx.x;
-        if (channel >= OWN_CHANNELS && channel < BLOCK_CHANNELS) convolved[i].store(params, view);
+        if (channel >= HEAD_DIM && channel < BLOCK_CHANNELS) convolved[i].store(params, view);
     }
 }

@@ -27,8 +27,7 @@ _THREADS = 128
 _PASSES = 2
 # Larger calls are faster as separate kernels (docs/explanation/kernels/mamba2_conv_scan.md): clusters start later than
 # blocks, and each of their blocks does more work in sequence.
-_MOST_HEADS = 1  # of a block; with two, 24 or 32 heads of one group take up to 1.6 times as long
-_MOST_TILES = 8  # parts of heads of a block
+_MOST_PARTS = 8  # of the head of a block
 _MOST_BLOCKS = 2  # per multiprocessor
 PARTS = "parts"
 VARIANTS = (PARTS,)
@@ -55,7 +54,7 @@ def plan(call: OpCall, device: DeviceTraits) -> CallPlan:
 def sources() -> Iterator[KernelSource]:
     """The usual sizes in every type, and other ones in bfloat16."""
     tile = StateTile(DType.BFLOAT16, DType.FLOAT32, 64, 128, ACCESS_BYTES, _PASSES, _THREADS)
-    base = _StepVariant(tile, DType.FLOAT32, DType.FLOAT32, 4, 4, "silu", True, 1)
+    base = _StepVariant(tile, DType.FLOAT32, DType.FLOAT32, 4, 4, "silu", True)
     for dtype in CUDA_TYPES:
         for kind in {DType.FLOAT32, dtype}:
             typed = replace(base, tile=replace(tile, dtype=dtype, state=kind), D=kind, bias=kind)
@@ -104,7 +103,6 @@ class _StepVariant:
     conv_access: int
     activation: str
     softplus: bool
-    heads: int
 
     def source(self) -> KernelSource:
         defines = {
@@ -115,7 +113,6 @@ class _StepVariant:
             "KERNEL": self.kernel,
             "CONV_ACCESS": self.conv_access,
             "SILU": self.activation == "silu",
-            "HEADS": self.heads,
         }
         return KernelSource.of(FILE, "mamba2_step", defines)
 
@@ -134,16 +131,14 @@ class _ClusterStep:
         """None where the GPU has no clusters, or its parts run the call faster."""
         if not device.is_hopper_or_later:
             return None
-        heads_of_group = sizes.heads // sizes.groups
+        cluster = sizes.heads // sizes.groups
         largest = _LARGE_CLUSTERS.get(device.capability, _LARGEST_CLUSTER)
-        cluster = max(size for size in range(1, largest + 1) if heads_of_group % size == 0)
-        heads = heads_of_group // cluster
         state, state_out = call.input("state"), call.outputs[2]
         dtype, width = call.input("conv_input").dtype, access_bytes(state, state_out, axes=1)
         tile = StateTile(dtype, state.dtype, sizes.head_dim, sizes.state_size, width, 1, _THREADS)
         tile = tile.with_passes(_PASSES).with_threads(_THREADS)
         few = sizes.rows * sizes.groups * cluster <= _MOST_BLOCKS * device.multiprocessors
-        if not few or heads > _MOST_HEADS or heads * tile.parts > _MOST_TILES:
+        if not few or cluster > largest or tile.parts > _MOST_PARTS:
             return None
         conv_bytes = access_bytes(call.input("conv_state"), call.outputs[1], axes=2)
         variant = _StepVariant(
@@ -154,7 +149,6 @@ class _ClusterStep:
             math.gcd(conv_bytes // dtype.itemsize, sizes.kernel),
             str(call.attributes["activation"]),
             bool(call.attributes["dt_softplus"]),
-            heads,
         )
         return cls(call, sizes, variant, cluster)
 
