@@ -17,7 +17,9 @@ __device__ __forceinline__ unsigned long long narrow_operand(const void* address
 template <typename T, int N>
 struct GroupProduct;
 
-#define GROUP_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define GROUP_D8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+    "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define GROUP_D16(d, i) GROUP_D8(d, i), GROUP_D8(d, i + 8)
 #define GROUP_8 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define GROUP_16 GROUP_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
@@ -27,7 +29,8 @@ struct GroupProduct;
 #define GROUP_PRODUCT(TYPE, NAME, N, LIST, A0, A1, A2, A3, B, ADD, ...)                                                \
     template <>                                                                                                        \
     struct GroupProduct<TYPE, N> {                                                                                     \
-        __device__ static __forceinline__ void multiply(float* d, const unsigned (&a)[4], unsigned long long b, int add) { \
+        __device__ static __forceinline__ void multiply(float* d, const unsigned (&a)[4],                              \
+                                                        unsigned long long b, int add) {                               \
             asm volatile("{.reg .pred p; setp.ne.b32 p, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." \
                          NAME "." NAME " {" LIST "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p, 1, 1, 0;}"     \
                          : __VA_ARGS__                                                                                 \

@@ -77,14 +77,17 @@ __device__ __forceinline__ void in_flight(float (&d)[N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-#define WGMMA_D8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_D8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+    "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WGMMA_D16(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8)
 #define WGMMA_D32(d, i) WGMMA_D8(d, i), WGMMA_D8(d, i + 8), WGMMA_D8(d, i + 16), WGMMA_D8(d, i + 24)
 #define WGMMA_LIST16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define WGMMA_LIST32 WGMMA_LIST16 \
     ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define WGMMA_LIST64 WGMMA_LIST32 \
-    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" \
+    ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 // D[64][32] = A * B (+ D where `add`); A and B by rows: A [64][k], B [32][k].
 template <typename T>
@@ -110,49 +113,56 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[32], unsigned lon
 
 #define WGMMA_FUNCTIONS(TYPE, NAME)                                                                                    \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[16], unsigned long long a, unsigned long long b, int add) {\
+    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[16], unsigned long long a,                           \
+                                                        unsigned long long b, int add) {                               \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." NAME "." NAME \
                      " {" WGMMA_LIST16 "}, %16, %17, p, 1, 1, 0, 0;}"                                                  \
                      : WGMMA_D16(d, 0)                                                                                 \
                      : "l"(a), "l"(b), "r"(add));                                                                      \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_transposed<TYPE>(float(&d)[16], unsigned long long a, unsigned long long b) {\
+    __device__ __forceinline__ void multiply_transposed<TYPE>(float(&d)[16], unsigned long long a,                     \
+                                                              unsigned long long b) {                                  \
         asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." NAME "." NAME " {" WGMMA_LIST16                     \
                      "}, %16, %17, 1, 1, 1, 1, 0;"                                                                     \
                      : WGMMA_D16(d, 0)                                                                                 \
                      : "l"(a), "l"(b));                                                                                \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_transposed<TYPE>(float(&d)[32], unsigned long long a, unsigned long long b) {\
+    __device__ __forceinline__ void multiply_transposed<TYPE>(float(&d)[32], unsigned long long a,                     \
+                                                              unsigned long long b) {                                  \
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" WGMMA_LIST32                     \
                      "}, %32, %33, 1, 1, 1, 1, 0;"                                                                     \
                      : WGMMA_D32(d, 0)                                                                                 \
                      : "l"(a), "l"(b));                                                                                \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[32], unsigned long long a, unsigned long long b, int add) {              \
+    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[32], unsigned long long a,                           \
+                                                        unsigned long long b, int add) {                               \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME \
                      " {" WGMMA_LIST32 "}, %32, %33, p, 1, 1, 0, 0;}"                                                  \
                      : WGMMA_D32(d, 0)                                                                                 \
                      : "l"(a), "l"(b), "r"(add));                                                                      \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[64], unsigned long long a, unsigned long long b, int add) {              \
+    __device__ __forceinline__ void multiply_rows<TYPE>(float(&d)[64], unsigned long long a,                           \
+                                                        unsigned long long b, int add) {                               \
         asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "."     \
                      NAME " {" WGMMA_LIST64 "}, %64, %65, p, 1, 1, 0, 0;}"                                             \
                      : WGMMA_D32(d, 0), WGMMA_D32(d, 32)                                                               \
                      : "l"(a), "l"(b), "r"(add));                                                                      \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_columns<TYPE>(float(&d)[32], const unsigned(&a)[4], unsigned long long b) {         \
+    __device__ __forceinline__ void multiply_columns<TYPE>(float(&d)[32], const unsigned(&a)[4],                       \
+                                                           unsigned long long b) {                                     \
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME " {" WGMMA_LIST32                     \
                      "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                                          \
                      : WGMMA_D32(d, 0)                                                                                 \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }                                                                                                                  \
     template <>                                                                                                        \
-    __device__ __forceinline__ void multiply_columns<TYPE>(float(&d)[64], const unsigned(&a)[4], unsigned long long b) {         \
+    __device__ __forceinline__ void multiply_columns<TYPE>(float(&d)[64], const unsigned(&a)[4],                       \
+                                                           unsigned long long b) {                                     \
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME " {" WGMMA_LIST64                    \
                      "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"                                                          \
                      : WGMMA_D32(d, 0), WGMMA_D32(d, 32)                                                               \

@@ -25,7 +25,8 @@ struct ByteSlice {
     StateSlice numbers;
     float scales[ACCESS];
 
-    __device__ __forceinline__ void add_products(float (&sums)[SUMS], const float (&k)[ROWS], const float (&q)[ROWS]) const {
+    __device__ __forceinline__ void add_products(float (&sums)[SUMS], const float (&k)[ROWS],
+                                                 const float (&q)[ROWS]) const {
         numbers.add_products(sums, k, q);
 #pragma unroll
         for (int e = 0; e < SUMS; ++e) sums[e] *= scales[e % ACCESS];
@@ -46,8 +47,9 @@ struct ByteSlice {
 };
 
 // The largest magnitudes of the new columns of each warp, in shared memory.
-__device__ __forceinline__ void share_largest(SharedScales& shared, const ByteSlice& state, const float (&decay)[Token::DECAYS],
-                                              const float (&k)[ROWS], const float (&written)[ACCESS], const Place& at) {
+__device__ __forceinline__ void share_largest(SharedScales& shared, const ByteSlice& state,
+                                              const float (&decay)[Token::DECAYS], const float (&k)[ROWS],
+                                              const float (&written)[ACCESS], const Place& at) {
     float largest[ACCESS] = {};
     if (at.inside) {
 #pragma unroll
@@ -106,9 +108,11 @@ gated_delta_rule_bytes(const __grid_constant__ GatedDeltaBytes bytes) {
     state.numbers.load(static_cast<const STATE_T*>(params.state) + view.slot * params.state_slot + head_state, at);
 #pragma unroll
     for (int e = 0; e < ACCESS; ++e) state.scales[e] = 0.0f;
-    if (EXACT_COLUMNS || at.column < VALUE_SIZE) load_columns(state.scales, bytes.state_scales + head_scales + at.column);
+    if (EXACT_COLUMNS || at.column < VALUE_SIZE)
+        load_columns(state.scales, bytes.state_scales + head_scales + at.column);
 
-    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + view.first_token * params.o_token + head * params.o_head;
+    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + view.first_token * params.o_token +
+                head * params.o_head;
     float* scales_out = bytes.state_scales_out + head_scales;
     if (view.length < 1) {
 #pragma unroll
@@ -132,7 +136,8 @@ gated_delta_rule_bytes(const __grid_constant__ GatedDeltaBytes bytes) {
     const int first = threadIdx.x % 32 / COLUMN_LANES * SUMS_KEPT;
 #pragma unroll
     for (int i = 0; i < SUMS_KEPT; ++i)
-        shared.columns[threadIdx.x / 32][(first + i) / ACCESS][at.column_lane * ACCESS + (first + i) % ACCESS] = sums[i];
+        shared.columns[threadIdx.x / 32][(first + i) / ACCESS][at.column_lane * ACCESS + (first + i) % ACCESS] =
+            sums[i];
     __syncthreads();
     finish_columns(shared, token, params.scale, CHANNEL_DECAY ? 1.0f : decay[0], o);
     __syncthreads();

@@ -37,7 +37,9 @@ struct BlockSums {
 // Two elements of one column from two rows of pairs of columns.
 __device__ __forceinline__ unsigned low_halves(unsigned row, unsigned next) { return __byte_perm(row, next, 0x5410); }
 __device__ __forceinline__ unsigned high_halves(unsigned row, unsigned next) { return __byte_perm(row, next, 0x7632); }
-__device__ __forceinline__ unsigned word_of(const Run& run, int i) { return reinterpret_cast<const unsigned*>(&run.word)[i]; }
+__device__ __forceinline__ unsigned word_of(const Run& run, int i) {
+    return reinterpret_cast<const unsigned*>(&run.word)[i];
+}
 
 // Decays of a lane's rows, or the head's.
 struct Decays {
@@ -110,15 +112,16 @@ struct Rows8 {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     *reinterpret_cast<float4*>(columns[kind] + a * 64 + g * RUN + half * 4) =
-                        make_float4(sums[2 * half][kind], sums[2 * half][2 + kind], sums[2 * half + 1][kind], sums[2 * half + 1][2 + kind]);
+                        make_float4(sums[2 * half][kind], sums[2 * half][2 + kind],
+                                    sums[2 * half + 1][kind], sums[2 * half + 1][2 + kind]);
         }
     }
     // Row r becomes its decay times itself, plus k[r] * written, and is stored at `state`.
     __device__ __forceinline__ void update(DATA_T* state, const Decays& decays, const Run& k_q, const float* written) {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         Run k;
-        k.word = make_uint4(__shfl_sync(~0u, k_q.word.x, t), __shfl_sync(~0u, k_q.word.y, t), __shfl_sync(~0u, k_q.word.z, t),
-                            __shfl_sync(~0u, k_q.word.w, t));
+        k.word = make_uint4(__shfl_sync(~0u, k_q.word.x, t), __shfl_sync(~0u, k_q.word.y, t),
+                            __shfl_sync(~0u, k_q.word.z, t), __shfl_sync(~0u, k_q.word.w, t));
         float keys[RUN];
         k.unpack(keys);
 #pragma unroll
@@ -183,7 +186,8 @@ __device__ __forceinline__ void prefetch_later_state(const GatedDeltaDecode& par
     if (row >= gridDim.z) return;
     const int64_t slot = row_view(params.rows, row).slot;
     if (slot < 0) return;
-    prefetch_bulk_to_l2(static_cast<const DATA_T*>(params.state) + slot * params.state_slot + int64_t(head) * KEY_SIZE * VALUE_SIZE,
+    prefetch_bulk_to_l2(static_cast<const DATA_T*>(params.state) + slot * params.state_slot +
+                        int64_t(head) * KEY_SIZE * VALUE_SIZE,
                         KEY_SIZE * VALUE_SIZE * int(sizeof(DATA_T)));
 }
 
@@ -210,19 +214,24 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
 
     // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
     const int64_t token = view.first_token;
-    const DATA_T* k = static_cast<const DATA_T*>(params.k) + view.row * params.k_row + token * params.k_token + blockIdx.y * params.k_head;
-    const DATA_T* q = static_cast<const DATA_T*>(params.q) + view.row * params.q_row + token * params.q_token + blockIdx.y * params.q_head;
+    const DATA_T* k = static_cast<const DATA_T*>(params.k) + view.row * params.k_row + token * params.k_token +
+                      blockIdx.y * params.k_head;
+    const DATA_T* q = static_cast<const DATA_T*>(params.q) + view.row * params.q_row + token * params.q_token +
+                      blockIdx.y * params.q_head;
     Run k_q = {};
     if (g < 2) k_q.load((g == 0 ? k : q) + first_row);
-    const DATA_T* v = static_cast<const DATA_T*>(params.v) + view.row * params.v_row + token * params.v_token + head * params.v_head + slice;
-    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + token * params.o_token + head * params.o_head + slice;
+    const DATA_T* v = static_cast<const DATA_T*>(params.v) + view.row * params.v_row + token * params.v_token +
+                      head * params.v_head + slice;
+    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + token * params.o_token +
+                head * params.o_head + slice;
     DATA_T values[FINISHED];
 #pragma unroll
     for (int i = 0; i < FINISHED; ++i)
         if (int(threadIdx.x) + i * THREADS < SLICE) values[i] = v[threadIdx.x + i * THREADS];
     const Decays decays(params.g + view.row * params.g_row + token * params.g_token +
                         (CHANNEL_DECAY ? head * KEY_SIZE + first_row : head));
-    const float beta = to_float(static_cast<const DATA_T*>(params.beta)[view.row * params.beta_row + token * params.beta_token + head]);
+    const DATA_T* betas = static_cast<const DATA_T*>(params.beta) + view.row * params.beta_row;
+    const float beta = to_float(betas[token * params.beta_token + head]);
 
     share_products(shared.products[warp], k_q);
     Run decayed[PARTS];

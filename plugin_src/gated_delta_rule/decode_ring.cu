@@ -28,7 +28,7 @@ struct SharedRing {
     alignas(16) float keys[RING][KEY_SIZE];   // E_j k_j
     alignas(16) float written[RING][SLICE];
     alignas(16) float decays[CHANNEL_DECAY ? KEY_SIZE : 4];  // of the state, one a key channel
-    float k[RING], q[RING];                   // k_t E_j k_j and q_t E_j k_j: a warp writes and reads those of its tokens
+    float k[RING], q[RING];                   // k_t E_j k_j and q_t E_j k_j: a warp has those of its tokens
 };
 
 __device__ __forceinline__ int64_t token_at(const RowView& view, int64_t row, int64_t token) {
@@ -141,9 +141,9 @@ __device__ __forceinline__ void weigh_tokens(SharedRing& shared, const Ring& rin
 }
 
 // Puts the sums of each warp where the whole block finds them, decayed and with those of the warp's tokens.
-__device__ __forceinline__ void share_ring_sums(BlockSums& sums_of_warps, const SharedRing& shared, const StateSlice& state,
-                                                const Token& token, const Ring& ring, const float (&decay)[Token::DECAYS],
-                                                const Place& at) {
+__device__ __forceinline__ void share_ring_sums(BlockSums& sums_of_warps, const SharedRing& shared,
+                                                const StateSlice& state, const Token& token, const Ring& ring,
+                                                const float (&decay)[Token::DECAYS], const Place& at) {
     float k[ROWS], q[ROWS];
     token.k.unpack(k);
     token.q.unpack(q);
@@ -193,10 +193,12 @@ __device__ __forceinline__ void store_token(const Ring& ring, const BlockSums& s
     if (blockIdx.x == 0)
         for (int i = threadIdx.x; i < KEY_SIZE; i += THREADS) ring.k[j * KEY_SIZE + i] = ring.token_k[i];
     if (blockIdx.x % SLICES == 0)
-        for (int i = threadIdx.x; i < DECAYS_OF_HEAD; i += THREADS) ring.decays[j * DECAYS_OF_HEAD + i] = ring.token_decays[i];
+        for (int i = threadIdx.x; i < DECAYS_OF_HEAD; i += THREADS)
+            ring.decays[j * DECAYS_OF_HEAD + i] = ring.token_decays[i];
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i)
-        if (Place::finishes(i)) ring.written[j * VALUE_SIZE + Place::finished_column(i)] = shared.written[threadIdx.x + i * THREADS];
+        if (Place::finishes(i))
+            ring.written[j * VALUE_SIZE + Place::finished_column(i)] = shared.written[threadIdx.x + i * THREADS];
 }
 
 }  // namespace
@@ -247,7 +249,8 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
         weigh_tokens(shared, ring);
         share_ring_sums(sums, shared, state, token, ring, decay, at);
         __syncthreads();
-        DATA_T* o = static_cast<DATA_T*>(params.o) + token_at(view, params.o_row, params.o_token) + head * params.o_head;
+        DATA_T* o = static_cast<DATA_T*>(params.o) + token_at(view, params.o_row, params.o_token) +
+                    head * params.o_head;
         finish_columns(sums, token, params.scale, 1.0f, o);
         if (count < RING) {
             store_token(ring, sums);
@@ -255,7 +258,8 @@ gated_delta_rule_ring(const __grid_constant__ GatedDeltaRing ring_params) {
         }
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
-            if (Place::finishes(i)) shared.written[RING - 1][threadIdx.x + i * THREADS] = sums.written[threadIdx.x + i * THREADS];
+            if (Place::finishes(i))
+                shared.written[RING - 1][threadIdx.x + i * THREADS] = sums.written[threadIdx.x + i * THREADS];
         __syncthreads();
     }
     flush(state, shared, count, decay, at);

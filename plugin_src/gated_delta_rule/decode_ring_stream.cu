@@ -16,7 +16,7 @@ constexpr int COLUMNS = VALUE_SIZE / WARPS;  // of a warp
 constexpr int ACCESS = 4;                    // columns of a lane
 constexpr int COLUMN_LANES = COLUMNS / ACCESS;
 constexpr int ROW_LANES = 32 / COLUMN_LANES;
-constexpr int LANE_ROWS = CHUNK_ROWS / ROW_LANES;  // lane r of the row lanes has the rows r, r + ROW_LANES, ... of a chunk
+constexpr int LANE_ROWS = CHUNK_ROWS / ROW_LANES;  // row lane r has the rows r, r + ROW_LANES, ... of a chunk
 constexpr int KEYS = KEY_SIZE / 32;                // of a producer's lane, neighbours
 constexpr int VALUES = VALUE_SIZE / 32;
 constexpr float NORM_EPSILON = 1e-6f;
@@ -84,7 +84,8 @@ __device__ __forceinline__ void prepare(Tokens& tokens, StreamBarriers& barriers
     }
     const int bytes = work.stored * VALUE_SIZE * 4;
     barrier_wait(&barriers.tokens_free[producer], (use & 1) ^ 1);
-    if (lane == 0 && bytes) copy_bulk(tokens.written, ring.written + of_head * VALUE_SIZE, bytes, &barriers.tokens_ready[producer]);
+    if (lane == 0 && bytes)
+        copy_bulk(tokens.written, ring.written + of_head * VALUE_SIZE, bytes, &barriers.tokens_ready[producer]);
 
     const RingDecay decay(g);
     if (lane < RING) tokens.decays[lane] = decay.of_token;
@@ -185,7 +186,8 @@ __device__ __forceinline__ void compute(Shared& shared, Tokens& tokens, ChunkPla
     // Lanes 0 to 15 finish a column each; the others have its sum of q.
     const int column = at.column + lane / COLUMN_LANES % ACCESS;
     float sum = tokens.state_decay * sum_each<2 * ACCESS>(sums);
-    for (int j = 0; j < work.stored; ++j) sum = fmaf(tokens.weights[lane / 16 * 16 + j], tokens.written[j][column], sum);
+    for (int j = 0; j < work.stored; ++j)
+        sum = fmaf(tokens.weights[lane / 16 * 16 + j], tokens.written[j][column], sum);
     const float q_state = __shfl_down_sync(~0u, sum, 16);
     if (lane < 16) {
         const float written = tokens.k_factor * tokens.beta * (tokens.v[column] - tokens.k_factor * sum);
@@ -282,7 +284,8 @@ gated_delta_rule_ring_stream(const __grid_constant__ GatedDeltaRing params) {
                 ChunkPlace first = place;
                 if (work.has_token) compute(shared, tokens, place, params, work, at);
                 if (work.flushes()) {
-                    float* state = static_cast<float*>(p.state_out) + work.slot * p.state_out_slot + work.head * HEAD_SIZE;
+                    float* state = static_cast<float*>(p.state_out) + work.slot * p.state_out_slot +
+                                   work.head * HEAD_SIZE;
                     flush(shared, tokens, first, state, work.count(), at);
                     place = first;
                 }

@@ -110,7 +110,8 @@ struct StateSlice {
             if (at.inside) rows[i].store_streamed(head + (at.row + i) * VALUE_SIZE + at.column);
     }
     // sums += k @ state, then q @ state, over the rows of this thread.
-    __device__ __forceinline__ void add_products(float (&sums)[SUMS], const float (&k)[ROWS], const float (&q)[ROWS]) const {
+    __device__ __forceinline__ void add_products(float (&sums)[SUMS], const float (&k)[ROWS],
+                                                 const float (&q)[ROWS]) const {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             float values[ACCESS];
@@ -124,7 +125,8 @@ struct StateSlice {
     }
     // Row i becomes decay[i] times itself, plus k[i] * written.
     template <int DECAYS>
-    __device__ __forceinline__ void update(const float (&decay)[DECAYS], const float (&k)[ROWS], const float (&written)[ACCESS]) {
+    __device__ __forceinline__ void update(const float (&decay)[DECAYS], const float (&k)[ROWS],
+                                           const float (&written)[ACCESS]) {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             float values[ACCESS];

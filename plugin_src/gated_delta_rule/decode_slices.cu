@@ -15,7 +15,8 @@ namespace {
 
 // Puts the sums of each warp where the whole block finds them.
 __device__ __forceinline__ void share_sums(BlockSums& shared, const StateSlice& state, const float (&k)[ROWS],
-                                           const float (&q)[ROWS], const float (&decay)[Token::DECAYS], const Place& at) {
+                                           const float (&q)[ROWS], const float (&decay)[Token::DECAYS],
+                                           const Place& at) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float sums[SUMS];
     add_sums(shared, state, k, q, decay, at, sums);
@@ -27,7 +28,8 @@ __device__ __forceinline__ void share_sums(BlockSums& shared, const StateSlice& 
 
 // One token: its output, and the state after it. A second call may follow at once: what it writes to shared memory
 // first was last read before this one's second barrier.
-__device__ __forceinline__ void step(BlockSums& shared, StateSlice& state, const Token& token, float scale, DATA_T* o, const Place& at) {
+__device__ __forceinline__ void step(BlockSums& shared, StateSlice& state, const Token& token, float scale, DATA_T* o,
+                                     const Place& at) {
     float decay[Token::DECAYS], k[ROWS], q[ROWS], written[ACCESS];
 #pragma unroll
     for (int i = 0; i < Token::DECAYS; ++i) decay[i] = expf(token.g[i]);
@@ -39,7 +41,8 @@ __device__ __forceinline__ void step(BlockSums& shared, StateSlice& state, const
     __syncthreads();
 #pragma unroll
     for (int e = 0; e < ACCESS; e += 4)
-        *reinterpret_cast<float4*>(written + e) = *reinterpret_cast<const float4*>(shared.written + at.column_lane * ACCESS + e);
+        *reinterpret_cast<float4*>(written + e) =
+            *reinterpret_cast<const float4*>(shared.written + at.column_lane * ACCESS + e);
     state.update(decay, k, written);
 }
 
@@ -63,7 +66,8 @@ gated_delta_rule_decode(const __grid_constant__ GatedDeltaDecode params) {
     // A dense row has a token to read even where its length is 0: these loads need not wait for the length.
     if (view.written > 0) token.load(params, view, 0, head, at);
 
-    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + view.first_token * params.o_token + head * params.o_head;
+    DATA_T* o = static_cast<DATA_T*>(params.o) + view.row * params.o_row + view.first_token * params.o_token +
+                head * params.o_head;
     const int length = MANY ? view.length : min(view.length, 1);
     for (int t = 0; t < length; ++t, o += params.o_token) {
         const Token now = token;

@@ -39,13 +39,16 @@ struct Token {
         const int64_t token = view.first_token + index;
         const float* decay = p.g + view.row * p.g_row + token * p.g_token + head * (CHANNEL_DECAY ? KEY_SIZE : 1);
         if (EXACT_ROWS || at.row < KEY_SIZE) {
-            q.load(static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token + blockIdx.y * p.q_head + at.row);
-            k.load(static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token + blockIdx.y * p.k_head + at.row);
+            q.load(static_cast<const DATA_T*>(p.q) + view.row * p.q_row + token * p.q_token +
+                   blockIdx.y * p.q_head + at.row);
+            k.load(static_cast<const DATA_T*>(p.k) + view.row * p.k_row + token * p.k_token +
+                   blockIdx.y * p.k_head + at.row);
         }
 #pragma unroll
         for (int i = 0; i < DECAYS; ++i)
             if (!CHANNEL_DECAY || EXACT_ROWS || at.row < KEY_SIZE) g[i] = decay[CHANNEL_DECAY ? at.row + i : 0];
-        const DATA_T* value = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token + head * p.v_head;
+        const DATA_T* value = static_cast<const DATA_T*>(p.v) + view.row * p.v_row + token * p.v_token +
+                              head * p.v_head;
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (Place::finishes(i)) v[i] = value[Place::finished_column(i)];
@@ -74,7 +77,8 @@ __device__ __forceinline__ void add_sums(BlockSums& shared, const Slice& state, 
     }
 #pragma unroll
     for (int i = 0; i < 3; ++i) products[i] = sum_of_rows(products[i]);
-    if (lane == 0) *reinterpret_cast<float4*>(shared.products[warp]) = make_float4(products[0], products[1], products[2], 0.0f);
+    if (lane == 0)
+        *reinterpret_cast<float4*>(shared.products[warp]) = make_float4(products[0], products[1], products[2], 0.0f);
     state.add_products(sums, read_k, read_q);
     reduce_over_rows(sums, lane);
 }
@@ -99,7 +103,8 @@ struct Factors {
 };
 
 // Output and written difference of the columns that this thread finishes. decay: of the head; 1 where the sums have it.
-__device__ __forceinline__ void finish_columns(BlockSums& shared, const Token& token, float scale, float decay, DATA_T* o) {
+__device__ __forceinline__ void finish_columns(BlockSums& shared, const Token& token, float scale, float decay,
+                                               DATA_T* o) {
     const Factors factors(shared, scale);
 #pragma unroll
     for (int i = 0; i < COLUMNS; ++i) {

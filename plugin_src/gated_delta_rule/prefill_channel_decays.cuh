@@ -70,7 +70,9 @@ struct Channels {
     __device__ static __forceinline__ bool is_second() { return threadIdx.x >= CHANNELS; }
     __device__ static __forceinline__ int token(int i) { return is_second() * HALF + i; }
     __device__ static __forceinline__ int channel(int pass) { return pass * CHANNELS + threadIdx.x % CHANNELS; }
-    __device__ static __forceinline__ bool has(int pass) { return KEY_SIZE % CHANNELS == 0 || channel(pass) < KEY_SIZE; }
+    __device__ static __forceinline__ bool has(int pass) {
+        return KEY_SIZE % CHANNELS == 0 || channel(pass) < KEY_SIZE;
+    }
 
     // g: of the chunk's first token and the head.
     __device__ __forceinline__ void load(const float* g, int64_t g_token, int valid) {
@@ -94,9 +96,11 @@ struct Channels {
             for (int i = 0; i < HALF; ++i) {
                 const int t = token(i);
                 const float factor = of[pass].factor<STEP>(i, is_second());
-                shared.scaled_k[InnerTile::at(t, c)] = from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] * factor);
+                shared.scaled_k[InnerTile::at(t, c)] =
+                    from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] * factor);
                 if (STEP < HALF ? i / STEP % 2 : is_second())
-                    shared.scaled_q[InnerTile::at(t, c)] = from_float<Inner>(to_float(shared.q[Tile::at(t, c)]) * shared.q_unit[t] * factor);
+                    shared.scaled_q[InnerTile::at(t, c)] =
+                        from_float<Inner>(to_float(shared.q[Tile::at(t, c)]) * shared.q_unit[t] * factor);
             }
         }
     }
@@ -116,8 +120,10 @@ struct Channels {
             for (int i = 0; i < HALF; ++i) {
                 const int t = token(i);
                 const float factor = earlier * of[pass].after[i];
-                shared.scaled_k[InnerTile::at(t, c)] = from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] * factor);
-                shared.scaled_q[InnerTile::at(t, c)] = from_float<Inner>(to_float(shared.q[Tile::at(t, c)]) * shared.q_unit[t] * factor);
+                shared.scaled_k[InnerTile::at(t, c)] =
+                    from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] * factor);
+                shared.scaled_q[InnerTile::at(t, c)] =
+                    from_float<Inner>(to_float(shared.q[Tile::at(t, c)]) * shared.q_unit[t] * factor);
             }
         }
     }
@@ -132,7 +138,8 @@ struct Channels {
             for (int i = 0; i < HALF; ++i) {
                 const int t = token(i);
                 shared.scaled_k[InnerTile::at(t, c)] =
-                    from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] * (later * of[pass].before[i]));
+                    from_float<Inner>(to_float(shared.k[Tile::at(t, c)]) * shared.k_unit[t] *
+                                      (later * of[pass].before[i]));
             }
         }
     }

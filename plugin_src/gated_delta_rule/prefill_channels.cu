@@ -58,7 +58,8 @@ struct Pairs {
     int lane, part;
     bool queries;
 
-    __device__ __forceinline__ Pairs() : lane(threadIdx.x % 32), part(threadIdx.x / 32 % BLOCKS), queries(threadIdx.x >= THREADS / 2) {}
+    __device__ __forceinline__ Pairs()
+        : lane(threadIdx.x % 32), part(threadIdx.x / 32 % BLOCKS), queries(threadIdx.x >= THREADS / 2) {}
 
     // sums = rows `row` to `row` + 15 times columns `column` on.
     __device__ __forceinline__ void multiply(float (&sums)[2][4], const Shared& shared, int row, int column) const {
@@ -88,7 +89,8 @@ struct Pairs {
             }
     }
     // A block below the diagonal: of L to shared memory, of scores to the chunk.
-    __device__ __forceinline__ void store(Shared& shared, Inner* scores, const float (&sums)[2][4], int row, int column) const {
+    __device__ __forceinline__ void store(Shared& shared, Inner* scores, const float (&sums)[2][4],
+                                          int row, int column) const {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -98,8 +100,8 @@ struct Pairs {
                 const float first = factor * shared.k_back[j] * sums[n][2 * half];
                 const float second = factor * shared.k_back[j + 1] * sums[n][2 * half + 1];
                 if (queries)
-                    *reinterpret_cast<Vector<Inner, 2>*>(scores + Triangle<Inner>::at(i, j)) = {from_float<Inner>(first),
-                                                                                                  from_float<Inner>(second)};
+                    *reinterpret_cast<Vector<Inner, 2>*>(scores + Triangle<Inner>::at(i, j)) = {
+                        from_float<Inner>(first), from_float<Inner>(second)};
                 else
                     *reinterpret_cast<float2*>(shared.square + Square::at(i, j)) = make_float2(first, second);
             }
@@ -128,7 +130,8 @@ struct Pairs {
 };
 
 template <int STEP>
-__device__ __forceinline__ void halve(Channels& channels, Shared& shared, const Pairs& pairs, Inner* scores, float (&kept)[2][4]) {
+__device__ __forceinline__ void halve(Channels& channels, Shared& shared, const Pairs& pairs, Inner* scores,
+                                      float (&kept)[2][4]) {
     channels.scale<STEP>(shared);
     __syncthreads();
     if constexpr (STEP < BLOCK) {
@@ -161,7 +164,8 @@ __device__ __forceinline__ void store_tiles(Prepared& chunk, Shared& shared, con
     __syncthreads();
     copy_tile(chunk.k_read, shared.scaled_k);
     copy_tile(chunk.q_read, shared.scaled_q);
-    for (int c = threadIdx.x; c < KEY_SIZE; c += THREADS) chunk.total[c] = shared.half_decay[0][c] * shared.half_decay[1][c];
+    for (int c = threadIdx.x; c < KEY_SIZE; c += THREADS)
+        chunk.total[c] = shared.half_decay[0][c] * shared.half_decay[1][c];
     __syncthreads();
     channels.scale_to_end(shared);
     __syncthreads();
@@ -190,18 +194,23 @@ gated_delta_rule_prepare_channels(const __grid_constant__ GatedDeltaPrefill para
     if (view.slot < 0 || valid <= 0) return;
 
     const int64_t row = view.row, token = view.first_token + int64_t(blockIdx.x) * CHUNK;
-    const DATA_T* k = static_cast<const DATA_T*>(params.k) + row * params.k_row + token * params.k_token + key_head * params.k_head;
-    const DATA_T* q = static_cast<const DATA_T*>(params.q) + row * params.q_row + token * params.q_token + key_head * params.q_head;
+    const DATA_T* k = static_cast<const DATA_T*>(params.k) + row * params.k_row + token * params.k_token +
+                      key_head * params.k_head;
+    const DATA_T* q = static_cast<const DATA_T*>(params.q) + row * params.q_row + token * params.q_token +
+                      key_head * params.q_head;
     load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, params.k_token, valid, threadIdx.x);
     load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, params.q_token, valid, threadIdx.x);
     commit_copies();
     Channels channels;
-    channels.load(params.g + row * params.g_row + token * params.g_token + int64_t(head) * KEY_SIZE, params.g_token, valid);
+    channels.load(params.g + row * params.g_row + token * params.g_token + int64_t(head) * KEY_SIZE,
+                  params.g_token, valid);
     if (threadIdx.x < CHUNK) {
-        const DATA_T* beta = static_cast<const DATA_T*>(params.beta) + row * params.beta_row + token * params.beta_token + head;
+        const DATA_T* beta = static_cast<const DATA_T*>(params.beta) + row * params.beta_row +
+                             token * params.beta_token + head;
         shared.beta[threadIdx.x] = int(threadIdx.x) < valid ? to_float(beta[threadIdx.x * params.beta_token]) : 0.0f;
     }
-    Prepared& chunk = static_cast<Prepared*>(params.chunks)[(first_chunk_slot(params, view, blockIdx.z) + blockIdx.x) * params.value_heads + head];
+    Prepared* chunks = static_cast<Prepared*>(params.chunks);
+    Prepared& chunk = chunks[(first_chunk_slot(params, view, blockIdx.z) + blockIdx.x) * params.value_heads + head];
     wait_copies<0>();
     __syncthreads();
     measure_tokens(shared, params.scale);

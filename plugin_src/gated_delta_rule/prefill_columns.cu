@@ -61,14 +61,17 @@ struct Tensors {
     }
 };
 
-__device__ __forceinline__ void load_chunk(Stage& stage, const Tensors& in, const GatedDeltaPrefill& p, int chunk, int length) {
+__device__ __forceinline__ void load_chunk(Stage& stage, const Tensors& in, const GatedDeltaPrefill& p, int chunk,
+                                           int length) {
     const int thread = int(threadIdx.x) - (THREADS - LOADING_THREADS);
     if (thread < 0) return;
 #if !CHANNEL_DECAY
     const int64_t token = int64_t(chunk) * CHUNK;
     const int valid = min(CHUNK, length - chunk * CHUNK);
-    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.k, in.k + token * p.k_token, p.k_token, valid, thread);
-    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.q, in.q + token * p.q_token, p.q_token, valid, thread);
+    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.k, in.k + token * p.k_token, p.k_token, valid,
+                                                            thread);
+    load_tokens<DATA_T, KEY_SIZE, LOADING_THREADS, ALIGNED>(stage.q, in.q + token * p.q_token, p.q_token, valid,
+                                                            thread);
 #endif
     const unsigned char* from = reinterpret_cast<const unsigned char*>(in.chunks + int64_t(chunk) * p.value_heads);
     unsigned char* to = reinterpret_cast<unsigned char*>(&stage.left);
@@ -101,7 +104,8 @@ __device__ __forceinline__ void step(StateColumns& state, const Stage& stage, co
 }
 
 // Zeros at the padding tokens of a dense row; the state as it was where the row has no token.
-__device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view, int columns) {
+__device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view,
+                                           int columns) {
     for (int i = threadIdx.x; i < (view.written - view.length) * columns; i += THREADS)
         in.o[int64_t(view.length + i / columns) * p.o_token + i % columns] = from_float<DATA_T>(0.0f);
     if (view.length == 0 && in.state != in.state_out) {
@@ -138,7 +142,8 @@ gated_delta_rule_prefill(const __grid_constant__ GatedDeltaPrefill params) {
         const ChunkValues v(in.v + token * params.v_token + column, params.v_token, works ? valid : 0);
         wait_copies<0>();
         __syncthreads();
-        if (STAGES == 2 && chunk + 1 < chunks) load_chunk(stages[(chunk + 1) % STAGES], in, params, chunk + 1, view.length);
+        if (STAGES == 2 && chunk + 1 < chunks)
+            load_chunk(stages[(chunk + 1) % STAGES], in, params, chunk + 1, view.length);
         if (works) {
             TokenSums o;
             step(state, stages[chunk % STAGES], v, o);

@@ -19,7 +19,8 @@ constexpr int GROUP_COLUMNS = 64;
 constexpr int KEY_STEPS = KEY_SIZE / 16, TOKEN_STEPS = CHUNK / 16;
 constexpr int PANEL_BYTES = CHUNK * ROW_BYTES;  // 64 rows of 64 columns
 constexpr int KEY_PANELS = KEY_SIZE / PANEL;
-static_assert(KEY_SIZE % PANEL == 0 && VALUE_SIZE % GROUP_COLUMNS == 0 && sizeof(DATA_T) == 2, "tiles are whole panels");
+static_assert(KEY_SIZE % PANEL == 0 && VALUE_SIZE % GROUP_COLUMNS == 0 && sizeof(DATA_T) == 2,
+              "tiles are whole panels");
 
 using Product = Mma<DATA_T>;
 using Inner = InnerType<DATA_T>::type;
@@ -42,7 +43,8 @@ __device__ __forceinline__ void start_earlier(Sums& sums, const Operand& from, c
 #pragma unroll
         for (int i = j; i < TOKEN_STEPS; ++i) {
             const int block = Triangle<Inner>::first_block(j) + i - j;
-            GroupProduct<Inner, BLOCK>::multiply(sums + i * BLOCK / 2, from[j], narrow_operand(triangle + block * BLOCK * BLOCK), 1);
+            GroupProduct<Inner, BLOCK>::multiply(sums + i * BLOCK / 2, from[j],
+                                                 narrow_operand(triangle + block * BLOCK * BLOCK), 1);
         }
 }
 
@@ -96,12 +98,14 @@ struct GroupState {
     }
     // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile. What sums held before is no operand, as it would be in
     // place.
-    __device__ static __forceinline__ void start_read(Sums& sums, const unsigned (&state)[KEY_STEPS][4], const unsigned char* rows) {
+    __device__ static __forceinline__ void start_read(Sums& sums, const unsigned (&state)[KEY_STEPS][4],
+                                                      const unsigned char* rows) {
         const unsigned long long first = operand(rows);
         Sums started;
 #pragma unroll
         for (int j = 0; j < KEY_STEPS; ++j)
-            GroupProduct<DATA_T, CHUNK>::multiply(started, state[j], first + j / 4 * (PANEL_BYTES >> 4) + j % 4 * NEXT_16_COLUMNS, j > 0);
+            GroupProduct<DATA_T, CHUNK>::multiply(started, state[j],
+                                                  first + j / 4 * (PANEL_BYTES >> 4) + j % 4 * NEXT_16_COLUMNS, j > 0);
         wgmma_commit();
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; ++i) sums[i] = started[i];

@@ -58,7 +58,8 @@ struct Tensors {
 
 // `valid` rows of a tile, zeros below, by the producers.
 template <int PANELS>
-__device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BYTES], const DATA_T* source, int64_t row_stride, int valid) {
+__device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BYTES], const DATA_T* source,
+                                          int64_t row_stride, int valid) {
     constexpr int UNITS = PANEL / 8, STEP = PRODUCERS / UNITS;
     static_assert(STEP % 8 == 0, "the units of all rows of a thread are permuted alike");
     const int thread = int(threadIdx.x) - CONSUMERS, first = thread / UNITS, unit = thread % UNITS;
@@ -68,12 +69,14 @@ __device__ __forceinline__ void load_tile(unsigned char (&tile)[PANELS][PANEL_BY
 #pragma unroll
         for (int row = 0; row < CHUNK; row += STEP, from += STEP * row_stride)
 #pragma unroll
-            for (int i = 0; i < PANELS; ++i) copy_async_16(to + i * PANEL_BYTES + row * ROW_BYTES, from + i * PANEL, true);
+            for (int i = 0; i < PANELS; ++i)
+                copy_async_16(to + i * PANEL_BYTES + row * ROW_BYTES, from + i * PANEL, true);
     } else {
 #pragma unroll 1
         for (int row = first; row < CHUNK; row += STEP, from += STEP * row_stride, to += STEP * ROW_BYTES)
 #pragma unroll
-            for (int i = 0; i < PANELS; ++i) copy_async_16(to + i * PANEL_BYTES, row < valid ? from + i * PANEL : source, row < valid);
+            for (int i = 0; i < PANELS; ++i)
+                copy_async_16(to + i * PANEL_BYTES, row < valid ? from + i * PANEL : source, row < valid);
     }
 }
 
@@ -102,7 +105,8 @@ struct Announced {
     const int stride;
     int known = 0;      // announced chunks from the next one on, whose shares have been taken back
 
-    __device__ __forceinline__ Announced(unsigned* row, int stride) : waiting(row + threadIdx.x % 32 * stride), stride(stride) {}
+    __device__ __forceinline__ Announced(unsigned* row, int stride)
+        : waiting(row + threadIdx.x % 32 * stride), stride(stride) {}
 
     // Returns when the next chunk is there; `left`: chunks from that on.
     __device__ __forceinline__ void wait(int left) {

@@ -19,7 +19,8 @@ using Exact = Mma<float>;
 
 // sum[16][8 * TILES] += a[16][first..last) * b[first..last)[8 * TILES]; tiles of Square.
 template <int TILES>
-__device__ __forceinline__ void multiply_square(float (&sum)[TILES][4], const float* a, const float* b, int first, int last) {
+__device__ __forceinline__ void multiply_square(float (&sum)[TILES][4], const float* a, const float* b,
+                                                int first, int last) {
     const int lane = threadIdx.x % 32;
     for (int k = first; k < last; k += Exact::K) {
         const Exact::A rows = Exact::load_a<Square>(a, 0, k, lane);
@@ -35,7 +36,8 @@ __device__ __forceinline__ void multiply_square(float (&sum)[TILES][4], const fl
 
 // sum[16][16] += a[16][8 * COUNT] * b[8 * COUNT][16] over the tiles of 8 columns from FIRST on; a in accumulators.
 template <int COUNT>
-__device__ __forceinline__ void multiply_sums(float (&sum)[2][4], const float (&a)[COUNT][4], const float* b, int first) {
+__device__ __forceinline__ void multiply_sums(float (&sum)[2][4], const float (&a)[COUNT][4],
+                                              const float* b, int first) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < COUNT; ++k) {

@@ -28,7 +28,8 @@ struct HeadInputs {
     float g[2];
     DATA_T beta[2];
 
-    __device__ __forceinline__ void load(const float* from, int64_t g_token, const DATA_T* strength, int64_t beta_token, int valid) {
+    __device__ __forceinline__ void load(const float* from, int64_t g_token, const DATA_T* strength,
+                                         int64_t beta_token, int valid) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int j = threadIdx.x % 32 * 2 + i;
@@ -66,7 +67,8 @@ struct Item {
     int slot = 0, key_head = 0, valid = 0;
 
     // Its first token in q or k, whose strides these are.
-    __device__ __forceinline__ const DATA_T* first_of(const void* tensor, int64_t of_row, int64_t of_token, int64_t of_head) const {
+    __device__ __forceinline__ const DATA_T* first_of(const void* tensor, int64_t of_row, int64_t of_token,
+                                                      int64_t of_head) const {
         return static_cast<const DATA_T*>(tensor) + row * of_row + token * of_token + key_head * of_head;
     }
     // Value head `index` of the key head; nothing where it has none.
@@ -74,7 +76,8 @@ struct Item {
         if (index >= p.values_per_key) return;
         const int head = key_head * p.values_per_key + index;
         to.load(p.g + row * p.g_row + token * p.g_token + head, p.g_token,
-                static_cast<const DATA_T*>(p.beta) + row * p.beta_row + token * p.beta_token + head, p.beta_token, valid);
+                static_cast<const DATA_T*>(p.beta) + row * p.beta_row + token * p.beta_token + head, p.beta_token,
+                valid);
     }
 };
 
@@ -86,9 +89,11 @@ struct Items {
 
     __device__ __forceinline__ void begin(const GatedDeltaPrefill& p) {
         int longest = 0;
-        for (int row = threadIdx.x % 32; row < p.rows.rows; row += 32) longest = max(longest, row_view(p.rows, row).length);
+        for (int row = threadIdx.x % 32; row < p.rows.rows; row += 32)
+            longest = max(longest, row_view(p.rows, row).length);
 #pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) longest = max(longest, __shfl_xor_sync(~0u, longest, distance));
+        for (int distance = 16; distance > 0; distance /= 2)
+            longest = max(longest, __shfl_xor_sync(~0u, longest, distance));
         chunks = (longest + CHUNK - 1) / CHUNK;
         count = chunks * p.rows.rows * p.key_heads;
         place = blockIdx.x;

@@ -20,7 +20,7 @@ struct GatedDeltaPrefill {
     void* o;
     void* state_out;
     void* chunks;        // PreparedChunk [chunk slot][value head]
-    unsigned* waiting;   // [chunk slot][value head]: blocks that may read the chunk and have not; null: they need not ask
+    unsigned* waiting;   // [chunk slot][value head]: blocks that have yet to read the chunk; null: they need not ask
     int64_t q_row;
     int64_t q_token;
     int64_t q_head;

@@ -101,8 +101,10 @@ struct Pairs {
                 const float first = since_block[half] * until[0], second = since_block[half] * until[1];
                 const int i = FIRST + lane / 4 + half * 8;
                 *reinterpret_cast<float2*>(shared.square + Square::at(i, j)) =
-                    make_float2(row_k[half] * (first * k_k[n][2 * half]), row_k[half] * (second * k_k[n][2 * half + 1]));
-                store_scores(chunk, i, j, row_q[half] * (first * q_k[n][2 * half]), row_q[half] * (second * q_k[n][2 * half + 1]));
+                    make_float2(row_k[half] * (first * k_k[n][2 * half]),
+                                row_k[half] * (second * k_k[n][2 * half + 1]));
+                store_scores(chunk, i, j, row_q[half] * (first * q_k[n][2 * half]),
+                             row_q[half] * (second * q_k[n][2 * half + 1]));
             }
         }
 #pragma unroll
@@ -140,7 +142,8 @@ __device__ __forceinline__ void multiply_pairs(Pairs& pairs, Shared& shared, flo
     }
 }
 
-__device__ __forceinline__ void store_pairs(const Pairs& pairs, Shared& shared, const HeadTokens& head, Prepared& chunk) {
+__device__ __forceinline__ void store_pairs(const Pairs& pairs, Shared& shared, const HeadTokens& head,
+                                            Prepared& chunk) {
     switch (threadIdx.x / 32) {
         case 0: return pairs.store<0>(shared, head, chunk);
         case 1: return pairs.store<1>(shared, head, chunk);
@@ -166,7 +169,8 @@ __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& share
 }
 
 __device__ __forceinline__ void load_tiles(Shared& shared, const Item& item, const GatedDeltaPrefill& p) {
-    const DATA_T *k = item.first_of(p.k, p.k_row, p.k_token, p.k_head), *q = item.first_of(p.q, p.q_row, p.q_token, p.q_head);
+    const DATA_T* k = item.first_of(p.k, p.k_row, p.k_token, p.k_head);
+    const DATA_T* q = item.first_of(p.q, p.q_row, p.q_token, p.q_head);
     load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.k, k, p.k_token, item.valid, threadIdx.x);
     load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(shared.q, q, p.q_token, item.valid, threadIdx.x);
     commit_copies();
@@ -178,8 +182,8 @@ __device__ __forceinline__ void wait_for_tiles(const Shared&) {
 }
 
 // All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
-__device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
-                                        const Item& later) {
+__device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs,
+                                        const Item& item, const Item& later) {
     const int warp = threadIdx.x / 32;
     const int64_t place = int64_t(item.slot) * p.value_heads + item.key_head * p.values_per_key;
     Prepared* chunks = static_cast<Prepared*>(p.chunks) + place;

@@ -197,7 +197,8 @@ struct Pairs {
         for (int from = 0; from < 8; ++from)
             block.transposed[DiagonalBlock::at(from / 4 * 8 + 2 * t + from % 2, from / 2 % 2 * 8 + g)] = below[from];
     }
-    __device__ static __forceinline__ void store_scores(DiagonalBlock& own, __half* scores, const float (&weights)[2][4], int j) {
+    __device__ static __forceinline__ void store_scores(DiagonalBlock& own, __half* scores,
+                                                        const float (&weights)[2][4], int j) {
         const int warp = threadIdx.x / 32;
         __half* block = own.scratch[j % 2];
         store_matrices(shared_address(block + lane_place()), Half::pack(weights[0][0], weights[0][1]),
@@ -220,7 +221,8 @@ __device__ __forceinline__ void store_factors(Shared& shared, int head, Prepared
     factors.q_row[j] = q_factor * (1.0f / INNER_SHARE) * since_block;
 #pragma unroll
     for (int b = 0; b + 1 < BLOCKS; ++b)
-        if (b >= block) factors.until[HeadFactors::until_block(b) + j] = k_factor * decay_between(tokens, j, (b + 1) * BLOCK - 1);
+        if (b >= block)
+            factors.until[HeadFactors::until_block(b) + j] = k_factor * decay_between(tokens, j, (b + 1) * BLOCK - 1);
     chunk.read[j] = from_start * k_factor;
     chunk.beta[j] = beta * INNER_SHARE;
     chunk.from_start[j] = from_start * q_factor;
@@ -235,8 +237,8 @@ __device__ __forceinline__ void wait_for_tiles(const Shared&) {
 }
 
 // All value heads of an item, whose tiles are in shared memory; those of the item after it come in their place.
-__device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs, const Item& item,
-                                        const Item& later) {
+__device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs,
+                                        const Item& item, const Item& later) {
     const int warp = threadIdx.x / 32;
     const int64_t place = int64_t(item.slot) * p.value_heads + item.key_head * p.values_per_key;
     Prepared* chunks = static_cast<Prepared*>(p.chunks) + place;

@@ -85,7 +85,8 @@ struct ChunkValues {
     // Four neighbouring columns of one token.
     __device__ __forceinline__ uint2 load_pairs(int n) const {
         const int token = n * 8 + threadIdx.x % 32 / 4;
-        return token < valid ? *reinterpret_cast<const uint2*>(from + token * token_stride + threadIdx.x % 4 * 4) : make_uint2(0, 0);
+        return token < valid ? *reinterpret_cast<const uint2*>(from + token * token_stride + threadIdx.x % 4 * 4)
+                             : make_uint2(0, 0);
     }
     // sums = v of token tile n.
     __device__ __forceinline__ void unpack(int n, float (&sums)[4]) const {
@@ -208,7 +209,8 @@ struct StateColumns {
 #pragma unroll
         for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) access(value[n][i], (n * 8 + 2 * t + i % 2) * VALUE_SIZE + column_of(g + i / 2 * 8));
+            for (int i = 0; i < 4; ++i)
+                access(value[n][i], (n * 8 + 2 * t + i % 2) * VALUE_SIZE + column_of(g + i / 2 * 8));
     }
     // k @ state and q @ state of every token. As half, columns of the state are first brought to the same size, so that
     // none is too large, whatever the data.
@@ -243,7 +245,8 @@ struct StateColumns {
     __device__ __forceinline__ float largest(int first) const {
         float found = 0.0f;
 #pragma unroll
-        for (int n = 0; n < KEY_TILES; ++n) found = fmaxf(found, fmaxf(fabsf(value[n][first]), fabsf(value[n][first + 1])));
+        for (int n = 0; n < KEY_TILES; ++n)
+            found = fmaxf(found, fmaxf(fabsf(value[n][first]), fabsf(value[n][first + 1])));
         found = fmaxf(found, __shfl_xor_sync(~0u, found, 1));
         return fmaxf(found, __shfl_xor_sync(~0u, found, 2));
     }
@@ -252,7 +255,8 @@ struct StateColumns {
         const int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; ++n) {
-            const float2 factor = CHANNEL_DECAY ? *reinterpret_cast<const float2*>(total + n * 8 + 2 * t) : make_float2(*total, *total);
+            const float2 factor = CHANNEL_DECAY ? *reinterpret_cast<const float2*>(total + n * 8 + 2 * t)
+                                                : make_float2(*total, *total);
 #pragma unroll
             for (int i = 0; i < 4; ++i) value[n][i] *= i % 2 ? factor.y : factor.x;
         }

@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_tokens(T* tile, const T* source, int64_t ro
         for (int i = thread; i < CHUNK * UNITS; i += THREADS_OF_TILE) {
             const int row = i / UNITS, unit = i % UNITS;
             const bool inside = row < valid;
-            copy_async_16(tile + Layout::unit(row, unit), inside ? source + row * row_stride + unit * Layout::UNIT : source, inside);
+            copy_async_16(tile + Layout::unit(row, unit),
+                          inside ? source + row * row_stride + unit * Layout::UNIT : source, inside);
         }
     } else {
         for (int i = thread; i < CHUNK * COLUMNS; i += THREADS_OF_TILE) {

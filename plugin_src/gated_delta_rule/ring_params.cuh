@@ -12,6 +12,6 @@ struct GatedDeltaRing {
     const int* lengths;  // [slots]: tokens in the ring, less than RING
     int key_heads;
     int value_heads;
-    int most_added;      // 1: rows of one token add it to their rings, 0: none does; rings of rows with more are flushed
+    int most_added;      // 1: rows of one token add it to their rings, 0: none does; rows of more flush theirs
     int flushes_empty;   // whether those of rows without tokens are, too
 };

@@ -107,7 +107,8 @@ __device__ __forceinline__ void stream_states(const GatedDeltaRing& params, Stre
         params,
         [&](int, const RingWork& work) {
             if (threadIdx.x % 32 == 0) {
-                const float* state = static_cast<const float*>(p.state) + work.slot * p.state_slot + work.head * HEAD_SIZE;
+                const float* state = static_cast<const float*>(p.state) + work.slot * p.state_slot +
+                                     work.head * HEAD_SIZE;
                 for (int c = 0; c < CHUNKS; ++c) {
                     barrier_wait(&barriers.chunk_free[place.slot], place.parity ^ 1);
                     barrier_arrive_expecting(&barriers.chunk_ready[place.slot], CHUNK_BYTES);

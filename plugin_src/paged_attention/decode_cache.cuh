@@ -37,9 +37,10 @@ struct Place {
 
 // Copies keys and values of positions low..high-1 of a step; the others become zero, so that a weight of zero never
 // meets what is not a number. Of scales, other positions of the page come along.
-__device__ __forceinline__ void copy_step(const StepTiles& tiles, const Place& from, const PagedAttention& call, int low,
-                                          int high) {
-    constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32, SCALE_ACCESSES = SCALES_BYTES / 16;
+__device__ __forceinline__ void copy_step(const StepTiles& tiles, const Place& from, const PagedAttention& call,
+                                          int low, int high) {
+    constexpr int UNITS = HEAD_DIM / Tile::UNIT, ACCESSES = (STEP * UNITS + 31) / 32;
+    constexpr int SCALE_ACCESSES = SCALES_BYTES / 16;
     const int lane = threadIdx.x % 32;
     const CACHE_T* keys = static_cast<const CACHE_T*>(call.kv_pool) + from.keys;
 #pragma unroll

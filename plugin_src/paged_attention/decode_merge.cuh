@@ -90,13 +90,14 @@ __device__ __forceinline__ Partial merged_states(const MergeBuffer& buffer, int 
 
 __device__ __forceinline__ void store_part(float* part, const Partial& partial, int head, int dim) {
     *reinterpret_cast<float4*>(part + head * HEAD_DIM + dim) = partial.run();
-    if (dim == 0) reinterpret_cast<float2*>(part + QUERIES * HEAD_DIM)[head] = make_float2(partial.largest, partial.sum);
+    if (dim == 0)
+        reinterpret_cast<float2*>(part + QUERIES * HEAD_DIM)[head] = make_float2(partial.largest, partial.sum);
 }
 
 // The parts of blocks `begin`, begin + step and so on up to `last`. A unit's first block `first` has it in its second
 // half, the others in their first.
-__device__ __forceinline__ Partial merged_parts(const float* partials, int first, int begin, int last, int step, int head,
-                                                int dim) {
+__device__ __forceinline__ Partial merged_parts(const float* partials, int first, int begin, int last, int step,
+                                                int head, int dim) {
     Partial whole;
     for (int base = begin; base <= last; base += PARTS_AT_ONCE * step) {
         float4 runs[PARTS_AT_ONCE];
@@ -130,7 +131,8 @@ __device__ __forceinline__ Partial merged_cluster(const MergeBuffer& buffer, int
 }
 
 // Divides and writes y of query head `head` of the call.
-__device__ __forceinline__ void store_output(const PagedAttention& call, Partial partial, int token, int head, int dim) {
+__device__ __forceinline__ void store_output(const PagedAttention& call, Partial partial, int token,
+                                             int head, int dim) {
     if (call.sinks != nullptr) {
         partial.take(make_float2(call.sinks[head] * LOG2_E, 1.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
     }

@@ -78,7 +78,8 @@ __device__ __forceinline__ void load_queries(QueryFragments& q, const PagedAtten
         const int head = 8 * tile + g;
 #pragma unroll
         for (int step = 0; step < DIM_STEPS; ++step)
-            q[tile][step].load(query + (unit.first_head + head) * call.query_head, step * Products::K, t, head < unit.heads);
+            q[tile][step].load(query + (unit.first_head + head) * call.query_head,
+                               step * Products::K, t, head < unit.heads);
     }
 }
 
@@ -163,7 +164,8 @@ __device__ __forceinline__ Work find_stretch(const PagedDecode& p, unsigned char
     const int share = line_share(max(1, (steps + blocks - 1) / blocks), items[0].steps());
     const long long begin = static_cast<long long>(block) * share;
     const int end = static_cast<int>(min(static_cast<long long>(steps), begin + share));
-    return {Item(), nullptr, items, before, p.items, static_cast<int>(min(static_cast<long long>(steps), begin)), end, share};
+    return {Item(), nullptr, items, before, p.items, static_cast<int>(min(static_cast<long long>(steps), begin)), end,
+            share};
 }
 
 // The share of this block of a cluster. Its row is mostly that of the item's number: the row's table is on its way
@@ -211,7 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         CACHE_T* tiles = reinterpret_cast<CACHE_T*>(ring);  // without scales, as head_dim is then a multiple of 16
         for (int row = lane; row < STAGES * 2 * STEP; row += 32)
             for (int unit = HEAD_DIM / Tile::UNIT; unit < UNITS; ++unit)
-                *reinterpret_cast<uint4*>(tiles + row / STEP * TILE + Tile::unit(row % STEP, unit)) = make_uint4(0, 0, 0, 0);
+                *reinterpret_cast<uint4*>(tiles + row / STEP * TILE + Tile::unit(row % STEP, unit)) =
+                    make_uint4(0, 0, 0, 0);
     }
     prefetch_tables<THREADS>(p);
     let_later_kernels_start();

@@ -44,7 +44,8 @@ __device__ __forceinline__ Item item_from_row(const PagedAttention& call, int ro
 }
 
 // Writes the items among `first` to first + count - 1 that are tokens of row `row`.
-__device__ __forceinline__ void items_from_tokens(const PagedAttention& call, int row, int first, int count, Item* items) {
+__device__ __forceinline__ void items_from_tokens(const PagedAttention& call, int row, int first, int count,
+                                                  Item* items) {
     const int begin = call.query_start_loc[row], end = call.query_start_loc[row + 1], length = call.seq_lens[row];
     if (length <= 0) return;
     for (int token = max(begin, first); token < min(end, first + count); ++token)
@@ -116,7 +117,8 @@ __device__ __forceinline__ void prefetch_tables(const PagedDecode& p) {
     const bool line = CLUSTER == 0;
     const long long first = line || p.every_token ? 0 : blockIdx.z * p.call.table_row;
     const long long place = (line ? static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x : threadIdx.x) * SECTOR;
-    if (place < (line ? p.call.rows * p.call.table_row : p.call.max_blocks)) prefetch_to_l2(p.call.block_table + first + place);
+    if (place < (line ? p.call.rows * p.call.table_row : p.call.max_blocks))
+        prefetch_to_l2(p.call.block_table + first + place);
     if (place <= p.call.rows) prefetch_to_l2(p.call.query_start_loc + place);
     if (place < p.call.rows) prefetch_to_l2(p.call.seq_lens + place);
 }

@@ -103,7 +103,8 @@ struct Arrival {
             for (int i = 0; i < (WARP_KEYS + STEP - 1) / STEP; ++i) {
                 const unsigned key = row + i * STEP;
                 T* const at = tile + (to ^ (i * STEP % 8 * Layout::UNIT)) + i * STEP * Layout::PITCH;
-                if (WARP_KEYS >= STEP || key < WARP_KEYS) copy_async_16(at, from, read.has(key) && unit * Layout::UNIT < HEAD_DIM);
+                if (WARP_KEYS >= STEP || key < WARP_KEYS)
+                    copy_async_16(at, from, read.has(key) && unit * Layout::UNIT < HEAD_DIM);
                 from += STEP * stride;
             }
         } else {
@@ -111,7 +112,8 @@ struct Arrival {
             for (unsigned i = lane; i < WARP_KEYS * UNITS; i += 32) {
                 const unsigned key = i / UNITS, unit = i % UNITS;
                 const bool inside = read.has(key) && unit * Layout::UNIT < HEAD_DIM;
-                copy_async_16(tile + Layout::unit(first + key, unit), from + (inside ? wide(key) * stride + unit * Layout::UNIT : 0), inside);
+                copy_async_16(tile + Layout::unit(first + key, unit),
+                              from + (inside ? wide(key) * stride + unit * Layout::UNIT : 0), inside);
             }
         }
         commit_copies();
@@ -123,7 +125,8 @@ struct Arrival<E4m3, T> {
     HeldRows<WARP_KEYS, COLUMNS> held;
     float scale;  // of one of the keys
 
-    __device__ __forceinline__ void begin(T*, const E4m3* from, int64_t stride, const float* scales, const ReadKeys& read) {
+    __device__ __forceinline__ void begin(T*, const E4m3* from, int64_t stride, const float* scales,
+                                          const ReadKeys& read) {
         held.load_run(from, stride, [&](int key) { return read.has(key); });
         const unsigned mine = thread_again() % WARP_KEYS;
         scale = read.has(mine) ? scales[mine] : 0.0f;

@@ -90,8 +90,8 @@ struct Queries<true> {
     __device__ __forceinline__ const typename M::A& at(int m, int k, int) const { return a[m][k]; }
 };
 
-__device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 2], const Queries<HOLDS_QUERIES>& queries,
-                                              const DATA_T* keys) {
+__device__ __forceinline__ void multiply_keys(float (&s)[ROW_TILES][TILE_KEYS / 2],
+                                              const Queries<HOLDS_QUERIES>& queries, const DATA_T* keys) {
     const unsigned thread = thread_again(), lane = thread % 32;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
@@ -165,7 +165,8 @@ __device__ __forceinline__ void multiply_values_apart(WarpRows& rows, const floa
     }
 }
 
-__device__ __forceinline__ void store_outputs(const PagedAttention& p, const Work& work, const WarpRows& rows, float factor) {
+__device__ __forceinline__ void store_outputs(const PagedAttention& p, const Work& work, const WarpRows& rows,
+                                              float factor) {
     const int row = warp_of_team() * WARP_ROWS, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
@@ -173,7 +174,8 @@ __device__ __forceinline__ void store_outputs(const PagedAttention& p, const Wor
         for (int half = 0; half < 2; ++half) {
             const int index = row + m * 16 + half * 8 + g;
             const int head = work.head * p.group + (work.tile.first + index) % p.group;
-            const float normalizer = rows.softmax[m].normalizer(half, factor, p.sinks ? p.sinks[head] : minus_infinity());
+            const float normalizer =
+                rows.softmax[m].normalizer(half, factor, p.sinks ? p.sinks[head] : minus_infinity());
             const long long to = packed_row(p, work, index, p.y_token, p.y_head);
             if (to < 0) continue;
             DATA_T* y = static_cast<DATA_T*>(p.y) + to + 2 * t;
@@ -187,8 +189,8 @@ __device__ __forceinline__ void store_outputs(const PagedAttention& p, const Wor
     }
 }
 
-__device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2], WarpRows& rows, const PagedAttention& p,
-                                             const Scope& scope, int key, float factor) {
+__device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2], WarpRows& rows,
+                                             const PagedAttention& p, const Scope& scope, int key, float factor) {
     // Whether a token of the tile does not see every key.
     const bool partly = key + TILE_KEYS - 1 > again(scope.seen_by_all) || key < again(scope.seen_by_last);
 #pragma unroll
@@ -236,8 +238,8 @@ struct Merge {
             float own[2], other[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                rows.softmax[m].join(half, from[(COLUMNS / 2 + half) * THREADS], from[(COLUMNS / 2 + 2 + half) * THREADS],
-                                     factor, own[half], other[half]);
+                rows.softmax[m].join(half, from[(COLUMNS / 2 + half) * THREADS],
+                                     from[(COLUMNS / 2 + 2 + half) * THREADS], factor, own[half], other[half]);
             }
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; ++i) {
@@ -246,7 +248,8 @@ struct Merge {
         }
     }
 };
-static_assert(TEAMS == 1 || Merge::FLOATS * Merge::THREADS * 4 <= (QUERY_ELEMENTS + 2 * TEAMS * KEY_ELEMENTS) * sizeof(DATA_T),
+static_assert(TEAMS == 1 || Merge::FLOATS * Merge::THREADS * 4 <=
+                                (QUERY_ELEMENTS + 2 * TEAMS * KEY_ELEMENTS) * sizeof(DATA_T),
               "outputs of a team fit in the shared memory of the tiles");
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS * TEAMS, 1)

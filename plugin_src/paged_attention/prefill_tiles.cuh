@@ -41,7 +41,8 @@ struct RowTiles {
     // Tiles that read fewer than `blocks` blocks of TILE_KEYS keys, counting the last tile as if it were full; without
     // a sliding window, which makes all tiles alike.
     __device__ __forceinline__ int lighter(int blocks, int group) const {
-        const int token = min(max(0, (blocks - 1) * TILE_KEYS - cached), tokens + TILE_ROWS);  // the first that reads `blocks`
+        // The first token that reads `blocks` blocks.
+        const int token = min(max(0, (blocks - 1) * TILE_KEYS - cached), tokens + TILE_ROWS);
         return min(tiles, token * group / TILE_ROWS);
     }
 };
@@ -117,7 +118,8 @@ struct KeyRange {
 };
 
 // The block of the pool that a position lies in; -1 where the position is not read.
-__device__ __forceinline__ int pool_block(const PagedAttention& p, const Tile& tile, const KeyRange& range, int position) {
+__device__ __forceinline__ int pool_block(const PagedAttention& p, const Tile& tile, const KeyRange& range,
+                                          int position) {
     if (position < range.begin || position >= range.end) return -1;
     return p.block_table[tile.row * p.table_row + position / p.block_size];
 }
@@ -135,5 +137,6 @@ __device__ __forceinline__ long long packed_row(const PagedAttention& p, const W
                                                 int64_t head_stride) {
     const int index = work.tile.first + m, token = index / p.group;
     if (token >= work.tile.tokens) return -1;
-    return (work.tile.first_token + token) * token_stride + (work.head * p.group + index - token * p.group) * head_stride;
+    return (work.tile.first_token + token) * token_stride +
+           (work.head * p.group + index - token * p.group) * head_stride;
 }

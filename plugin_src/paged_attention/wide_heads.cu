@@ -139,7 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const Work work(wide);
     if (!work.has_queries(p)) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const int quarter = warp % QUARTERS, part = warp / QUARTERS;  // of the columns and of the keys that the warp multiplies
+    // Of the columns and of the keys that the warp multiplies.
+    const int quarter = warp % QUARTERS, part = warp / QUARTERS;
     const float factor = score_factor(p);
 
     copy_queries(shared, p, work);
@@ -196,7 +197,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 *reinterpret_cast<float2*>(to + 8 * n) = make_float2(sums.y[m][n][2 * i], sums.y[m][n][2 * i + 1]);
             continue;
         }
-        const float sink = p.sinks ? p.sinks[work.head * p.group + (work.tile * QUERIES + query) % p.group] : minus_infinity();
+        const float sink = p.sinks ? p.sinks[work.head * p.group + (work.tile * QUERIES + query) % p.group]
+                                   : minus_infinity();
         const float normalizer = 1.0f / (total + exp2_approx(sink * LOG2_E - reference));
         DATA_T* to = static_cast<DATA_T*>(p.y) + work.offset(p, query, p.y_token, p.y_head) + warp * COLUMNS + 2 * t;
 #pragma unroll

@@ -89,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, SHARES == 1 ? 3 : 2)
                 if (found.y > 0.0f) total.highest = fmaxf(total.highest, found.x);
             }
 #pragma unroll
-            for (int mask = 16; mask > 0; mask /= 2) total.highest = fmaxf(total.highest, __shfl_xor_sync(~0u, total.highest, mask));
+            for (int mask = 16; mask > 0; mask /= 2)
+                total.highest = fmaxf(total.highest, __shfl_xor_sync(~0u, total.highest, mask));
             for (int s = threadIdx.x; s < wide.splits; s += 32) {
                 const float2 found = sums[int64_t(s) * QUERIES];
                 weights[s] = weight_of(found, total.highest);

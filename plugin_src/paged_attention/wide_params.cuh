@@ -8,7 +8,7 @@
 struct WideAttention {
     PagedAttention call;
     float* outputs;     // of splits, [part][query][HEAD_DIM], not divided by the sums; null where rows are not split
-    float* sums;        // [part][query][2]: score that has weight 1, in powers of two, and the sum of all weights, 0: no key
+    float* sums;        // [part][query][2]: score of weight 1, in powers of two, and the sum of all weights, 0: no key
     int tiles;          // of the queries of a row and KV head
     int splits;         // of the positions of a row
     int by_token;       // 1: z of the grid is a token, 0: a row

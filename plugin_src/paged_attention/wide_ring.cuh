@@ -30,7 +30,7 @@ struct Slots {
 // Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. Tile t
 // is copied by warp t % WARPS, a lane of which knows the place of each row.
 struct Ring {
-    int64_t offset;             // of the lane's row of the warp's next tile; negative: there is none, and zeros take its place
+    int64_t offset;             // of the lane's row of the warp's next tile; negative: none, zeros are stored
     int next = 0, slot = 0;     // the tile that is copied next, and its slot
     int count;
 

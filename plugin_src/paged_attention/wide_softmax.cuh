@@ -7,7 +7,7 @@
 #include "paged_attention/prefill_softmax.cuh"
 #include "paged_attention/wide_ring.cuh"
 
-constexpr int QUARTERS = 4;                           // of the columns of queries and keys, whose products are added here
+constexpr int QUARTERS = 4;                           // of the columns, whose products are added here
 constexpr int ROWS = QUERIES / WARPS, LANES = 32 / ROWS;  // queries of a warp, and lanes of each
 constexpr int LANE_KEYS = KEYS / LANES;
 constexpr int CHUNK = LANE_KEYS < 4 ? LANE_KEYS : 4;  // neighbouring keys of a lane

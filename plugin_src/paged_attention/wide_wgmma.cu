@@ -69,7 +69,8 @@ __device__ __forceinline__ void add_values(Shared& shared, const WideAttention& 
             for (int panel = 0; panel < NUMBER; ++panel)
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
-                    if (work.has(p, query + i % 2)) to[i % 2 * HEAD_DIM + panel * PANEL + i / 2 * 8] = y[panel][4 * n + i];
+                    if (work.has(p, query + i % 2))
+                        to[i % 2 * HEAD_DIM + panel * PANEL + i / 2 * 8] = y[panel][4 * n + i];
             continue;
         }
         // Lanes of neighbouring channels exchange what they have, so that each has two channels of one query.
@@ -81,7 +82,8 @@ __device__ __forceinline__ void add_values(Shared& shared, const WideAttention& 
         for (int panel = 0; panel < NUMBER; ++panel)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float first = y[panel][4 * n + 2 * h] * normalizer[0], second = y[panel][4 * n + 2 * h + 1] * normalizer[1];
+                const float first = y[panel][4 * n + 2 * h] * normalizer[0];
+                const float second = y[panel][4 * n + 2 * h + 1] * normalizer[1];
                 const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
                 if (valid)
                     *reinterpret_cast<unsigned*>(to + panel * PANEL + h * 8) =

@@ -12,7 +12,8 @@ constexpr int KEY_PANEL = KEYS * ROW_BYTES, QUERY_PANEL = QUERIES * ROW_BYTES;  
 constexpr int SLOTS = 2, HALF = KEYS / 2;           // steps in shared memory; keys that arrive and leave together
 constexpr int WEIGHTS = 2;                          // tiles of weights
 constexpr int ALL_WARPS = 4;                        // of a warpgroup
-static_assert(sizeof(DATA_T) == 2 && HEAD_DIM % PANEL == 0 && KEYS == 64, "whole panels; weights of a query are one row");
+static_assert(sizeof(DATA_T) == 2 && HEAD_DIM % PANEL == 0 && KEYS == 64,
+              "whole panels; weights of a query are one row");
 
 struct Shared {
     unsigned char keys[SLOTS][PANELS * KEY_PANEL];
@@ -48,7 +49,8 @@ __device__ __forceinline__ void wait_for_keys(Shared& shared, const RingPlace<SL
 
 // Copies the queries and then all keys, zeros where there are none: 8 lanes a piece of 128 bytes, 16 rows at a time.
 __device__ __forceinline__ void produce(Shared& shared, const PagedAttention& p, const Work& work) {
-    const int unit = threadIdx.x % 8, first = threadIdx.x % 128 / 8, place = first * ROW_BYTES + (unit ^ (first & 7)) * 16;
+    const int unit = threadIdx.x % 8, first = threadIdx.x % 128 / 8;
+    const int place = first * ROW_BYTES + (unit ^ (first & 7)) * 16;
     const DATA_T* query = static_cast<const DATA_T*>(p.query) + unit * 8;
     const DATA_T* pool = static_cast<const DATA_T*>(p.kv_pool) + work.head * p.pool_head + unit * 8;
     // Where the key of a position begins; negative: there is none.

@@ -172,7 +172,8 @@ __device__ __forceinline__ void weigh_keys(Shared& shared, const WideAttention& 
         for (int n = 0; n < QUERIES / 8; n += 2) {
             const int query = 8 * (n + lane / 16) + lane % 8, unit = 2 * warp + lane / 8 % 2;
             const float* from = s + 4 * n;
-            store_matrices_transposed(shared_address(shared.weights[at_weights.slot] + panel_unit<QUERIES>(query, unit)),
+            store_matrices_transposed(shared_address(shared.weights[at_weights.slot] +
+                                                     panel_unit<QUERIES>(query, unit)),
                                       Mma<DATA_T>::pack(from[0], from[1]), Mma<DATA_T>::pack(from[2], from[3]),
                                       Mma<DATA_T>::pack(from[4], from[5]), Mma<DATA_T>::pack(from[6], from[7]));
         }

@@ -24,7 +24,9 @@ struct Work {
         begin += blockIdx.y * step;
         end = min(end, begin + step);
     }
-    __device__ __forceinline__ bool has_queries(const PagedAttention& p) const { return tile * QUERIES < tokens * p.group; }
+    __device__ __forceinline__ bool has_queries(const PagedAttention& p) const {
+        return tile * QUERIES < tokens * p.group;
+    }
     // Whether query `index` of the tile exists.
     __device__ __forceinline__ bool has(const PagedAttention& p, int index) const {
         return tile * QUERIES + index < tokens * p.group;
@@ -33,7 +35,8 @@ struct Work {
     __device__ __forceinline__ int64_t part(const WideAttention& wide) const {
         return (int64_t(blockIdx.z) * gridDim.x + blockIdx.x) * wide.splits + blockIdx.y;
     }
-    __device__ __forceinline__ int64_t offset(const PagedAttention& p, int index, int64_t token_stride, int64_t head_stride) const {
+    __device__ __forceinline__ int64_t offset(const PagedAttention& p, int index, int64_t token_stride,
+                                              int64_t head_stride) const {
         const int query = tile * QUERIES + index;
         return (first_token + query / p.group) * token_stride + (head * p.group + query % p.group) * head_stride;
     }
