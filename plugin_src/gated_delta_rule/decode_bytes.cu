@@ -1,4 +1,4 @@
-// One token per row and states of 8 bits: as decode_slices.cu, with a scale a column, chosen anew from the new state.
+// One token per row and states of 8 bits: as decode_slices.cu, with one scale per column, from the new state.
 //
 // The new state is computed twice, for the largest magnitudes of its columns and to be rounded, as registers hold it
 // only in its stored form. Macros: those of decode_token.cuh; AT_ONCE. Grid: as of decode_slices.cu.
@@ -31,7 +31,7 @@ struct ByteSlice {
 #pragma unroll
         for (int e = 0; e < SUMS; ++e) sums[e] *= scales[e % ACCESS];
     }
-    // Has the numbers computed anew from here on: kept as floats they would take more registers than there are.
+    // Makes the compiler convert the numbers again from here on: as floats they would not fit in registers.
     __device__ __forceinline__ void drop_floats() {
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) asm volatile("" : "+r"(numbers.rows[i].word.x), "+r"(numbers.rows[i].word.y));

@@ -6,7 +6,7 @@
 // operands are used as they come and its sums are floats. A second one has |k|^2, q k and |q|^2.
 //
 // Macros: DATA_T (of the state too); KEY_SIZE (a multiple of 32); VALUE_SIZE (64, or a multiple of 128); NORMED; BLOCKS
-// (of a multiprocessor, which registers are to allow). Grid: x covers the value heads of a key head and their SLICES, y
+// (of a multiprocessor; limits the registers). Grid: x covers the value heads of a key head and their SLICES, y
 // the key heads, z the rows. A lane reads what it writes and nothing else of the state, so that it may be updated in
 // place. Rows of q and k start at multiples of 16 bytes.
 #include "common/access.cuh"
@@ -51,7 +51,7 @@ struct Decays {
         for (int i = 0; i < (CHANNEL_DECAY ? RUN : 1); ++i) values[i] = expf(g[i]);
     }
     __device__ __forceinline__ float of_row(int i) const { return values[CHANNEL_DECAY ? i : 0]; }
-    // What is left of the sums over rows: those already have the decays of rows.
+    // The factor of sums over rows, which already have the decays of rows.
     __device__ __forceinline__ float of_sums() const { return CHANNEL_DECAY ? 1.0f : values[0]; }
     // k or q as the first product takes it.
     __device__ __forceinline__ void apply(Run (&parts)[PARTS], const Run& k_q) const {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void share_products(float (&products)[4], const Run& 
     if (lane == 4) products[1] = sums[1];
 }
 
-// What q and k are multiplied by, and q @ k without that.
+// The factors of q and k, and q @ k without them.
 struct Factors {
     float q = 1.0f, k = 1.0f, q_k = 0.0f;
 

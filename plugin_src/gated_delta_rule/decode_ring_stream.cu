@@ -1,4 +1,4 @@
-// decode_ring.cu for many large states (sm_90 and up): blocks that stay, and states that arrive by bulk copies.
+// decode_ring.cu for many large states (sm_90 and up): persistent blocks, and states that arrive by bulk copies.
 //
 // A warp owns 16 columns of a head. A producer has the products of k_t and q_t with the keys of the ring ready, so that
 // a warp reads the state once from shared memory, and a second time only where it is written.
@@ -22,7 +22,7 @@ constexpr int VALUES = VALUE_SIZE / 32;
 constexpr float NORM_EPSILON = 1e-6f;
 static_assert(2 * ACCESS == ROW_LANES, "lanes 0 to 15 keep the sums of k, the others those of q");
 
-// What a producer has found out about one head.
+// What a producer computes for one head.
 struct Tokens {
     alignas(16) float written[RING][VALUE_SIZE];  // by the tokens of the ring, and the last by this one
     alignas(16) float2 k_q[KEY_SIZE];             // of the token

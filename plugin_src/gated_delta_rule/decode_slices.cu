@@ -5,7 +5,7 @@
 // once: over a thread's rows, its warp's lanes, then the block's warps in shared memory. Norms are factors of the sums.
 //
 // Macros: those of decode_token.cuh; SPECULATIVE (the state after each token is stored in a slot of that token); MANY
-// (rows of more than one token); AT_ONCE (threads of a multiprocessor that registers are to allow). Grid: x covers the
+// (rows of more than one token); AT_ONCE (threads of a multiprocessor; limits the registers). Grid: x covers the
 // value heads of a key head and their SLICES, y the key heads, z the rows.
 // A thread reads what it writes and nothing else of the state, so that it may be updated in place.
 #include "common/launch.cuh"

@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_sums(BlockSums& shared, const Slice& state, 
     reduce_over_rows(sums, lane);
 }
 
-// What q and k are multiplied by, and q @ k without that.
+// The factors of q and k, and q @ k without them.
 struct Factors {
     float q, k, q_k;
 

@@ -1,13 +1,13 @@
-// First kernel of chunked prefill with one decay per key channel: what a chunk's tokens are to each other, for every
-// chunk at the same time.
+// First kernel of chunked prefill with one decay per key channel: products of a chunk's tokens with each other, for all
+// chunks at once.
 //
 // With e_t the decays of token t and D(j, i) = e_{j+1} ... e_i (a product for each channel), for tokens j before i:
 //   L_ij = beta_i sum_d k'_i D(j, i) k'_j,   inverse = (I + L)^-1,
 //   scores_ij = sum_d q'_i D(j, i) k'_j (j = i included).
 // D(j, i) has no factors for i and j that both are at most 1, unless it is taken from a token between them. Tokens are
-// therefore halved again and again: where i and j part, in a run of 2h tokens, D(j, i) is the product of the decays
-// from the middle of that run up to i (`after`) and of those behind j up to the middle (`before`). Each of the six
-// halvings is a product of tensor cores of keys, and of queries, with keys, which their own factors were multiplied to.
+// therefore halved again and again: in the run of 2h tokens whose halves have one of i and j each, D(j, i) is the
+// product of the decays from the run's middle up to i (`after`) and of those behind j up to the middle (`before`). Each
+// of the six halvings is a product of tensor cores of keys, and of queries, with keys, all times their own factors.
 // All factors are products of decays, so that nothing cancels and nothing overflows, however strong decays are.
 //
 // Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: x covers the chunks of a row, y the value heads, z the rows.
@@ -18,7 +18,7 @@
 namespace {
 
 constexpr int BLOCKS = CHUNK / BLOCK;
-#if __CUDA_ARCH__ >= 1000  // whose compiler takes a few registers more
+#if __CUDA_ARCH__ >= 1000  // whose compiler needs a few more registers
 constexpr int BLOCKS_AT_ONCE = 1;
 #else
 constexpr int BLOCKS_AT_ONCE = PASSES == 1 && sizeof(DATA_T) == 2 ? 2 : 1;
@@ -75,7 +75,7 @@ struct Pairs {
             InnerProduct::multiply(sums[1], a, b[1]);
         }
     }
-    // Keeps those elements of a block on the diagonal whose tokens part where runs of STEP tokens meet.
+    // Keeps those elements of a block on the diagonal whose tokens are in two neighbouring runs of STEP tokens.
     template <int STEP>
     __device__ __forceinline__ void multiply_diagonal(float (&kept)[2][4], const Shared& shared) const {
         float sums[2][4];

@@ -4,10 +4,9 @@
 // (v - read * k S)), o = from_start * q S + scores u, S = total * S + k^T (write * u). Columns do not depend on each
 // other, so that warps share only the tiles of k and q and the chunk's triangles, and the state stays in registers.
 //
-// Macros: those of prefill_state.cuh; WARPS (of a block); LOADERS (warps that only copy
-// tiles; 0: all of them do); STAGES (1 or 2); ALIGNED. Grid: x covers the value heads
-// of a key head and their SLICES, y the key heads, z the rows. A warp reads what it writes and nothing else of the
-// state.
+// Macros: those of prefill_state.cuh; WARPS (of a block); LOADERS (warps that only copy tiles; 0: all of them do);
+// STAGES (1 or 2); ALIGNED. Grid: x covers the value heads of a key head and their SLICES, y the key heads, z the rows.
+// A warp reads what it writes and nothing else of the state.
 #include "common/launch.cuh"
 #include "gated_delta_rule/prefill_state.cuh"
 #include "gated_delta_rule/prefill_tensors.cuh"

@@ -1,4 +1,4 @@
-// What a block of prefill_prepare.cu or prefill_prepare_pairs.cu takes one after another, and how it loads that ahead.
+// The items of a block of prefill_prepare.cu or prefill_prepare_pairs.cu, and the loads ahead of their inputs.
 //
 // Macros: DATA_T.
 #pragma once
@@ -66,7 +66,7 @@ struct Item {
     int64_t row = 0, token = 0;  // factor of the row stride; of the token stride for the chunk's first
     int slot = 0, key_head = 0, valid = 0;
 
-    // Its first token in q or k, whose strides these are.
+    // Its first token in q or k, which has these strides.
     __device__ __forceinline__ const DATA_T* first_of(const void* tensor, int64_t of_row, int64_t of_token,
                                                       int64_t of_head) const {
         return static_cast<const DATA_T*>(tensor) + row * of_row + token * of_token + key_head * of_head;
@@ -130,9 +130,9 @@ __device__ __forceinline__ void find_next(SHARED& shared, const GatedDeltaPrefil
     __syncwarp();
 }
 
-// Prepares the block's items one after another. What includes this has, for its SHARED: load_tiles(shared, item, p)
-// to start copying an item's tiles; wait_for_tiles(shared); and prepare(shared, p, inputs, item, later), which starts
-// to copy those of `later`. HEADS: value heads whose inputs the first as many warps load ahead.
+// Prepares the block's items one after another. A file that includes this defines, for its SHARED: load_tiles(shared,
+// item, p) to start copying an item's tiles; wait_for_tiles(shared); and prepare(shared, p, inputs, item, later), which
+// starts to copy those of `later`. HEADS: value heads whose inputs are loaded ahead, each by a warp.
 template <int HEADS, typename SHARED>
 __device__ __forceinline__ void prepare_items(SHARED& shared, const GatedDeltaPrefill& p) {
     wait_for_earlier_kernels();

@@ -105,8 +105,8 @@ struct PreparedChannels {
     float total[KEYS];       // decay of the state over the chunk
 };
 
-// What the first kernel wrote before, the second reads after. Every reader takes its share back, which leaves zeros
-// behind.
+// The second kernel reads after this what the first wrote before it. Every reader takes its share back, which leaves
+// zeros.
 __device__ __forceinline__ void allow_readers(unsigned* waiting, int readers) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(waiting), "r"(readers) : "memory");
 }

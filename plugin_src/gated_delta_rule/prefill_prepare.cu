@@ -1,4 +1,4 @@
-// First kernel of chunked prefill: what a chunk's tokens are to each other, for every chunk at the same time.
+// First kernel of chunked prefill: products of a chunk's tokens with each other, for all chunks at once.
 //
 // With G the sums of g within the chunk, k' = k / |k| and q' = scale * q / |q|, for tokens j before i:
 //   L_ij = beta_i exp(G_i - G_j) k'_i k'_j,   inverse = (I + L)^-1,
@@ -18,7 +18,7 @@ namespace {
 
 #if __CUDA_ARCH__ == 900
 constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 4 : 1;
-#else  // whose compilers take a few registers more, or whose shared memory has room for fewer
+#else  // whose compilers need a few more registers, or whose shared memory has room for fewer
 constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 3 : 1;
 #endif
 constexpr float NORM_EPSILON = 1e-6f;
@@ -35,7 +35,7 @@ struct Shared {
     HeadTokens heads[WARPS];
     float k_factor[CHUNK], q_factor[CHUNK];
     Items items;
-    Item item[2];  // the one at work and the one after it
+    Item item[2];  // the current one and the next
 };
 
 // Products of this warp's 16 tokens with all tokens up to them. WARP is a constant where later tokens are to cost

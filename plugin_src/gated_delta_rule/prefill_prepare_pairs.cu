@@ -46,7 +46,7 @@ struct Shared {
         __half scratch[WARPS][BLOCK_ELEMENTS];  // once L is stored
     };
     Items items;
-    Item item[2];  // the one at work and the one after it
+    Item item[2];  // the current one and the next
 };
 
 // threadIdx.x, whose products the compiler does not keep from one use to the next.

@@ -3,7 +3,7 @@
 
 #include "gated_delta_rule/decode_params.cuh"
 
-// A ring holds what the last tokens of a slot have to do with its state, which has not taken them up yet. No gaps.
+// A ring holds the last tokens of a slot, which its state does not include yet. No gaps.
 struct GatedDeltaRing {
     GatedDeltaDecode decode;
     void* k;             // [slots][key heads][RING][KEY_SIZE], not normalised

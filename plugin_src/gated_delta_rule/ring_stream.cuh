@@ -1,9 +1,8 @@
-// Rows whose states have rings, visited by blocks that stay (sm_90 and up): the warps of a block share its heads by
-// task.
+// Rows whose states have rings, visited by persistent blocks (sm_90 and up), whose warps have different tasks.
 //
 // One warp copies the states into shared memory, chunk after chunk, by bulk copies. PRODUCERS warps take the heads in
-// turn and prepare what their tokens have to do with them. WARPS warps compute. Each waits only for barriers of shared
-// memory, so that the copies of later heads are in flight all the time.
+// turn and prepare their tokens. WARPS warps compute. Each waits only for barriers of shared memory, so that the copies
+// of later heads are in flight all the time.
 //
 // Macros: KEY_SIZE (64 or 128); RING; DENSE (rows are dense); STAGES (chunks in shared memory); PRODUCERS.
 #pragma once
@@ -27,7 +26,7 @@ constexpr int CHUNKS = 4;                // of a head's state: rows one after an
 constexpr int CHUNK_ROWS = KEY_SIZE / CHUNKS;
 constexpr int CHUNK_BYTES = CHUNK_ROWS * VALUE_SIZE * 4;
 
-// What there is to do for one head of one row.
+// The work of one head of one row.
 struct RingWork {
     int row, head, slot, first_token;
     int stored;      // tokens in the ring
@@ -41,8 +40,8 @@ struct RingWork {
     }
 };
 
-// Calls visit(n, work) for the block's n-th head with something to do, in every warp that comes here in the same order,
-// and zero(row, head) for those whose output is zero. Whole warps come here.
+// Calls visit(n, work) for the block's n-th head that has work, in the same order in every calling warp, and
+// zero(row, head) for those whose output is zero. Called by whole warps.
 template <typename Visit, typename Zero>
 __device__ __forceinline__ void visit_rings(const GatedDeltaRing& params, Visit visit, Zero zero) {
     const Rows& rows = params.decode.rows;

@@ -97,8 +97,8 @@ __device__ __forceinline__ int dim_of_row(int tile, int g, int half) {
     return 16 * tile + (IS_FP8 ? 2 * g + half : g + 8 * half);
 }
 
-// How much larger than they are queries and weights are multiplied, and how much smaller sums come out, as powers of
-// two: e4m3 come out of pairs_from_e4m3() too small, and bfloat16 made of them is next to its smallest numbers.
+// Powers of two. Queries and weights are multiplied by QUERY and WEIGHT, scores and outputs come out smaller by SCORE
+// and OUTPUT: pairs_from_e4m3() gives too small numbers, in bfloat16 next to its smallest.
 template <bool FP8, typename T>
 struct CacheUnit {
     static constexpr float QUERY = 1.0f, SCORE = 1.0f, WEIGHT = 1.0f, OUTPUT = 1.0f;

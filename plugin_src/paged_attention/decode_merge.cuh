@@ -64,7 +64,7 @@ struct Partial {
 
     __device__ __forceinline__ Partial() : largest(minus_infinity()), sum(0.0f), output{} {}
 
-    // Takes another one: (largest, sum) and a run of outputs; nothing where it has seen no position.
+    // Adds another one: (largest, sum) and a run of outputs; nothing where it has seen no position.
     __device__ __forceinline__ void take(float2 other, float4 run) {
         const float now = fmaxf(largest, other.x), values[RUN] = {run.x, run.y, run.z, run.w};
         if (other.x == minus_infinity()) return;

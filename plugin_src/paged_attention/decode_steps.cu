@@ -168,7 +168,7 @@ __device__ __forceinline__ Work find_stretch(const PagedDecode& p, unsigned char
             share};
 }
 
-// The share of this block of a cluster. Its row is mostly that of the item's number: the row's table is on its way
+// The share of this block of a cluster. Its row is mostly that of the item's number: the row's table is read
 // before anything is known of it.
 __device__ __forceinline__ Work find_share(const PagedDecode& p, unsigned char* memory) {
     const int number = blockIdx.z, thread = threadIdx.x;

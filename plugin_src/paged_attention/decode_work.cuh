@@ -1,7 +1,7 @@
 // Which part of which row's keys and values a block of the decode kernel reads.
 //
 // The positions that an item sees are cut into steps of 16, each inside one page. All steps of all items and units are
-// thought in one line, items outermost, then units, then steps; a block takes a stretch of it, or with clusters its
+// numbered in one line, items outermost, then units, then steps; a block takes a stretch of it, or with clusters its
 // share of one unit.
 #pragma once
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ Item item_from_length(const PagedAttention& call, int
     return {row, token, length, seen / STEP};
 }
 
-// The item of a row of one token; length -1 for other rows. Its numbers are read side by side, not one after another.
+// The item of a row of one token; length -1 for other rows. No read of its numbers depends on another.
 __device__ __forceinline__ Item item_from_row(const PagedAttention& call, int row) {
     const int token = call.query_start_loc[row], end = call.query_start_loc[row + 1], length = call.seq_lens[row];
     return item_from_length(call, row, token, end - token == 1 ? max(length, 0) : -1);
@@ -110,7 +110,7 @@ __device__ __forceinline__ int item_of_step(const Work& work, int units, int ste
     return low;
 }
 
-// Asks for the tables before earlier kernels have ended: what is read in turn is then nearer.
+// Brings the tables to the L2 before earlier kernels have ended: reads that depend on each other then take less time.
 template <int THREADS>
 __device__ __forceinline__ void prefetch_tables(const PagedDecode& p) {
     constexpr int SECTOR = 8;  // int32 that one prefetch brings

@@ -1,13 +1,13 @@
-// How the warps of a block bring keys and values from pages to shared memory. A warp brings WARP_KEYS consecutive keys
+// How the warps of a block copy keys and values from pages to shared memory. A warp copies WARP_KEYS consecutive keys
 // of a block of TILE_KEYS: they lie in one page, as pages hold multiples of 16 tokens.
 //
-// For the macros of prefill_mma.cu.
+// Macros: those of prefill_mma.cu.
 #pragma once
 
 #include "paged_attention/prefill_cache.cuh"
 
 constexpr int COLUMNS = (HEAD_DIM + 15) / 16 * 16;  // of a row in shared memory; those past HEAD_DIM are zero
-constexpr int WARP_KEYS = TILE_KEYS / WARPS;        // keys that a warp brings
+constexpr int WARP_KEYS = TILE_KEYS / WARPS;        // keys that a warp copies
 static_assert(16 % WARP_KEYS == 0, "the keys of a warp lie in one page");
 
 using Layout = SteppedLayout<DATA_T, COLUMNS>;
@@ -89,7 +89,7 @@ struct ReadKeys {
     __device__ __forceinline__ bool has(unsigned key) const { return shift + key < count; }
 };
 
-// Keys of a block, or values, on their way: begun before what does not need them, and ended before what does.
+// Copies of keys or values of a block: begun before work that does not need them, ended before work that does.
 template <typename C, typename T>
 struct Arrival {
     __device__ __forceinline__ void begin(T* tile, const C* from, int64_t stride, const float*, const ReadKeys& read) {

@@ -140,8 +140,8 @@ __device__ __forceinline__ void multiply_values(WarpRows& rows, const float (&we
     }
 }
 
-// The same for float data, with the products of a block summed up apart: tensor cores truncate their sums, which 1e-5
-// does not hide over thousands of keys.
+// The same for float data, with the products of a block summed up apart: tensor cores truncate their sums, which
+// over thousands of keys is an error of more than 1e-5.
 __device__ __forceinline__ void multiply_values_apart(WarpRows& rows, const float (&weights)[ROW_TILES][TILE_KEYS / 2],
                                                       const DATA_T* values) {
     const unsigned lane = thread_again() % 32;

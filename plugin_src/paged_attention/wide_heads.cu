@@ -3,8 +3,8 @@
 //
 // A step of KEYS positions has three parts. A warp multiplies a quarter of all columns of the queries, which stay in
 // its registers, with half of the keys. Then it adds up the quarters of the scores of 4 queries, which become weights.
-// At last it adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose
-// results wide_merge.cu joins. Latents come to shared memory once, in a ring of SLOTS tiles, while those before them
+// Last, it adds up an eighth of the columns of the weighted values. Positions may be split between blocks, whose
+// results wide_merge.cu joins. Latents are copied to shared memory once, to a ring of SLOTS tiles, while earlier ones
 // are used.
 //
 // Macros: DATA_T (16 bits); HEAD_DIM (a multiple of 64); QUERIES (32); KEYS (16, 32 or 64); SLOTS; SOFTCAP (scores are

@@ -1,4 +1,4 @@
-// The ring of tiles in shared memory that the latents of a block's positions come to.
+// The ring of tiles in shared memory that holds the latents of a block's positions.
 //
 // Macros: DATA_T, HEAD_DIM, QUERIES, KEYS, SLOTS, as in wide_heads.cu.
 #pragma once
@@ -47,7 +47,7 @@ struct Ring {
         for (uint64_t& barrier : slots.arrived) barrier_init(&barrier, 32);
 #endif
     }
-    // Starts the copies of so many tiles, up to the last one.
+    // Starts the copies of the next `tiles` tiles, up to the last one.
     __device__ __forceinline__ void copy(Slots& slots, const PagedAttention& p, const Work& work, int tiles) {
         for (int i = 0; i < tiles && next < count; ++i, ++next) {
             if (next % WARPS == threadIdx.x / 32) {

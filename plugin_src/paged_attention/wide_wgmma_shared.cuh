@@ -1,4 +1,4 @@
-// The shared memory of wide_wgmma.cu, its barriers, and the warpgroup that fills it. For its macros.
+// The shared memory of wide_wgmma.cu, its barriers, and the warpgroup that fills it. Macros: as there.
 #pragma once
 
 #include "common/mbarrier.cuh"

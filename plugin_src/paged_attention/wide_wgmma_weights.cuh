@@ -31,8 +31,7 @@ struct GroupSoftmax {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) reference[i] = minus_infinity(), sum[i] = 0.0f;
     }
-    // Lets references follow scores that pass them by more than LAG. Whether any did; then the corrections are in
-    // memory.
+    // Raises references that scores exceed by more than LAG. Whether any did; then the corrections are in memory.
     __device__ __forceinline__ bool follow(Shared& shared, const float (&s)[2 * COUNT], float (&correction)[COUNT],
                                            float factor) {
         const int warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
