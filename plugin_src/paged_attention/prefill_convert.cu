@@ -1,7 +1,7 @@
-// Converts keys and values of e4m3 before prefill_wgmma.cu, once for all tiles of queries of a row. A warp takes 16
-// positions of a row, which lie in one page, and their keys or their values of one KV head.
+// Converts keys and values of e4m3 before prefill_wgmma.cu or prefill_mma.cu, once for all tiles of queries of a row. A
+// warp takes 16 positions of a row, which lie in one page, and their keys or their values of one KV head.
 //
-// Macros: those of prefill_wgmma.cu.
+// Macros: those of prefill_wgmma.cu; PLAIN_ROWS where rows of a tile are not cut into panels, for prefill_mma.cu.
 #include "common/launch.cuh"
 #include "paged_attention/prefill_cache.cuh"
 #include "paged_attention/prefill_wgmma_params.cuh"
@@ -35,6 +35,15 @@ __device__ __forceinline__ int sum_of_lanes(int number) {
     return number;
 }
 
+// Bytes to eight numbers of a key.
+__device__ __forceinline__ int unit_of_tile(int key, int unit) {
+#ifdef PLAIN_ROWS
+    return (key * ROW_UNITS + unit) * 16;
+#else
+    return panel_unit<TILE_KEYS>(key, unit);
+#endif
+}
+
 // to: the tile. position: of the first key. Numbers of positions outside of `begin` to `end` become zeros.
 __device__ __forceinline__ void convert_run(unsigned char* to, const PagedAttention& p, int row, int position,
                                             int begin, int end, int head, bool value) {
@@ -55,7 +64,7 @@ __device__ __forceinline__ void convert_run(unsigned char* to, const PagedAttent
 #pragma unroll
     for (int i = 0; i < LANE_UNITS; ++i) {
         const int index = i * 32 + lane, key = index / ROW_UNITS;
-        const int at = panel_unit<TILE_KEYS>(position % TILE_KEYS + key, index % ROW_UNITS);
+        const int at = unit_of_tile(position % TILE_KEYS + key, index % ROW_UNITS);
         *reinterpret_cast<uint4*>(to + at) = unit_from_e4m3<DATA_T>(numbers[i], __shfl_sync(~0u, scale, key));
     }
 }
@@ -68,10 +77,12 @@ paged_attention_prefill_convert(const __grid_constant__ WgmmaPrefill prefill) {
     let_later_kernels_start();
     const int warps = gridDim.x * (blockDim.x / 32), first = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
+#ifndef PLAIN_ROWS
     if (first == 0) {
         for (int i = lane; i < PART_KEYS * ROW_BYTES / 16; i += 32)
             static_cast<uint4*>(converted.zeros)[i] = make_uint4(0u, 0u, 0u, 0u);
     }
+#endif
     int blocks = 0, runs = 0;  // of rows before
     int next = first;          // run of the warp: of keys and of values of each KV head in turn
     for (int batch = 0; batch < p.rows; batch += 32) {
@@ -79,7 +90,14 @@ paged_attention_prefill_convert(const __grid_constant__ WgmmaPrefill prefill) {
         const int until_block = blocks + sum_of_lanes(row.blocks);
         const bool fits = row.blocks > 0 && until_block <= converted.blocks;
         const int shift = fits ? until_block - row.blocks - row.begin / TILE_KEYS : NOT_CONVERTED;
-        if (first == 0 && batch + lane < p.rows) converted.shift[batch + lane] = shift;
+        if (first == 0 && batch + lane < p.rows) {
+            converted.shift[batch + lane] = shift;
+#ifdef PLAIN_ROWS
+            const int length = p.seq_lens[batch + lane];
+            converted.lengths[batch + lane] = fits ? length : 0;
+            converted.other_lengths[batch + lane] = fits ? 0 : length;
+#endif
+        }
         const int own = fits ? row.runs * p.kv_heads * 2 : 0, until = runs + sum_of_lanes(own);
         blocks = __shfl_sync(~0u, until_block, 31);
         runs = __shfl_sync(~0u, until, 31);

@@ -23,7 +23,7 @@ struct Scope {
     Work work;
     KeyRange range;
     int64_t head_in_pool;  // elements to the KV head in a pool
-    const int* table;      // pages of the row
+    const int* table;      // pages of the row; with CONVERTED_POOL what its blocks are shifted by
     int last_block;        // of keys: the one that begins the range
     int seen_by_all;       // the first token of the tile sees keys up to this position,
     int seen_by_last;      // and with a sliding window the last one sees keys from this one on
@@ -64,7 +64,11 @@ struct KeyRun {
         const int position = block * TILE_KEYS + static_cast<int>(thread_again() / 32 % WARPS * WARP_KEYS);
         const unsigned index = static_cast<unsigned>(position) / static_cast<unsigned>(p.block_size);
         const bool read = position < again(scope.range.end) && position + WARP_KEYS > again(scope.range.begin);
+#ifdef CONVERTED_POOL
+        page = read ? again(scope.table)[0] + static_cast<int>(index) : -1;
+#else
         page = read ? again(scope.table)[index] : -1;
+#endif
         slot = position - index * p.block_size;
     }
     // The first of them in the pool of keys; any place of the pool where none is read.

@@ -1,4 +1,4 @@
-// What prefill_wgmma.cu is given, and prefill_convert.cu before it: the call, and where keys and values of e4m3 lie
+// What prefill_wgmma.cu is given, and prefill_convert.cu before it or prefill_mma.cu: the call, and where keys and values of e4m3 lie
 // that were converted once for all tiles. For the macros of both.
 #pragma once
 
@@ -12,6 +12,9 @@ struct ConvertedKeys {
     void* zeros;  // a part of a tile
     void* tiles;
     int blocks;   // that there is memory for
+    // For prefill_mma.cu: seq_lens of the rows that are converted and 0 for the rest, and the other way round.
+    int* lengths;
+    int* other_lengths;
 };
 
 constexpr int NOT_CONVERTED = -1 - 0x7fffffff;
@@ -22,7 +25,11 @@ struct WgmmaPrefill {
     ConvertedKeys converted;
 };
 
+#ifdef PLAIN_ROWS
+constexpr int COLUMNS = HEAD_DIM;  // of a row of a tile
+#else
 constexpr int COLUMNS = (HEAD_DIM + PANEL - 1) / PANEL * PANEL;  // of a row in shared memory; past HEAD_DIM: zeros
+#endif
 constexpr int TILE_BYTES = TILE_KEYS * COLUMNS * 2;
 constexpr int PART_KEYS = TILE_KEYS / 4;  // that a warp brings
 

@@ -339,15 +339,16 @@ def test_one_factor_over_e4m3(change, base):
 
 
 CONVERTED = replace(BASE, fp8=True, new=(300, 1, 2, 700, 129), past=(100, 40, 90, 1033, 5))
-
-
-@pytest.mark.parametrize(
+several_kinds = pytest.mark.parametrize(
     "change",
     [{}, {"sliding_window": 70}, {"sliding_window": 200, "softcap": 5.0, "sinks": True, "group": 3, "block_size": 48},
      {"head_dim": 256, "sliding_window": 33}, {"head_dim": 80, "dtype": F16}, {"group": 16, "kv_heads": 1},
      {"new": tuple(1 + 37 * row % 83 for row in range(75)), "past": tuple(29 * row % 400 for row in range(75))}],
     ids=str,
 )  # fmt: skip
+
+
+@several_kinds
 @pytest.mark.parametrize("bytes_", [256 << 20, 2 << 20, 0])
 def test_keys_that_are_converted_before_give_the_same(bytes_, change, monkeypatch):
     """For all rows, for those that the memory holds, and for none."""
@@ -358,6 +359,17 @@ def test_keys_that_are_converted_before_give_the_same(bytes_, change, monkeypatc
     compare(case, y, reference(case, inputs))
     monkeypatch.setattr(paged_attention_prefill, "_MOST_CONVERTED", 0)
     assert torch.equal(y.view(torch.int16), run(case, inputs).view(torch.int16))
+
+
+@several_kinds
+@pytest.mark.parametrize("bytes_", [64 << 20, 2 << 20])
+@pytest.mark.parametrize("traits", [{}, {"few": True}, {"large": True}], ids=str)
+def test_keys_that_become_a_pool_of_16_bits(traits, bytes_, change, monkeypatch):
+    """For all rows of several tiles, and for those that the memory holds."""
+    case = replace(CONVERTED, portable=True, **traits, **change)
+    inputs = inputs_of(case)
+    monkeypatch.setattr(paged_attention_prefill, "_MOST_POOL", bytes_)
+    compare(case, run(case, inputs), reference(case, inputs))
 
 
 @pytest.mark.parametrize("bytes_", [256 << 20, 0])

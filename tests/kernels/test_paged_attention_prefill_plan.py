@@ -169,8 +169,47 @@ def test_keys_of_e4m3_are_converted_once_for_rows_of_several_tiles(changes: dict
 
 
 def test_keys_of_e4m3_that_one_tile_reads_are_converted_on_their_way():
-    for plan in (planned_over_e4m3(tokens=32, rows=1), planned_over_e4m3(ORIN)):
+    for device in (H200, ORIN, ADA):
+        plan = planned_over_e4m3(device, tokens=32, rows=1)
         assert len(plan.launches) == 1 and plan.workspace_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks", "rest"),
+    [({"rows": 1, "max_blocks": 64}, 16, 8), ({"rows": 3, "max_blocks": 64}, 3 * 16, 3 * 8),
+     ({"rows": 64, "tokens": 4096}, 256, (4096 // 32 + 64) * 8)],
+    ids=str,
+)  # fmt: skip
+def test_without_hopper_converted_keys_of_e4m3_are_a_pool(changes: dict[str, object], blocks: int, rest: int):
+    """Blocks of 64 keys up to 64 MiB, and a launch for the rows that are not converted."""
+    plan = planned_over_e4m3(ORIN, **changes)
+    convert, attend, other = plan.launches
+    assert [launch.source.file for launch in plan.launches] == [CONVERT_FILE, MMA_FILE, MMA_FILE]
+    assert {"CONVERTED_POOL", "CACHE_T"} <= dict(attend.source.defines).keys()
+    assert dict(attend.source.defines)["CACHE_T"] != dict(other.source.defines)["CACHE_T"] == "E4m3"
+    assert convert.params.converted.blocks == blocks and other.grid[0] == rest
+    written = {name: convert.pointers[f"converted.{name}"] for name in ("shift", "lengths", "other_lengths", "tiles")}
+    offsets = [place.offset for place in written.values()]
+    assert offsets == sorted(offsets) and offsets[1] >= 4 * call_of(**changes).rows  # type: ignore[arg-type]
+    assert all(place.memory is Memory.WORKSPACE and place.offset % 256 == 0 for place in written.values())
+    read = [attend.pointers[name] for name in ("block_table", "seq_lens", "kv_pool")]
+    assert read == [written["shift"], written["lengths"], written["tiles"]]
+    assert other.pointers["seq_lens"] == written["other_lengths"]
+    pool = attend.params
+    assert (pool.block_size, pool.pool_slot, pool.pool_values, pool.pool_head) == (64, 128, 64 * 128, 2 * 64 * 128)
+    assert plan.workspace_bytes == written["tiles"].offset + blocks * pool.pool_block * 2
+
+
+@pytest.mark.parametrize("device", [ORIN, ADA], ids=["Orin", "Ada"])
+@pytest.mark.parametrize("rows, max_blocks", [(1, 64), (8, 64), (64, 3)])
+def test_calls_of_fewer_tokens_need_no_more_memory(rows: int, max_blocks: int, device: DeviceTraits):
+    """Builders ask for the workspace of the most tokens, and tiles change with their number."""
+
+    def memory(tokens: int) -> int:
+        return planned_over_e4m3(device, tokens=tokens, rows=rows, max_blocks=max_blocks).workspace_bytes
+
+    for most in (64, 512, 2048):
+        assert max(memory(tokens) for tokens in range(2, most)) <= memory(most)
 
 
 def test_only_calls_with_a_softcap_pay_for_it():

@@ -19,6 +19,7 @@ from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.paged_attention_call import PagedCall
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 from hybridge.trt_plugins.kernels.structs import struct_type
+from hybridge.trt_plugins.specs.fp8_kv import KV_SCALES
 
 MMA_FILE, _MMA_ENTRY = "paged_attention/prefill_mma.cu", "paged_attention_prefill_mma"
 WGMMA_FILE, _WGMMA_ENTRY = "paged_attention/prefill_wgmma.cu", "paged_attention_prefill_wgmma"
@@ -35,6 +36,8 @@ _TASK_BYTES = 28  # what the block computes at a time
 _MAP_BYTES = 2 * 128  # the tensor maps of a block
 _BOXED_KEYS = 1024  # of a row, from which on the copy engine copies boxes of them
 _MOST_CONVERTED = 256 << 20  # bytes of keys and values that are converted before
+_MOST_POOL = 64 << 20  # the same without Hopper's products: smaller GPUs have less memory
+_MOST_TILE_KEYS = 64  # of those
 _ALIGNMENT = 256  # of the parts of a workspace
 _MOST_STRIDE = 1 << 40  # bytes that a tensor map's stride stays below
 _LONGEST_GRID = _MOST_UNITS = 2**31 - 1
@@ -46,7 +49,7 @@ class PrefillVariant:
 
     wide: Hopper's products find keys by heads in place of 16 bytes, in larger pools. boxes: their keys come as boxes of
     tensor maps. converted: those of fp8 may be converted before. Without Hopper's products, warps share the rows of a
-    tile, and teams of warps its keys.
+    tile, and teams of warps its keys; pool: their keys are those that were converted before.
     """
 
     dtype: DType
@@ -61,6 +64,7 @@ class PrefillVariant:
     converted: bool = False
     warps: int = 4
     teams: int = 1
+    pool: bool = False
 
     @property
     def threads(self) -> int:
@@ -88,7 +92,7 @@ class PrefillVariant:
     @property
     def block_bytes(self) -> int:
         """Of a tile of keys and one of values."""
-        return 2 * self._row_bytes * self.keys
+        return 2 * self.keys * (self._row_bytes if self.hopper else self.head_dim * self.dtype.itemsize)
 
     def _hopper_bytes(self, query_stages: int) -> int:
         """Size of Shared in prefill_wgmma_rows.cuh."""
@@ -105,13 +109,18 @@ class PrefillVariant:
                 WGMMA_FILE, _WGMMA_ENTRY, defines | stages | {"BOXES": self.boxes, "CONVERTED": self.converted}
             )
         defines |= {"WARPS": self.warps, "TEAMS": self.teams}
+        if self.pool:
+            defines["CONVERTED_POOL"] = "1"
         # With 64 keys and 128 columns, sums that a block of keys needs once spill on some GPUs.
         tight = self.keys == 64 and self.head_dim > 64
         return KernelSource.of(MMA_FILE, _MMA_ENTRY, defines, hot=self.dtype is not DType.FLOAT32 and not tight)
 
     def convert_source(self) -> KernelSource:
         """The kernel before, where keys are converted."""
-        return KernelSource.of(CONVERT_FILE, _CONVERT_ENTRY, self._defines())
+        defines = self._defines() | {"CACHE_T": "E4m3"}
+        if not self.hopper:
+            defines["PLAIN_ROWS"] = "1"
+        return KernelSource.of(CONVERT_FILE, _CONVERT_ENTRY, defines)
 
     def _defines(self) -> dict[str, object]:
         return {
@@ -129,6 +138,13 @@ def plan_prefill(paged: PagedCall, device: DeviceTraits) -> CallPlan:
     UnsupportedError for pools that 31 bits do not reach through, and for grids over the limit.
     """
     variant = _variant(paged, device)
+    if variant.fp8 and not variant.hopper and _converts_before(paged, _sizing_variant(variant)):
+        return _plan_with_pool(paged, variant, device)
+    return _plan(paged, variant, device)
+
+
+def _plan(paged: PagedCall, variant: PrefillVariant, device: DeviceTraits) -> CallPlan:
+    """The launches of ``variant`` for every row."""
     tiles = paged.tokens * paged.group // variant.rows + paged.rows  # the last one of a row may be a part
     blocks = tiles * paged.kv_heads
     if blocks > _LONGEST_GRID:
@@ -170,12 +186,63 @@ def _with_conversion(launch: KernelLaunch, variant: PrefillVariant, paged: Paged
         "converted.zeros": PointerSource(Memory.WORKSPACE, offset=zeros),
         "converted.tiles": PointerSource(Memory.WORKSPACE, offset=tiles),
     }
-    warps = count * (variant.keys // _CONVERT_RUN) * paged.kv_heads * 2
-    grid = min(-(-warps * 32 // _CONVERT_THREADS), device.multiprocessors * _CONVERT_BLOCKS)
-    convert = KernelLaunch(
-        variant.convert_source(), (grid, 1, 1), (_CONVERT_THREADS, 1, 1), launch.params, pointers, overlap=True
-    )
+    convert = _conversion(variant, paged, device, launch.params, pointers)
     return CallPlan((convert, replace(launch, pointers=pointers)), tiles + count * block_bytes)
+
+
+def _conversion(
+    variant: PrefillVariant, paged: PagedCall, device: DeviceTraits, params: Any, pointers: dict[str, PointerSource]
+) -> KernelLaunch:
+    """The launch that converts as many blocks of keys as ``params`` says. pointers: of the call and of its results."""
+    warps = params.converted.blocks * (variant.keys // _CONVERT_RUN) * paged.kv_heads * 2
+    grid = min(-(-warps * 32 // _CONVERT_THREADS), device.multiprocessors * _CONVERT_BLOCKS)
+    threads, overlap = (_CONVERT_THREADS, 1, 1), device.is_hopper_or_later
+    return KernelLaunch(variant.convert_source(), (grid, 1, 1), threads, params, pointers, overlap=overlap)
+
+
+def _plan_with_pool(paged: PagedCall, direct: PrefillVariant, device: DeviceTraits) -> CallPlan:
+    """Without Hopper's products, converted keys are a pool of 16-bit numbers, whose blocks are tiles of keys.
+
+    Rows of several tiles of queries are converted as far as the memory goes. ``direct`` takes the rest: in each of the
+    two launches the other one's rows have no tokens.
+    """
+    base = _mma_variant(direct.dtype, direct.head_dim, direct.softcap)
+    variant = replace(_mma_choice(paged, base, device), pool=True)
+    sizing = _sizing_variant(base)
+    memory = min(_most_converted(paged, sizing) * sizing.block_bytes * paged.kv_heads, _MOST_POOL)
+    most, count = _most_converted(paged, variant), memory // (variant.block_bytes * paged.kv_heads)
+    # Numbers of each row, of which there are fewer than tokens: builders ask for the workspace of the most tokens.
+    numbers = -(-4 * max(paged.rows, paged.tokens) // _ALIGNMENT) * _ALIGNMENT
+    shift, lengths, others, tiles = (PointerSource(Memory.WORKSPACE, offset=numbers * index) for index in range(4))
+    params: Any = struct_type(CONVERT_FILE, "WgmmaPrefill")()
+    paged.fill(params.call)
+    params.converted.blocks = count
+    written = {"shift": shift, "lengths": lengths, "other_lengths": others, "tiles": tiles}
+    pointers = paged.pointers("call.") | {f"converted.{name}": place for name, place in written.items()}
+    convert = _conversion(variant, paged, device, params, pointers)
+    (attend,), (rest,) = _plan(paged, variant, device).launches, _plan(paged, direct, device).launches
+    _describe_pool(attend.params, paged, variant)
+    pointers = {name: place for name, place in attend.pointers.items() if name != KV_SCALES.name}
+    attend = replace(attend, pointers=pointers | {"kv_pool": tiles, "block_table": shift, "seq_lens": lengths})
+    # Where the memory is enough for all rows of several tiles, those of one tile are left.
+    left = paged.rows * -(-variant.rows // direct.rows) * paged.kv_heads
+    grid = (min(rest.grid[0], left) if count >= most else rest.grid[0], 1, 1)
+    rest = replace(rest, grid=grid, pointers={**rest.pointers, "seq_lens": others})
+    return CallPlan((convert, attend, rest), 3 * numbers + memory)
+
+
+def _sizing_variant(variant: PrefillVariant) -> PrefillVariant:
+    """The smallest tiles of queries and the largest ones of keys: calls of fewer tokens take no more memory."""
+    return replace(_mma_variant(variant.dtype, variant.head_dim), keys=_MOST_TILE_KEYS)
+
+
+def _describe_pool(params: Any, paged: PagedCall, variant: PrefillVariant) -> None:
+    """Blocks of [kv_heads][keys, values][keys of a tile][head_dim], found by a shift for each row."""
+    params.pool_slot = paged.head_dim
+    params.pool_values = variant.keys * paged.head_dim
+    params.pool_head = 2 * params.pool_values
+    params.pool_block = params.pool_head * paged.kv_heads
+    params.block_size, params.max_blocks, params.table_row = variant.keys, -(-paged.longest // variant.keys), 1
 
 
 def _most_converted(paged: PagedCall, variant: PrefillVariant) -> int:
@@ -221,6 +288,11 @@ def prefill_sources() -> Iterator[KernelSource]:
         yield variant.convert_source()
     for head_dim in (128, 256):
         yield replace(_wgmma_variant(DType.BFLOAT16, head_dim, softcap=True, fp8=True), converted=True).source()
+    for dtype, head_dim in ((DType.BFLOAT16, 64), (DType.BFLOAT16, 80), (DType.BFLOAT16, 128), (DType.FLOAT16, 128),
+                            (DType.BFLOAT16, 192), (DType.BFLOAT16, 256)):  # fmt: skip
+        variant = replace(_mma_variant(dtype, head_dim), pool=True)
+        yield variant.source()
+        yield variant.convert_source()
     for softcap, fp8 in itertools.product((False, True), repeat=2):
         yield _for_few_tiles(_mma_variant(DType.BFLOAT16, 128, softcap, fp8)).source()
     for change, softcap in itertools.product((_for_large_memory, _for_long_rows), (False, True)):
@@ -237,7 +309,11 @@ def _variant(paged: PagedCall, device: DeviceTraits) -> PrefillVariant:
     if hopper:
         variant = _wgmma_variant(*kind, _is_wide(paged))
         return replace(variant, boxes=_takes_boxes(paged), converted=_converts_before(paged, variant))
-    variant = _mma_variant(*kind)
+    return _mma_choice(paged, _mma_variant(*kind), device)
+
+
+def _mma_choice(paged: PagedCall, variant: PrefillVariant, device: DeviceTraits) -> PrefillVariant:
+    """``variant`` or a larger one, as the call and the device allow."""
     blocks = paged.tokens * paged.group // variant.rows * paged.kv_heads
     if blocks <= device.multiprocessors:
         return _for_few_tiles(variant)
@@ -298,7 +374,7 @@ def _takes_boxes(paged: PagedCall) -> bool:
 
 def _converts_before(paged: PagedCall, variant: PrefillVariant) -> bool:
     """Whether a row may have two tiles of queries, each of which would convert its keys."""
-    fits = variant.block_bytes * paged.kv_heads <= _MOST_CONVERTED
+    fits = variant.block_bytes * paged.kv_heads <= (_MOST_CONVERTED if variant.hopper else _MOST_POOL)
     return paged.is_fp8 and paged.most_row_tokens * paged.group > variant.rows and fits
 
 
