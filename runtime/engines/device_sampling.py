@@ -130,22 +130,30 @@ class DeviceSampling(Generic[LogitsT]):
 
     def prepare(self, samplings: Mapping[int, TokenSampling]) -> None:
         """``fill`` without the masks, which need not be computed yet: ``send`` follows when they are."""
-        self._chosen = self._packed.prepare(samplings)
+        try:
+            self._chosen = self._packed.prepare(samplings)
+        except BaseException:
+            self.forget()  # it may have been written in part
+            raise
 
     def send(self) -> None:
         """Send the device what ``prepare`` was given, except the settings."""
         packed = self._packed
-        packed.set_masks()
-        if packed.edited:
-            self._edits.send(0, packed.edited * edit_type().itemsize)
-        if packed.masked:
-            # In one copy, whatever is between them.
-            self._masks.send(min(packed.masked) * self._mask_bytes, (max(packed.masked) + 1) * self._mask_bytes)
-        if packed.edited or packed.masked:
-            self._memory.wait_for_tables()
+        try:
+            packed.set_masks()
+            if packed.edited:
+                self._edits.send(0, packed.edited * edit_type().itemsize)
+            if packed.masked:
+                # In one copy, whatever is between them.
+                self._masks.send(min(packed.masked) * self._mask_bytes, (max(packed.masked) + 1) * self._mask_bytes)
+            if packed.edited or packed.masked:
+                self._memory.wait_for_tables()
+        except BaseException:
+            self.forget()  # it may have been sent in part
+            raise
 
     def forget(self) -> None:
-        """Another user has written to the tables: the next ``fill`` writes everything."""
+        """What the tables hold is unknown: the next ``fill`` writes everything."""
         self._packed.forget()
 
     def enqueue(self, logits: LogitsT) -> None:
