@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.runtime.engines.device_sampling import table_bytes
 from hybridge.runtime.engines.packed_sampling import PackedSampling
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, SampledToken, SamplingParams, TokenSampling
 from hybridge.runtime.sandbox.grammar import vocabulary
@@ -96,7 +96,7 @@ class TimedEngine(ModelFreeEngine):
     """
 
     name: ClassVar[str] = "timed"
-    runs_ahead = chooses_later = samples_in_steps = True
+    runs_ahead = chooses_later = samples_in_steps = prepares_next = True
 
     def __init__(self, settings: GrammarMaskSettings, texts: Sequence[Sequence[int]], chains: bool) -> None:
         self._settings, self._texts, self._chains, self.refused = settings, texts, chains, 0
@@ -134,20 +134,17 @@ class TimedEngine(ModelFreeEngine):
         self._packed.fill(samplings)
         return self._sampling(result, samplings)
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        inputs: PackedInputs,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], inputs: PackedInputs, feeding: Feeding
+    ) -> PreparedNext:
         assert isinstance(result, TimedResult)
         self._packed.prepare(samplings)
-        if not arrived():
-            return None
-        self._packed.set_masks()
-        return self._sampling(result, samplings), self.launch_next(result, inputs, feeding)
+
+        def choose() -> TimedResult:
+            self._packed.set_masks()
+            return self._sampling(result, samplings)
+
+        return PreparedNext(choose, lambda: self.launch_next(result, inputs, feeding))
 
     def launch_next(self, result: StepResult, inputs: PackedInputs, feeding: Feeding) -> TimedResult:
         return self.launch(inputs, feeding.samplings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from benchmarks.artifacts import linked_artifact, work_folder
@@ -17,7 +17,7 @@ from benchmarks.measure import spreads, take_turns
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, serve
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
 from hybridge.runtime.engines.step_result import OrderedResult, StepResult
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
@@ -93,17 +93,15 @@ class ScriptedEngine(TorchPagedEngine):
         own = result.device_result if isinstance(result, ScriptedResult) else result
         return super().launch_next(own, inputs, feeding)
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        inputs: PackedInputs,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], inputs: PackedInputs, feeding: Feeding
+    ) -> PreparedNext | None:
         own = result.device_result if isinstance(result, ScriptedResult) else result
-        found = super().choose_and_launch_next(own, samplings, inputs, feeding, arrived)
-        return None if found is None else (ScriptedResult(self, found[0], len(samplings)), found[1])
+        prepared = super().prepare_next(own, samplings, inputs, feeding)
+        if prepared is None:
+            return None
+        choose = prepared.choose
+        return replace(prepared, choose=lambda: ScriptedResult(self, choose(), len(samplings)))
 
     def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> StepResult:  # type: ignore[override]
         return ScriptedResult(self, super().choose(result, samplings), len(samplings))

@@ -99,6 +99,18 @@ class Feeding:
     sources: Sequence[int] | None = None
 
 
+@dataclass(frozen=True)
+class PreparedNext:
+    """The choice of a step's tokens and the launch of the step after it, made ready, with nothing enqueued yet.
+
+    choose: as ``PagedEngine.choose``; first, once the masks are known. launch: as ``PagedEngine.launch_next``, after
+    whose exceptions, too, the chosen tokens can be read. Each is called once at most.
+    """
+
+    choose: Callable[[], StepResult]
+    launch: Callable[[], StepResult]
+
+
 class PagedEngine(ABC):
     """One paged artifact made runnable. Not safe for use from several threads at once."""
 
@@ -212,25 +224,26 @@ class PagedEngine(ABC):
         be read.
 
         None, and nothing is launched, where the engine cannot do that for these rows. What was enqueued since
-        ``result``, such as copies of slots, comes between both steps.
+        ``result``, such as copies of slots, comes between both steps. After an exception, the tokens of ``result`` can
+        still be read.
         """
         raise AssertionError("an engine that does not chain steps was asked to")
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        inputs: PackedInputs,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
-        """``choose``, then ``launch_next``, with both made ready before ``arrived`` is called, once.
+    @property
+    def prepares_next(self) -> bool:
+        """Whether the engine has ``prepare_next``."""
+        return False
 
-        ``arrived`` waits for the masks of ``samplings``, whose arrays are not read before it returns. It returns False
-        where a mask failed. Returns None, with nothing enqueued, in that case, and where the engine cannot do this for
-        these rows.
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], inputs: PackedInputs, feeding: Feeding
+    ) -> PreparedNext | None:
+        """Make ready ``choose`` and, after it, ``launch_next``, while the masks of ``samplings`` are being computed.
+
+        Their arrays are not read here. None where the engine cannot do this for these rows. In that case, after an
+        exception, and where what this returns is not used, ``choose`` and ``launch_next`` may be called as if this had
+        not been.
         """
-        return None
+        raise AssertionError("an engine that prepares no step after a choice was asked to")
 
     @property
     def runs_ahead(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager
-from hybridge.runtime.engines.paged import Feeding, PagedEngine
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PagedEngine, PreparedNext
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap
@@ -63,30 +63,32 @@ class StepExecutor:
         inputs = self._packer.pack_ahead(plan)
         self._prepare(plan)
         found = self._engine.launch_next(result, inputs, feeding)
-        if found is not None:
-            self._packer.keep(plan, inputs)
-            if plan.taken_slots:
-                self._take_states(plan, found)
-        return found
+        return None if found is None else self._launched_ahead(plan, inputs, found)
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        plan: StepPlan,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
-        """``PagedEngine.choose_and_launch_next`` of ``plan``; None for one that moves memory first, too."""
+    @property
+    def prepares_next(self) -> bool:
+        """Whether there is ``prepare_next``."""
+        return self._engine.prepares_next
+
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], plan: StepPlan, feeding: Feeding
+    ) -> PreparedNext | None:
+        """``PagedEngine.prepare_next`` of ``plan``; None for one that moves memory first, too."""
         if not plan.moves_nothing or not plan.num_rows:
             return None
         inputs = self._packer.pack_ahead(plan)
-        found = self._engine.choose_and_launch_next(result, samplings, inputs, feeding, arrived)
-        if found is not None:
-            self._packer.keep(plan, inputs)
-            if plan.taken_slots:
-                self._take_states(plan, found[1])
-        return found
+        prepared = self._engine.prepare_next(result, samplings, inputs, feeding)
+        if prepared is None:
+            return None
+        launch = prepared.launch
+        return PreparedNext(prepared.choose, lambda: self._launched_ahead(plan, inputs, launch()))
+
+    def _launched_ahead(self, plan: StepPlan, inputs: PackedInputs, result: StepResult) -> StepResult:
+        """``result``, of ``plan``, which has been launched behind the step before it."""
+        self._packer.keep(plan, inputs)
+        if plan.taken_slots:
+            self._take_states(plan, result)
+        return result
 
     def _take_states(self, plan: StepPlan, result: StepResult) -> None:
         """Copy the states that the prefix cache takes after the step of ``result``."""

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.paged import Feeding, PagedEngine
-from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, Sampler, TokenSampling
-from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
+from hybridge.artifact.errors import RequestError
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.sampling import NO_SAMPLING
+from hybridge.runtime.scheduler import StepPlan
 from hybridge.runtime.scheduler.scheduler import NONE_ACCEPTED
 from hybridge.runtime.serving.draft_check import DraftCheck
 from hybridge.runtime.serving.executor import StepExecutor
-from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
+from hybridge.runtime.serving.live_requests import LiveRequests
 from hybridge.runtime.serving.loop_memory import loop_memory
 from hybridge.runtime.serving.pools import serving_shape
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.runtime.serving.speculator import Speculator
 from hybridge.runtime.serving.step_ahead import Continuations, StepAhead
+from hybridge.runtime.serving.step_failures import StepFailures
 from hybridge.runtime.serving.step_in_flight import NextStep, StepInFlight, StepTimes, sampled_rows
-from hybridge.runtime.serving.step_masks import StepMasks
+from hybridge.runtime.serving.token_choice import TokenChoice
 from hybridge.runtime.speculation import SpeculationMetrics
 from hybridge.runtime.text import Tokenizer
 
@@ -65,17 +64,13 @@ class ServingLoop:
         self._draft_check = DraftCheck(speculator, self.scheduler, requests) if speculator else None
         runner = speculator.runner if speculator else None
         self._executor = StepExecutor(engine, memory.manager, self.scheduler, runner)
-        self._runs_ahead, self._samples_in_steps = engine.runs_ahead, engine.samples_in_steps
+        self._runs_ahead, self._chooses_later = engine.runs_ahead, engine.chooses_later
         self._samples_after_steps = engine.samples_after_steps and runner is None
-        self._engine, self._chooses_later = engine, engine.chooses_later
-        # Sequences that get a token from the last planned step, and samplers of some of them by index of their logits.
-        self._sampling: Sequence[ScheduledSequence] = []
-        self._samplers: Mapping[int, Sampler] = {}
-        self._masks = StepMasks()
-        self._vocab = engine.config.vocab_size
+        self._choice = TokenChoice(engine, requests, self._draft_check)
+        self._failures = StepFailures(self.scheduler, requests)
         chains = engine.chains_steps and speculator is None and self._hidden is None
-        parts = self.scheduler, requests, self._executor, self.served_cache
-        self._ahead = StepAhead(*parts, self._vocab) if chains else None
+        parts = self.scheduler, requests, self._executor, self.served_cache, self._choice
+        self._ahead = StepAhead(*parts) if chains else None
         self._in_flight: StepInFlight | None = None
         self._ended: StepInFlight | None = None
         self._step_seconds = 0.0
@@ -149,7 +144,7 @@ class ServingLoop:
         before, next_step = self._in_flight, None
         continuations = None
         if self._ahead is not None and before is not None:
-            continuations = self._ahead.continuations(before, self._samplers)
+            continuations = self._ahead.continuations(before)
         if continuations is not None:
             if arrivals is not None:
                 # Requests that arrive during a chained step wait for the one after it.
@@ -203,9 +198,9 @@ class ServingLoop:
                 self._executor.advance(plan, accepted)
         except BaseException as error:
             if in_flight.committed:
-                self._fail_committed(plan, next_step, error)
+                self._failures.end_committed(plan, next_step, error)
             else:
-                self._fail(plan, error)
+                self._failures.end(plan, error)
             return None
         self.steps += 1
         self.last_plan = plan
@@ -222,11 +217,11 @@ class ServingLoop:
                 if not is_plain:
                     self._requests.read_prompts(plan, result)
                 self._requests.accept(chosen, result, best, in_flight.samplings)
-                if not self._chooses_later or self._waits_for_choice:
+                if not self._chooses_later or (self._in_flight is not None and self._in_flight.waits_for_choice):
                     # All sequences have their tokens: the next masks may be computed, of a device behind the launch.
-                    self._masks.prepare()
+                    self._choice.masks.prepare()
         except BaseException as error:
-            self._end_committed(plan, error, next_step)
+            self._failures.end_without_tokens(plan, next_step, error, next_runs=self._in_flight is not None)
         in_flight.end(device_waits=next_step is None or next_step.result is None)
         self._ended = in_flight
         seconds = in_flight.seconds
@@ -236,48 +231,41 @@ class ServingLoop:
         return None if next_step is None or next_step.result is not None else next_step
 
     def _launch_next(self, continuations: Continuations) -> NextStep | None:
-        """Plan the next step, if there is anything to do, and launch it if the engine can.
-
-        Between both the tokens of the one in progress are chosen, whose masks another thread computes until then."""
-        assert self._ahead is not None
+        """Plan the step after the one in progress, if there is anything to do, and launch it if the engine can."""
         before = self._in_flight
-        # Arrivals may have waited for it.
-        plan = None if before is None else self._ahead.plan(before, continuations)
-        if before is None or plan is None:
+        if self._ahead is None or before is None:
+            return None  # arrivals have waited for it
+        plan = self._ahead.plan(before, continuations)
+        if plan is None:
             return None
         try:
-            fed = self._ahead.fed(plan, continuations)
-            launched = self._choose_and_launch(
-                before, NextStep(plan, continuations, fed[0], fed[1].samplings, None), fed[1]
-            )
-            if launched is not None:
-                return launched
-            self._choose(NextStep(plan, continuations, (), {}, None))
-            if self._in_flight is None:
-                return None  # it has failed, and the one before it
-            return self._ahead.launch(before, plan, continuations, fed)
+            return self._ahead.launch(before, plan, continuations)
         except BaseException as error:
-            if self._in_flight is not None:
-                self._fail(plan, error)
-            elif not isinstance(error, Exception):
-                raise
+            self._failures.end(plan, error)
             return None
+
+    def _choose(self) -> None:
+        """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known."""
+        if self._in_flight is None or not self._in_flight.waits_for_choice:
+            return
+        try:
+            self._choice.choose(self._in_flight)
+        except BaseException:
+            self._settle()
 
     def _follow(self, before: StepInFlight, next_step: NextStep, fed: Sequence[int]) -> None:
         """Make ``next_step`` the step in progress. It feeds ``fed``, except tokens that end their sequences."""
         plan = self.scheduler.leave_out(next_step.plan, next_step.ended(fed))
-        self._sampling = next_step.sampling
         if not plan.repeats:
-            self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-            self._masks.of(self._samplers.values())
-            self._masks.find_preparations()
+            self._choice.of(plan, next_step.sampling)
+            self._choice.masks.find_preparations()
         self._in_flight = StepInFlight(
             plan, next_step.sampling, next_step.result, next_step.samplings, time.perf_counter()
         )
 
     def _launch(self, arrivals: Callable[[], object] | None, planned: NextStep | None = None) -> None:
         """Launch a step, if there is anything to do: ``planned``, or one that is planned now."""
-        began = time.perf_counter()
+        began, choice = time.perf_counter(), self._choice
         plan = self._plan(arrivals) if planned is None else self.scheduler.leave_out_finished(planned.plan)
         if plan is None:
             assert not self._requests, "there are requests, but nothing that could be planned"
@@ -285,26 +273,21 @@ class ServingLoop:
         try:
             if not plan.repeats:
                 sequences = self.scheduler.sequences
-                self._sampling = [sequences[row.sequence] for row in plan.rows if row.samples]
-                self._samplers = self._requests.samplers(sampled_rows(plan, self._sampling))
-                self._masks.of(self._requests.all_samplers(self._sampling))
-            if self._samples_after_steps:
-                samplings = NO_SAMPLING
-            else:
-                samplings = CHOSEN_LATER if self._masks and self._chooses_later else self._draw(plan)
+                choice.of(plan, [sequences[row.sequence] for row in plan.rows if row.samples])
+            samplings = NO_SAMPLING if self._samples_after_steps else choice.at_launch(plan)
             result = self._executor.launch(plan, samplings)
             if not plan.repeats:
-                self._masks.find_preparations()
+                choice.masks.find_preparations()
             if self._chooses_later or not plan.repeats:
                 # Not before the launch, which other threads would delay.
-                self._masks.prepare()
+                choice.masks.prepare()
             if self._samples_after_steps:
                 # Masks of allowed tokens are computed in another thread until here.
-                samplings = self._draw(plan)
+                samplings = choice.draw(plan)
         except BaseException as error:
-            self._fail(plan, error)
+            self._failures.end(plan, error)
             return
-        self._in_flight = StepInFlight(plan, self._sampling, result, samplings, began)
+        self._in_flight = StepInFlight(plan, choice.sampling, result, samplings, began)
 
     def _plan(self, arrivals: Callable[[], object] | None) -> StepPlan | None:
         """The next step; None if there is nothing to do."""
@@ -313,119 +296,6 @@ class ServingLoop:
         if self.served_cache is not None and self.served_cache.host is not None:
             self.served_cache.restore()
         return self.scheduler.plan() if self._draft_check is None else self.scheduler.plan(self._draft_check.propose())
-
-    def _draw(self, plan: StepPlan) -> Mapping[int, TokenSampling]:
-        """How to choose the tokens of the step, by index."""
-        if not self._samplers and (self._draft_check is None or plan.repeats):
-            return NO_SAMPLING
-        found = {index: sampler.draw(self._vocab) for index, sampler in self._samplers.items()}
-        if self._draft_check is not None and self._samples_in_steps and not plan.is_plain:
-            found |= self._draft_check.samplings(plan, self._sampling, self._vocab)
-        return found
-
-    @property
-    def _waits_for_choice(self) -> bool:
-        """Whether the step in progress was launched before the masks of its rows were known."""
-        return self._in_flight is not None and self._in_flight.samplings is CHOSEN_LATER
-
-    def _choose(self, next_step: NextStep | None = None) -> None:
-        """Choose the tokens of the step in progress, if it was launched before the masks of its rows were known.
-
-        next_step: the one that has been planned after it, perhaps."""
-        in_flight = self._in_flight
-        if in_flight is None or in_flight.result is None or not self._waits_for_choice:
-            return
-        try:
-            samplings = self._draw(in_flight.plan)
-            in_flight.waited()
-            in_flight.choose(self._engine.choose(in_flight.result, samplings), samplings)
-        except BaseException as error:
-            self._choice_failed(in_flight, next_step, error)
-
-    def _choose_and_launch(self, before: StepInFlight, next_step: NextStep, feeding: Feeding) -> NextStep | None:
-        """``_choose`` and launch ``next_step``, both made ready while the masks of ``before`` are computed; None where
-        that is not possible, or after an error."""
-        if before.result is None or not self._waits_for_choice or not next_step.plan.is_plain:
-            return None
-        samplers = self._samplers
-        ahead = {index: sampler.draw_ahead(self._vocab) for index, sampler in samplers.items()}
-        samplings = {index: how for index, how in ahead.items() if how is not None}
-        if len(samplings) < len(samplers):
-            return None
-
-        def arrived() -> bool:
-            found = all([samplers[index].mask_arrived(how) for index, how in samplings.items()])
-            before.waited()
-            return found
-
-        try:
-            found = self._executor.choose_and_launch_next(before.result, samplings, next_step.plan, feeding, arrived)
-        except BaseException as error:
-            self._choice_failed(before, next_step, error)
-            return None
-        if found is None:
-            return None
-        before.choose(found[0], samplings)
-        return replace(next_step, result=found[1])
-
-    def _choice_failed(self, in_flight: StepInFlight, next_step: NextStep | None, error: BaseException) -> None:
-        """End the requests of ``in_flight``, whose tokens could not be chosen, and of the step planned after it."""
-        assert in_flight.result is not None
-        self._in_flight = None
-        with suppress(Exception):
-            in_flight.result.best_tokens()
-        if in_flight.committed:
-            self._fail_committed(in_flight.plan, next_step, error)
-        else:
-            self._fail(in_flight.plan, error)
-
-    def _fail(self, plan: StepPlan, error: BaseException) -> None:
-        """End the requests of the step; the scheduler gets back all memory that the step reserved.
-
-        Re-raises anything that is not an Exception.
-        """
-        reason = engine_error(error, "the engine failed in a step")
-        if not isinstance(error, Exception):
-            reason = EngineError("the step was interrupted")
-        self._requests.died(self.scheduler.fail(plan), reason)
-        if not isinstance(error, Exception):
-            raise error
-
-    def _fail_committed(self, plan: StepPlan, next_step: NextStep | None, error: BaseException) -> None:
-        """As ``_fail``, for a step that was committed before it failed, and for the one after it."""
-        reason = engine_error(error, "the engine failed in a step")
-        died = [] if next_step is None else self.scheduler.fail(next_step.plan)
-        if next_step is not None and next_step.result is not None:
-            # Its result is not read, but it must end before another step begins.
-            with suppress(Exception):
-                next_step.result.best_tokens()
-        died += self.scheduler.fail_committed(plan)
-        if not isinstance(error, Exception):
-            reason = EngineError("the step was interrupted")
-        self._requests.died(died, reason)
-        if not isinstance(error, Exception):
-            raise error
-
-    def _end_committed(self, plan: StepPlan, error: BaseException, next_step: NextStep | None) -> None:
-        """End the requests of a committed step in which an error left some sequence without its token.
-
-        Their states are one token ahead of their text, or more if the next step has been launched, so they cannot
-        continue. Re-raises anything that is not an Exception.
-        """
-        known = self.scheduler.sequences
-        sequences = [known[row.sequence] for row in plan.rows if row.sequence in known]
-        if next_step is not None:
-            for sequence in sequences:
-                self.scheduler.manager.set_exact(sequence.memory, False)
-        reason = engine_error(error, "a token could not be chosen")
-        if not isinstance(error, Exception):
-            reason = EngineError("the step was interrupted")
-        self._requests.end_with(self._requests.ids_of(sequences), reason)
-        if not isinstance(error, Exception):
-            if next_step is not None and self._in_flight is None:
-                # It is not launched any more.
-                self._requests.died(self.scheduler.fail(next_step.plan), reason)
-            raise error
 
 
 def _noop(*sequences: int) -> None:

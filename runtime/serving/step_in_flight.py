@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 from hybridge.runtime.engines.step_result import StepResult
-from hybridge.runtime.sampling import TokenSampling
+from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, StepPlan
 
 
@@ -66,6 +67,8 @@ class StepInFlight:
     """
 
     committed = False
+    # What kept its tokens from being chosen.
+    _error: BaseException | None = None
 
     def __init__(
         self,
@@ -80,9 +83,18 @@ class StepInFlight:
         self._host, self._device = self._launched - began, 0.0
         self._ended = self._launched
 
+    @property
+    def waits_for_choice(self) -> bool:
+        """Whether it was launched before the masks of its rows were known, and its tokens have not been chosen."""
+        return self.samplings is CHOSEN_LATER and self.result is not None
+
     def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> None:
         """Read ``result``, of the same step, whose tokens are chosen by ``samplings``."""
         self.result, self.samplings = result, samplings
+
+    def fail(self, error: BaseException) -> None:
+        """Its tokens cannot be chosen: ``best_tokens`` raises ``error`` once the step has ended."""
+        self._error, self.samplings = error, NO_SAMPLING
 
     def waited(self) -> None:
         """Record that the step may go on only now, behind the part of it that was launched."""
@@ -95,6 +107,10 @@ class StepInFlight:
         """Wait for the step: the most likely token after each of its logits; errors are those of the result."""
         if self.result is None:
             return []
+        if self._error is not None:
+            with suppress(Exception):
+                self.result.best_tokens()
+            raise self._error
         since = self._launched
         if self.result.is_ready:
             # When it became ready is unknown: the host's work in between may have delayed the device.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, DrawError, SampledToken, TokenSampling
 from tests.runtime.toy_paged_engine import ToyPagedEngine
@@ -149,21 +149,23 @@ class AheadToyEngine(ToyPagedEngine):
         self.pending = LateResult(self, replace(inputs, input_ids=ids), feeding.samplings, result, feeding)
         return self.pending
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        inputs: PackedInputs,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
-        if (self.refuses and (self.asked + 1) % self.refuses == 0) or not arrived():
+    @property
+    def prepares_next(self) -> bool:
+        return True
+
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], inputs: PackedInputs, feeding: Feeding
+    ) -> PreparedNext | None:
+        if self.refuses and (self.asked + 1) % self.refuses == 0:
             return None
-        chosen = self.choose(result, samplings)
-        found = self.launch_next(chosen, inputs, feeding)
-        assert found is not None
-        self.joined += 1
-        return chosen, found
+
+        def launch() -> StepResult:
+            found = self.launch_next(result, inputs, feeding)
+            assert found is not None
+            self.joined += 1
+            return found
+
+        return PreparedNext(lambda: self.choose(result, samplings), launch)
 
     def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._catch_up()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import torch
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes, PreparedNext
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes
@@ -221,21 +221,18 @@ class TorchPagedEngine(PackingEngine[TorchPools]):
         self._prepare_rings(inputs)
         return self._steps.launch_next(result, inputs, self.pools, self._program, feeding)
 
-    def choose_and_launch_next(
-        self,
-        result: StepResult,
-        samplings: Mapping[int, TokenSampling],
-        inputs: PackedInputs,
-        feeding: Feeding,
-        arrived: Callable[[], bool],
-    ) -> tuple[StepResult, StepResult] | None:
-        assert isinstance(result, TorchStepResult)
-        if self._deferred is not None or self._rows is not None or self._ring_layers:
+    @property
+    def prepares_next(self) -> bool:
+        return not self._ring_layers
+
+    def prepare_next(
+        self, result: StepResult, samplings: Mapping[int, TokenSampling], inputs: PackedInputs, feeding: Feeding
+    ) -> PreparedNext | None:
+        assert isinstance(result, TorchStepResult) and self.prepares_next
+        if self._deferred is not None or self._rows is not None:
             return None
         self._check(inputs)
-        return self._steps.choose_and_launch_next(
-            result, samplings, inputs, feeding, arrived, self.pools.sizes.block_size
-        )
+        return self._steps.prepare_next(result, samplings, inputs, feeding, self.pools.sizes.block_size)
 
     def step_values(self, inputs: PackedInputs, values: Sequence[str]) -> dict[str, np.ndarray]:
         self._check(inputs)

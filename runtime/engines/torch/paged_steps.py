@@ -11,7 +11,7 @@ import torch
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
 from hybridge.runtime.engines.feeding_tables import can_feed
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, StepLimits
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext, StepLimits
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.best_tokens import best_in
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
@@ -123,16 +123,15 @@ class PagedSteps:
         if self._chosen is not None:
             self._chosen.record(self._device.stream)
 
-    def choose_and_launch_next(
+    def prepare_next(
         self,
         result: TorchStepResult,
         samplings: Mapping[int, TokenSampling],
         inputs: PackedInputs,
         feeding: Feeding,
-        arrived: Callable[[], bool],
         block_size: int,
-    ) -> tuple[TorchStepResult, TorchStepResult] | None:
-        """``PagedEngine.choose_and_launch_next`` of decode steps that have been prepared before."""
+    ) -> PreparedNext | None:
+        """``PagedEngine.prepare_next`` of decode steps that have been prepared before."""
         step = self.chained.get(self._next_key(inputs, block_size, bool(feeding.samplings)))
         chooser = self._chooser(len(result.device_logits), samplings, self._drafts) if samplings else None
         is_decode = len(inputs.input_ids) == len(inputs.seq_lens)
@@ -141,12 +140,17 @@ class PagedSteps:
         chooser.prepare(result.by_row(samplings))
         chosen = result.choosing(chooser, self._chosen)
         step.prepare(inputs, chosen, feeding)
-        if not arrived():
-            return None
-        self._choose(chooser, result)
-        self._turn, self._last = not self._turn, None
-        chosen.lose_logits()
-        return chosen, step.run(inputs)
+
+        def choose() -> TorchStepResult:
+            self._choose(chooser, result)
+            return chosen
+
+        def launch() -> TorchStepResult:
+            self._turn, self._last = not self._turn, None
+            chosen.lose_logits()
+            return step.run(inputs)
+
+        return PreparedNext(choose, launch)
 
     def _next_key(self, inputs: PackedInputs, block_size: int, samples: bool) -> tuple[int, int, bool, bool]:
         """The key in ``chained`` of a decode step that is launched now."""

@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.sampling import Sampler, SamplingParams
 from hybridge.runtime.sampling.edits import mask_of
+from hybridge.runtime.serving.request import Output
+from hybridge.runtime.serving.step_packer import StepPacker
 from hybridge.runtime.speculation import SpeculationSettings
 from tests.runtime.sampling.edited import edited
+from tests.runtime.serving.test_prefix_cache import poison
 from tests.runtime.serving.toy_loop import ahead_loop, answers, make_request, run_all, toy_loop
 from tests.runtime.toy_ahead_engine import AheadToyEngine
 from tests.runtime.toy_paged_engine import VOCAB, toy_logits
@@ -36,6 +41,17 @@ class OtherThanLast:
     def accept(self, token: int) -> None:
         assert token in self.allowed(), "a token that was not allowed"
         self.tokens.append(token)
+
+
+def greedy(config: RuntimeConfig, prompt: list[int], new: int, **options: Any) -> tuple[int, ...]:
+    """The answer that keeps to ``OtherThanLast``, without a mask, written out."""
+    follow, tokens = OtherThanLast(), list(prompt)
+    for _ in range(new):
+        params = SamplingParams(allowed_token_ids=follow.allowed(), **options)
+        scores = edited(toy_logits(config, tokens), params, prompt, tokens[len(prompt) :])
+        tokens.append(int(scores.argmax()))
+        follow.accept(tokens[-1])
+    return tuple(tokens[len(prompt) :])
 
 
 class Failing(OtherThanLast):
@@ -77,14 +93,7 @@ def test_only_allowed_tokens_are_sampled(options: dict, drafts: SpeculationSetti
         assert (engine.chained >= NEW - 3) == (drafts is None and "logprobs" not in options)
     if options.get("temperature"):
         return
-    # The same without a mask, written out.
-    follow, tokens = OtherThanLast(), list(prompt)
-    for _ in range(NEW):
-        params = make_request(prompt, NEW, allowed_token_ids=follow.allowed(), **options).request.params
-        scores = edited(toy_logits(engine.config, tokens), params, prompt, tokens[len(prompt) :])
-        tokens.append(int(scores.argmax()))
-        follow.accept(tokens[-1])
-    assert found[masked, 0] == found[masked, 1] == tuple(tokens[len(prompt) :])
+    assert found[masked, 0] == found[masked, 1] == greedy(engine.config, prompt, NEW, **options)
 
 
 def fail() -> np.ndarray:
@@ -183,6 +192,56 @@ def test_a_choice_that_fails_ends_its_step_and_no_other(
     again = loop.add(make_request([7, 1], NEW, allowed_tokens=allowed))
     assert len(answers(run_all(loop))[again, 0]) == NEW
     assert bool(engine.joined) == announced
+
+
+@pytest.mark.parametrize("kind", [EngineError, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [
+        (StepPacker, "pack_ahead"),
+        (AheadToyEngine, "prepare_next"),
+        (Sampler, "mask_arrived"),
+        (AheadToyEngine, "launch_next"),
+    ],
+    ids=["packing", "preparation", "arrival", "launch"],
+)
+def test_a_step_that_fails_ahead_takes_no_token_from_the_step_before(
+    owner: type, part: str, after: bool, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two sequences of that step, the one with the next token fails, and the one that has ended has its answer.
+
+    The error comes before that part of its work, or after it.
+    """
+    loop, engine = ahead_loop(block_size=4, max_rows=2)
+    original = getattr(owner, part)
+
+    def failing(*given: Any) -> Any:
+        if engine.joined < 4:
+            return original(*given)
+        if after:
+            original(*given)
+        raise kind("no step")
+
+    def allowed() -> Announced:
+        return Announced(OtherThanLast(), VOCAB)
+
+    # The fifth step that is launched with a choice follows the last token of the first request.
+    lengths = {loop.add(make_request([7, row], new, allowed_tokens=allowed)): new for row, new in enumerate((5, 9, 4))}
+    ends, fails, waits = lengths
+    outputs = list[Output]()
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(owner, part, failing)
+        while not any(output.error for output in outputs):
+            outputs += loop.step()
+    poison(loop, engine)
+    outputs += run_all(loop)
+    errors = {output.request_id: str(output.error) for output in outputs if output.error}
+    assert list(errors) == [fails] and ("no step" if kind is EngineError else "interrupted") in errors[fails]
+    found = answers(outputs)
+    assert {id_: found[id_, 0] for id_ in (ends, waits)} == {
+        id_: greedy(engine.config, [7, row], lengths[id_]) for row, id_ in enumerate(lengths) if id_ != fails
+    }
 
 
 @pytest.mark.parametrize("announced", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 import torch
 
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
 from hybridge.runtime.engines.step_result import StepResult
+from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult
@@ -27,7 +29,7 @@ from hybridge.runtime.serving.settings import ServingSettings
 from hybridge.trt_plugins.kernels.fused.token_feeding import FeedingProblem, plan
 from tests.runtime.serving.toy_loop import answers, run_all
 from tests.runtime.torch.test_draft_sampling import SamplingKernels
-from tests.support.announced import Announced
+from tests.support.announced import Announced, announced_thirds
 from tests.support.artifacts import ArtifactCache
 from tests.support.effort import sample
 from tests.support.kernel_calls import H200
@@ -125,10 +127,14 @@ class ChoosingSteps(PreparedSteps):
         self.chained += found is not None
         return found
 
-    def choose_and_launch_next(self, *given) -> tuple[StepResult, StepResult] | None:
-        found = super().choose_and_launch_next(*given)
-        self.joined += found is not None
-        return found
+    def prepare_next(self, *given) -> PreparedNext | None:
+        prepared = super().prepare_next(*given)
+        return None if prepared is None else PreparedNext(prepared.choose, lambda: self.joining(prepared.launch))
+
+    def joining(self, launch: Callable[[], StepResult]) -> StepResult:
+        """A step launched right after the choice of the tokens before it."""
+        self.joined += 1
+        return launch()
 
 
 class NothingLeft(Thirds):
@@ -186,3 +192,49 @@ def test_steps_that_wait_for_masks_are_chained(artifacts: ArtifactCache, announc
         "allowed_tokens: expected a mask",
         "expected a token that",
     ]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_chosen_tokens_are_read_though_the_launch_behind_them_has_failed(
+    artifacts: ArtifactCache, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that launch or after it, which overwrites the logits."""
+    exported = artifacts.get("nemotron_h", "float32", layout="paged", max_batch_size=6, max_seq_len=96)
+    run = ChainedStep.run
+
+    def failing(step: ChainedStep, inputs: PackedInputs) -> TorchStepResult:
+        fails = len(inputs.seq_lens) == 1
+        if after or not fails:
+            found = run(step, inputs)
+        if fails:
+            raise EngineError("no step")
+        return found
+
+    class FailingSteps(ChoosingSteps):
+        """Once it ``fails``, joined steps of one row do."""
+
+        fails = False
+
+        def joining(self, launch: Callable[[], StepResult]) -> StepResult:
+            with monkeypatch.context() as patch:
+                if self.fails:
+                    patch.setattr(ChainedStep, "run", failing)
+                return super().joining(launch)
+
+    found = []
+    for kind in (FailingSteps, TorchPagedEngine):
+        engine = kind(exported.folder, device="cpu")
+        engine.device.kernels = AllKernels() if kind is FailingSteps else None
+        loop = ServingLoop(engine, ServingSettings(memory_bytes=1 << 24), (), None)
+        loop.add(ServingRequest(Request((3, 4), SamplingParams(allowed_tokens=announced_thirds), 9)))
+        run_all(loop)
+        if isinstance(engine, FailingSteps):
+            engine.fails = True
+        for row, new in enumerate((9, 12)):
+            params = SamplingParams(temperature=0.6, seed=row, allowed_tokens=announced_thirds)
+            loop.add(ServingRequest(Request((3 + row, 4), params, new)))
+        outputs = run_all(loop)
+        found.append(answers(outputs))
+        assert [output.request_id for output in outputs if output.error] == [2] * (kind is FailingSteps)
+        engine.device.kernels = None
+    assert found[0][1, 0] == found[1][1, 0]
