@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.timing import Calls, graph_time, graph_times, input_sets
+from benchmarks.kernels.peers import Peer, all_times, recorded_peers
+from benchmarks.kernels.prepared import Prepared
+from benchmarks.kernels.timing import graph_time, input_sets, recorded, replay_times
 
 # Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
 COPY_GBPS = 4272.0
 _OURS = ""  # the name of no peer
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """One set of inputs and outputs on the GPU.
-
-    run: enqueues the call on torch's current stream. error: relative norm against the float64 reference, after a run.
-    """
-
-    run: Callable[[], object]
-    error: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -35,8 +24,8 @@ class KernelCase:
 
     bytes: fewest bytes that the call moves (each input read once, each output written once).
     peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
-    timed_peers: calls of the peers that are timed in the same run, each over as many inputs as ours.
-    at_least: goal for the fastest peer's time over ours; None where no target is set.
+    timed_peers: the peers that are timed in the same run.
+    at_least: goal for the fastest peer's time over ours, or what it is for the peers' times; None where none is set.
     bandwidth_share: goal for the floor over our time; None where no target is set.
     tolerance: largest relative norm of the error.
     prepare: makes one set with fresh random inputs and poisoned outputs.
@@ -47,9 +36,13 @@ class KernelCase:
     tolerance: float
     prepare: Callable[[], Prepared]
     peers: Mapping[str, float] = field(default_factory=dict)
-    at_least: float | None = None
+    at_least: float | Callable[[Mapping[str, float]], float] | None = None
     bandwidth_share: float | None = None
-    timed_peers: Callable[[], Mapping[str, Calls]] = dict
+    timed_peers: Callable[[], Mapping[str, Peer]] = dict
+
+    def goal(self, peers: Mapping[str, float]) -> float | None:
+        """``at_least`` beside peers that take so many microseconds, by name."""
+        return self.at_least(peers) if callable(self.at_least) else self.at_least
 
 
 def checked(case: KernelCase) -> dict[str, Any]:
@@ -64,7 +57,8 @@ def measured(case: KernelCase) -> dict[str, Any]:
     if not row["correct"]:
         return row
     sets = [first, *(case.prepare() for _ in range(input_sets(case.bytes) - 1))]
-    times = graph_times({_OURS: [prepared.run for prepared in sets], **case.timed_peers()})
+    recordings, left_out = recorded_peers(case.timed_peers(), len(sets))
+    times = replay_times({_OURS: recorded([prepared.run for prepared in sets]), **recordings})
     time = times.pop(_OURS)
     # The first set's states have gone on by as many steps as were timed.
     row |= _judged(case, sets[0].error())
@@ -72,28 +66,18 @@ def measured(case: KernelCase) -> dict[str, Any]:
         return row
     floor = case.bytes / COPY_GBPS / 1e3
     row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
-    peers = {**case.peers, **{name: each.median for name, each in times.items()}}
+    peers = all_times(case.peers, {name: each.median for name, each in times.items()})
     goals = {"copy_bandwidth_share": case.bandwidth_share}
     if case.bandwidth_share is not None:
         row["same_size_copy_share"] = _copy_time(case.bytes) / time.median
     if peers:
         best = min(peers, key=lambda name: peers[name])
         row |= {"peers_us": peers, "best_peer": best, "speed_up": peers[best] / time.median}
-        goals = {"speed_up": case.at_least, **goals}
+        goals = {"speed_up": case.goal(peers), **goals}
+    if left_out:
+        row["peers_left_out"] = left_out
     targets = {name: {"at_least": goal, "met": row[name] >= goal} for name, goal in goals.items() if goal is not None}
     return {**row, "targets": targets}
-
-
-def peer_times(group: str, case: str) -> Mapping[str, float]:
-    """Peer to microseconds for one case; empty where none was measured."""
-    return _peers()["groups"].get(group, {}).get(case, {})
-
-
-@cache
-def _peers() -> dict[str, Any]:
-    """Times of public kernels on the same card model, with their versions."""
-    peers: dict[str, Any] = json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
-    return peers
 
 
 def _copy_time(nbytes: int) -> float:

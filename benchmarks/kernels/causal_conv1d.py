@@ -5,13 +5,17 @@ Width 4 has a bias and SiLU, as in Mamba2; widths 3 and 7 have neither, as in ga
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.packages import causal_conv1d as package
+from benchmarks.kernels.packages import fla
+from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import int32, normal, operator_call, worst_error
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.reference.causal_conv1d import causal_conv1d
@@ -20,6 +24,8 @@ CHANNELS, WIDTH, SHORT_WIDTHS = 10240, 4, (3, 7)
 BANDWIDTH_SHARE = 0.9
 TOLERANCE = 3e-3
 _ITEM = 2  # bytes of a bfloat16
+# From x, weight, bias and the state: what enqueues a call and returns y and the state after it, or its last columns.
+Call = Callable[..., Callable[[], Sequence[torch.Tensor]]]
 
 
 def cases() -> Iterator[KernelCase]:
@@ -28,7 +34,8 @@ def cases() -> Iterator[KernelCase]:
     prefills = [(f"prefill L{time}", (1, time, CHANNELS), 1.0) for time in (1024, 4096, 16384)]
     for name, shape, at_least in (*updates, *prefills):
         peers = peer_times("causal_conv1d", name)
-        yield KernelCase(name, _bytes(shape, WIDTH), TOLERANCE, partial(_prepared, shape, WIDTH), peers, at_least)
+        prepare, timed = partial(_prepared, shape, WIDTH), partial(_peers, shape)
+        yield KernelCase(name, _bytes(shape, WIDTH), TOLERANCE, prepare, peers, at_least, timed_peers=timed)
     for width in SHORT_WIDTHS:
         for name, shape in ((f"update b{rows}", (rows, CHANNELS)) for rows in (1, 8, 64, 256)):
             share = BANDWIDTH_SHARE if shape[0] >= 64 else None
@@ -46,20 +53,38 @@ def _bytes(shape: tuple[int, ...], width: int) -> int:
     return 2 * _ITEM * CHANNELS * (tokens + rows * width) + weights
 
 
-def _prepared(shape: tuple[int, ...], width: int) -> Prepared:
+def _peers(shape: tuple[int, ...]) -> Mapping[str, Peer]:
+    one_token = len(shape) == 2
+    calls: dict[str, Call] = {
+        fla.DISTRIBUTION: fla.convolution_step if one_token else fla.convolution_prompt,
+        package.DISTRIBUTION: package.step if one_token else package.prompt,
+    }
+    found: dict[str, Peer] = {}
+    for distribution, call in calls.items():
+        found |= package_peers(distribution, {"": partial(_prepared, shape, WIDTH, call)})
+    return found
+
+
+def _prepared(shape: tuple[int, ...], width: int, call: Call | None = None) -> Prepared:
+    """call: a peer's, None for ours."""
     bf16, silu = torch.bfloat16, width == WIDTH
     x, state = normal(*shape, dtype=bf16), normal(shape[0], CHANNELS, width, dtype=bf16)
     weight, bias = normal(CHANNELS, 1, width, dtype=bf16), normal(CHANNELS, dtype=bf16) if silu else None
-    lengths, y = int32(shape[0], shape[1] if len(shape) == 3 else 1), torch.full_like(x, float("nan"))
+    lengths = int32(shape[0], shape[1] if len(shape) == 3 else 1)
     activation = "silu" if silu else "none"
     spec = spec_of("causal_conv1d")
-    run = operator_call(spec, [x, weight, bias, state, lengths], [y, state], {"activation": activation})
+    if call:
+        run = call(x, weight, bias, state)
+    else:
+        y = torch.full_like(x, float("nan"))
+        run = operator_call(spec, [x, weight, bias, state, lengths], [y, state], {"activation": activation})
 
     def error() -> float:
         given = (None if tensor is None else tensor.double() for tensor in (x, weight, bias, state))
         arguments: list[Any] = [*given, lengths, activation]
-        run()
+        y, last = run()
         expected_y, expected_state = causal_conv1d(*arguments)
-        return worst_error([y], [expected_y]) if torch.equal(state.double(), expected_state) else float("inf")
+        same = torch.equal(last.double(), expected_state[..., -last.shape[-1] :])
+        return worst_error([y], [expected_y]) if same else float("inf")
 
     return Prepared(run, error)

@@ -13,8 +13,9 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.gated_delta_rule import KEY_HEADS, SIZE, VALUE_HEADS, token_inputs
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import normal, operator_call, worst_error
 from benchmarks.kernels.update_ssm_state import HEAD_DIM, MODELS, STATE_SIZE
 from hybridge.trt_plugins.catalog import SPECULATIVE_OPS, spec_of

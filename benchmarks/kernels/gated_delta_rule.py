@@ -5,13 +5,16 @@ One decay a head at the shape of Qwen3-Next, one a key channel at that of Kimi L
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.packages import fla
+from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, normal, operator_call, poisoned, worst_error
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule import LONGEST_WALK
@@ -32,6 +35,8 @@ STATES_8BIT = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 TOLERANCE_8BIT = {torch.int8: 1e-2, torch.float8_e4m3fn: 3.5e-2}
 CHANNELS_TOLERANCE_8BIT = {**TOLERANCE_8BIT, torch.int8: 2.5e-2}
 _CHECKED_TOKENS = 4096  # of the first row at a time, to limit the memory of the float64 reference
+# From q, k, v, g, beta and the state: what enqueues a call and returns o and the state after it.
+Call = Callable[..., Callable[[], Sequence[torch.Tensor]]]
 
 
 def decode_cases() -> Iterator[KernelCase]:
@@ -89,7 +94,33 @@ def _case(
         states += 8 * len(lengths) * VALUE_HEADS * SIZE
     prepare = partial(_prepared, lengths, state, channels)
     tolerance = (CHANNELS_TOLERANCE_8BIT if channels else TOLERANCE_8BIT).get(state, TOLERANCE)
-    return KernelCase(case, tokens + states, tolerance, prepare, peer_times(group, case), at_least, share)
+    return KernelCase(
+        case,
+        tokens + states,
+        tolerance,
+        prepare,
+        peer_times(group, case),
+        at_least,
+        share,
+        partial(_peers, lengths, state, channels),
+    )
+
+
+def _peers(lengths: list[int], state: torch.dtype, channels: bool) -> Mapping[str, Peer]:
+    """fla-core's kernels: for equal rows, with states of float32, or what they update in place."""
+    calls: dict[str, Call] = {}
+    if max(lengths) == 1 and channels and state not in LARGEST:
+        calls = {"": fla.channel_delta_step}
+    elif state is torch.float32 and min(lengths) == max(lengths):
+        if max(lengths) == 1:
+            calls = {"": fla.gated_delta_step}
+        elif channels:
+            # Each of our decays is above exp(-5), which is what "safe gate" asks for.
+            calls = {"": fla.channel_delta_prompt, "safe gate": partial(fla.channel_delta_prompt, bounded=True)}
+        else:
+            calls = {"": fla.gated_delta_prompt}
+    prepares = {name: partial(_prepared, lengths, state, channels, call) for name, call in calls.items()}
+    return package_peers(fla.DISTRIBUTION, prepares)
 
 
 def token_inputs(*lead: int, channels: bool = False) -> list[torch.Tensor]:
@@ -104,11 +135,13 @@ def token_inputs(*lead: int, channels: bool = False) -> list[torch.Tensor]:
     return [*(tensor.unflatten(-1, (-1, SIZE)) for tensor in (q, k, v)), g, beta]
 
 
-def _prepared(row_lengths: list[int], state_type: torch.dtype, channels: bool = False) -> Prepared:
-    """The form without a token axis for one token."""
+def _prepared(
+    row_lengths: list[int], state_type: torch.dtype, channels: bool = False, call: Call | None = None
+) -> Prepared:
+    """The form without a token axis for one token. call: a peer's, None for ours."""
     rows, time = len(row_lengths), max(row_lengths)
     inputs = token_inputs(*((rows, time) if time > 1 else (rows,)), channels=channels)
-    state, o = normal(rows, VALUE_HEADS, SIZE, SIZE), poisoned(*inputs[2].shape)
+    state = normal(rows, VALUE_HEADS, SIZE, SIZE)
     lengths = torch.tensor(row_lengths, dtype=torch.int32, device="cuda")
     scales: list[torch.Tensor] = []
     if state_type in LARGEST:
@@ -116,16 +149,20 @@ def _prepared(row_lengths: list[int], state_type: torch.dtype, channels: bool = 
     state = state.to(state_type)
     decay = "key_channel" if channels else "head"
     spec = spec_of("gated_delta_rule_8bit" if scales else "gated_delta_rule")
-    run = operator_call(spec, [*inputs, state, *scales, lengths], [o, state, *scales], {"decay": decay})
+    if call:
+        run = call(*inputs, state)
+    else:
+        o = poisoned(*inputs[2].shape)
+        run = operator_call(spec, [*inputs, state, *scales, lengths], [o, state, *scales], {"decay": decay})
     # All rows, or only the first where all are equally long.
     checked = 1 if time > 1 and min(row_lengths) == time else rows
 
-    def exact() -> torch.Tensor:
+    def exact(state: torch.Tensor) -> torch.Tensor:
         return exact_state(state, scales[0], -2) if scales else state[:checked].double()
 
     def error() -> float:
-        carried, parts = exact(), []
-        run()
+        carried, parts = exact(state), []
+        o, last = run()[:2]
         for begin in range(0, time, _CHECKED_TOKENS):
             part = (slice(checked), slice(begin, begin + _CHECKED_TOKENS)) if time > 1 else (slice(checked),)
             here = (lengths[:checked] - begin).clamp(0, _CHECKED_TOKENS)
@@ -134,6 +171,6 @@ def _prepared(row_lengths: list[int], state_type: torch.dtype, channels: bool = 
             # The values of o after the end of a row are unspecified.
             ended = torch.arange(expected.shape[1], device="cuda") >= here[:, None] if time > 1 else here == 0
             parts.append([each.masked_fill(ended[..., None, None], 0.0) for each in (o[part], expected)])
-        return max(error_of_parts(parts), worst_error([exact()], [carried]))
+        return max(error_of_parts(parts), worst_error([exact(last)], [carried]))
 
     return Prepared(run, error)

@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.peers import Peer
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import Planner, TensorCall, int32, normal, operator_call, poisoned, worst_error
-from benchmarks.kernels.timing import Calls, input_sets
 from benchmarks.kernels.update_ssm_state import HEAD_DIM, MODELS, STATE_SIZE, Model
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
@@ -35,12 +36,12 @@ def cases() -> Iterator[KernelCase]:
                 moved = 2 * rows * model.inner * STATE_SIZE * dtype.itemsize + tokens + 2 * channels * (KERNEL + 1)
                 case = f"{name} b{rows} {state} state, joined"
                 prepare = partial(_prepared, model, rows, dtype)
-                peers = partial(_peer, model, rows, dtype, moved)
+                peers = partial(_peer, model, rows, dtype)
                 yield KernelCase(case, moved, TOLERANCE, prepare, at_least=1.0, timed_peers=peers)
 
 
-def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
-    run, inputs, outputs = _call(model, rows, dtype, plan)
+def _prepared(model: Model, rows: int, dtype: torch.dtype, planner: Planner = plan) -> Prepared:
+    run, inputs, outputs = _call(model, rows, dtype, planner)
 
     def error() -> float:
         expected = _expected(model, inputs, rounded=run.launches > 1)
@@ -50,11 +51,11 @@ def _prepared(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
     return Prepared(run, error)
 
 
-def _peer(model: Model, rows: int, dtype: torch.dtype, size: int) -> Mapping[str, Calls]:
+def _peer(model: Model, rows: int, dtype: torch.dtype) -> Mapping[str, Peer]:
     """The kernels of the operator's parts, where it is one launch."""
     if _call(model, rows, dtype, plan)[0].launches > 1:
         return {}
-    return {PEER: [_call(model, rows, dtype, _plan_of_parts)[0] for _ in range(input_sets(size))]}
+    return {PEER: Peer(partial(_prepared, model, rows, dtype, _plan_of_parts), TOLERANCE)}
 
 
 def _plan_of_parts(call: OpCall, device: DeviceTraits) -> CallPlan:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.kernels import gated_delta_rule, paged_attention, products, update_ssm_state
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.peers import Peer
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import planned_for
-from benchmarks.kernels.timing import input_sets
 
 PEER = "kernels of this GPU (same run)"
 AT_LEAST = 1 / 1.5
@@ -66,5 +67,5 @@ def _older(case: KernelCase, name: str, traits: Mapping[str, Any]) -> KernelCase
         peers={},
         at_least=AT_LEAST,
         bandwidth_share=None,
-        timed_peers=lambda: {PEER: [case.prepare().run for _ in range(input_sets(case.bytes))]},
+        timed_peers=lambda: {PEER: Peer(case.prepare, case.tolerance)},
     )

@@ -1,7 +1,7 @@
 """Cases of ``paged_attention``: 32 query heads, 8 KV heads of 128, blocks of 16 tokens in random order.
 
-Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. Steps of one token per row are
-compared with kernels measured elsewhere; prompts with torch's attention over contiguous tensors in the same process.
+Pools are bfloat16, compared with peers, or e4m3 with a scale for every token and head. torch's attention, in the same
+run, reads contiguous tensors of the same sizes.
 Latents are those of multi-head latent attention: one KV head of 576 for 32 query heads.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.peers import Peer, peer_times
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, error_of_parts, int32, normal, operator_call
-from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.catalog import plan
@@ -34,15 +36,15 @@ CONTEXTS = {"1k": 1024, "8k": 8192, "32k": 32768}
 LATENT_CONTEXTS = ("1k", "8k")
 # Goals against the fastest kernel over blocks; the rest must not be slower.
 AT_LEAST = {"1k b1": 1.3, "1k b8": 1.3, "8k b1": 1.3}
-CONTIGUOUS = "cuDNN, contiguous"
-# From 8k b8 up: our time over cuDNN's over contiguous tensors, at most.
+# Over contiguous tensors, in prompts and in steps of one token per row.
+SDPA = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
+CONTIGUOUS = {"flash, contiguous": SDPBackend.FLASH_ATTENTION, "cuDNN, contiguous": SDPBackend.CUDNN_ATTENTION}
+# From 8k b8 up: our time over the fastest over contiguous tensors, at most.
 OVER_CONTIGUOUS = 1.05
 LARGE = 8 * 8192
 PREFILL_AT_LEAST = 1.0
 # What the float64 reference holds in memory at once: rows at both ends of a batch, tokens at both ends of a row.
 _CHECKED_ROWS, _CHECKED_TOKENS = 4, 128
-_FLASH = {"SDPA flash": SDPBackend.FLASH_ATTENTION}
-_PEERS = {**_FLASH, "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,15 @@ def decode_cases() -> Iterator[KernelCase]:
     for name, context in CONTEXTS.items():
         for rows in (1, 8, 64):
             case, shape = f"{name} b{rows}", Shape(rows, 1, context - 1)
-            peers = peer_times("paged_attention_decode", case)
-            at_least = _decode_goal(case, peers, rows * context >= LARGE)
-            yield KernelCase(case, shape.nbytes(), TOLERANCE, partial(_prepared_decode, shape), peers, at_least)
+            yield KernelCase(
+                case,
+                shape.nbytes(),
+                TOLERANCE,
+                partial(_prepared_decode, shape),
+                peer_times("paged_attention_decode", case),
+                partial(_decode_goal, case, rows * context >= LARGE),
+                timed_peers=partial(_sdpa_peers, CONTIGUOUS, shape),
+            )
             prepare = partial(_prepared_decode, shape, fp8=True)
             yield KernelCase(f"e4m3 {case}", shape.nbytes(fp8=True), TOLERANCE, prepare)
             if name in LATENT_CONTEXTS:
@@ -96,21 +104,22 @@ def decode_cases() -> Iterator[KernelCase]:
                 yield KernelCase(f"latents {case}", latents.nbytes(), TOLERANCE, prepare)
 
 
-def _decode_goal(case: str, peers: Mapping[str, float], large: bool) -> float | None:
+def _decode_goal(case: str, large: bool, peers: Mapping[str, float]) -> float:
     """The goal for the time of the fastest peer, over blocks or contiguous, over ours."""
-    if not peers:
-        return None
-    paged = min(us for name, us in peers.items() if name != CONTIGUOUS)
-    limit = paged / AT_LEAST.get(case, 1.0)
-    if large:
-        limit = min(limit, OVER_CONTIGUOUS * peers[CONTIGUOUS])
-    return float(min(peers.values())) / limit
+    contiguous = [us for name, us in peers.items() if name in CONTIGUOUS]
+    paged = [us for name, us in peers.items() if name not in CONTIGUOUS]
+    limits = [us / AT_LEAST.get(case, 1.0) for us in paged]
+    if large or not paged:
+        limits += [OVER_CONTIGUOUS * us for us in contiguous]
+    return min(peers.values()) / min(limits)
 
 
 def prefill_cases() -> Iterator[KernelCase]:
     """One long prompt, eight short ones, a very long one, and a chunk of a prompt that resumes."""
     for name, shape in PREFILLS.items():
-        prepare, peers = partial(_prepared_prefill, shape), partial(_sdpa_calls, shape)
+        # The mask of queries at the end of longer keys runs on torch's flash kernel, whatever backend is chosen.
+        backends = {name: each for name, each in SDPA.items() if not shape.past or name == "SDPA flash"}
+        prepare, peers = partial(_prepared_prefill, shape), partial(_sdpa_peers, backends, shape)
         yield KernelCase(name, shape.nbytes(), TOLERANCE, prepare, at_least=PREFILL_AT_LEAST, timed_peers=peers)
     for name in FP8_PREFILLS:
         shape = PREFILLS[name]
@@ -200,28 +209,38 @@ def _reference(inputs: list[torch.Tensor], row: int, begin: int, count: int, len
     return paged_attention(tokens, own.double(), *arguments)
 
 
-def _sdpa_calls(shape: Shape) -> Mapping[str, Calls]:
-    """torch's attention on contiguous tensors; a backend that does not take the call is left out."""
-    sets = [_contiguous(shape) for _ in range(input_sets(shape.nbytes()))]
-    mask = causal_lower_right(shape.new, shape.total) if shape.past else None
-    found: dict[str, Calls] = {}
-    # The mask of queries at the end of longer keys runs on torch's flash kernel, whatever backend is chosen.
-    for name, backend in (_FLASH if shape.past else _PEERS).items():
-        calls = [partial(_attend, backend, tensors, mask) for tensors in sets]
-        try:
-            calls[0]()
-        except RuntimeError:
-            continue
-        found[name] = calls
-    return found
+def _sdpa_peers(backends: Mapping[str, SDPBackend], shape: Shape) -> Mapping[str, Peer]:
+    return {name: Peer(partial(_prepared_sdpa, backend, shape)) for name, backend in backends.items()}
 
 
-def _attend(backend: SDPBackend, tensors: list[torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
-    q, k, v = tensors
-    with sdpa_kernel(backend):
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-
-
-def _contiguous(shape: Shape) -> list[torch.Tensor]:
+def _prepared_sdpa(backend: SDPBackend, shape: Shape) -> Prepared:
+    """torch's attention over contiguous tensors."""
     sizes = [(HEADS, shape.new), (KV_HEADS, shape.total), (KV_HEADS, shape.total)]
-    return [normal(shape.rows, *size, HEAD_DIM, dtype=torch.bfloat16) for size in sizes]
+    q, k, v = (normal(shape.rows, *size, HEAD_DIM, dtype=torch.bfloat16) for size in sizes)
+    prompt = shape.new > 1
+    mask = causal_lower_right(shape.new, shape.total) if prompt and shape.past else None
+
+    def run() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=prompt and mask is None, enable_gqa=True
+            )
+
+    def error() -> float:
+        """Over the first and the last tokens of the first and the last row."""
+        y, parts = run(), []
+        count = min(_CHECKED_TOKENS, shape.new)
+        for row, first in product((0, shape.rows - 1), (0, shape.new - count)):
+            tokens, seen = slice(first, first + count), shape.past + first + count
+            parts.append((y[row, :, tokens], _attended(q[row, :, tokens], k[row, :, :seen], v[row, :, :seen])))
+        return error_of_parts(parts)
+
+    return Prepared(run, error)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The last tokens' attention, in float64. q, and the result: [HEADS, count, dim]; k, v: [KV_HEADS, length, dim]."""
+    queries = q.double().unflatten(0, (k.shape[0], -1)) * q.shape[-1] ** -0.5
+    scores = torch.einsum("hgqd,hkd->hgqk", queries, k.double())
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(k.shape[1] - q.shape[1] + 1)
+    return torch.einsum("hgqk,hkd->hgqd", scores.masked_fill(later, -torch.inf).softmax(-1), v.double()).flatten(0, 1)

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.case import COPY_GBPS, KernelCase, Prepared
+from benchmarks.kernels.case import COPY_GBPS, KernelCase
+from benchmarks.kernels.peers import Peer
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, planned_traits, poisoned, worst_error
-from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused import linear_decode, routed_experts
@@ -59,7 +60,7 @@ def _linear_case(name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         partial(_prepared_linear, rows, shapes),
         at_least=1.0,
         bandwidth_share=READ_SHARE if size >= LARGE_BYTES else None,
-        timed_peers=lambda: {LINEAR_PEER: _linear_peer(rows, shapes, size)},
+        timed_peers=lambda: {LINEAR_PEER: Peer(partial(_linear_peer, rows, shapes))},
     )
 
 
@@ -72,14 +73,14 @@ def _pairs(rows: int, shapes: LinearShapes) -> list[tuple[torch.Tensor, torch.Te
     ]
 
 
-def _linear_peer(rows: int, shapes: LinearShapes, size: int) -> Calls:
+def _linear_peer(rows: int, shapes: LinearShapes) -> Prepared:
     """torch's products."""
+    pairs = _pairs(rows, shapes)
 
-    def calls() -> Callable[[], object]:
-        pairs = _pairs(rows, shapes)
-        return lambda: [F.linear(x, weight) for x, weight in pairs]
+    def run() -> list[torch.Tensor]:
+        return [F.linear(x, weight) for x, weight in pairs]
 
-    return [calls() for _ in range(input_sets(size))]
+    return Prepared(run, lambda: worst_error(run(), (x.double() @ weight.double().T for x, weight in pairs)))
 
 
 def _prepared_linear(rows: int, shapes: LinearShapes) -> Prepared:
@@ -110,7 +111,7 @@ def experts_cases() -> Iterator[KernelCase]:
                 TOLERANCE,
                 partial(prepared_experts, *sizes),
                 at_least=1.0,
-                timed_peers=partial(_experts_peer, size, *sizes),
+                timed_peers=partial(_experts_peers, *sizes),
             )
 
 
@@ -138,18 +139,25 @@ def prepared_experts(*sizes: int) -> Prepared:
     problem = routed_experts.ExpertsDecode(tokens, top_k, hidden, intermediate, DType.BFLOAT16, "silu", True, hidden)
     device = KernelDevice.current()
 
-    def error() -> float:
-        x, ids, weights, up, down = inputs
-        matrices = up.double(), down.double()
-        return worst_error([y], [reference(x.double(), ids, weights.double(), *matrices, None, None, "silu", 1)])
-
-    return Prepared(TensorCall(device, routed_experts.plan(problem, device.traits), inputs, [y]), error)
+    call = TensorCall(device, routed_experts.plan(problem, device.traits), inputs, [y])
+    return Prepared(call, partial(_experts_error, inputs, y))
 
 
-def _experts_peer(size: int, *sizes: int) -> dict[str, Calls]:
+def _experts_error(inputs: list[torch.Tensor], y: torch.Tensor) -> float:
+    x, ids, weights, up, down = inputs
+    matrices = up.double(), down.double()
+    return worst_error([y], [reference(x.double(), ids, weights.double(), *matrices, None, None, "silu", 1)])
+
+
+def _experts_peers(*sizes: int) -> Mapping[str, Peer]:
+    return {EXPERTS_PEER: Peer(partial(_experts_peer, *sizes))}
+
+
+def _experts_peer(*sizes: int) -> Prepared:
     """torch's products of copies of the chosen experts."""
-    sets = [_experts_inputs(*sizes) for _ in range(input_sets(size))]
-    return {EXPERTS_PEER: [partial(_gathered, *inputs) for inputs in sets]}
+    inputs = _experts_inputs(*sizes)
+    run = partial(_gathered, *inputs)
+    return Prepared(run, lambda: _experts_error(inputs, run()))
 
 
 def _gathered(

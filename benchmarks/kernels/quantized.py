@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.peers import Peer, package_peers
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.products import (
     EXPERTS_SHAPES,
     LINEAR_SHAPES,
@@ -19,7 +21,7 @@ from benchmarks.kernels.products import (
     prepared_experts,
 )
 from benchmarks.kernels.tensor_call import TensorCall, normal, poisoned, worst_error
-from benchmarks.kernels.timing import LEAST_SETS, Calls, input_sets
+from benchmarks.kernels.timing import LEAST_SETS
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.device import KernelDevice
 from hybridge.trt_plugins.kernels.fused import tiled_experts
@@ -41,7 +43,6 @@ INT4_PEER, FP8_PEER, PROMPT_PEER = (
     f"torch {name} (same run)" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
 )
 EXPERTS_PEER = "routed_experts in bfloat16 (same run)"
-GEMLITE_PEER = "gemlite A16W4 (same run)"
 
 
 def cases() -> Iterator[KernelCase]:
@@ -62,7 +63,7 @@ def cases() -> Iterator[KernelCase]:
         TOLERANCE,
         partial(_prepared_prompt, FORMATS["int4 128"], outputs, inputs),
         at_least=1 / PROMPT_TIME,
-        timed_peers=partial(_prompt_peer, outputs, inputs),
+        timed_peers=lambda: {PROMPT_PEER: Peer(partial(_prompt_peer, outputs, inputs), sets=1)},
     )
     for name, *expert_sizes in EXPERTS_SHAPES:
         yield _experts_case(name, 1, *expert_sizes)
@@ -75,9 +76,9 @@ def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         * (outputs * inputs * weight.bits // 8 + _scale_bytes(weight, outputs, inputs) + 2 * rows * (outputs + inputs))
         for outputs, inputs, count in shapes
     )
-    peer: Callable[[], Mapping[str, Calls]] = dict
+    peer: Callable[[], Mapping[str, Peer]] = dict
     if form in _PEERS and name == "in_proj":
-        peer = partial(_PEERS[form], size, rows, *shapes[0][:2])
+        peer = partial(_PEERS[form], rows, *shapes[0][:2])
     return KernelCase(
         f"{form} {name} m{rows}",
         size,
@@ -99,7 +100,8 @@ def _experts_case(name: str, tokens: int, experts: int, top_k: int, hidden: int,
         TOLERANCE,
         partial(_prepared_experts, form, *sizes),
         at_least=1.0,
-        timed_peers=partial(_experts_peer, *sizes),
+        # All experts in 16 bits are large.
+        timed_peers=lambda: {EXPERTS_PEER: Peer(partial(prepared_experts, *sizes), sets=LEAST_SETS)},
     )
 
 
@@ -122,10 +124,6 @@ def _prepared_experts(form: WeightFormat, *sizes: int) -> Prepared:
         )
 
     return Prepared(TensorCall(device, tiled_experts.plan(problem, device.traits), inputs, [y]), error)
-
-
-def _experts_peer(tokens: int, *sizes: int) -> dict[str, Calls]:
-    return {EXPERTS_PEER: [prepared_experts(tokens, *sizes).run for _ in range(LEAST_SETS)]}
 
 
 def _scale_bytes(weight: WeightFormat, outputs: int, inputs: int) -> int:
@@ -172,47 +170,62 @@ def _prepared_prompt(weight: WeightFormat, outputs: int, inputs: int) -> Prepare
     return Prepared(run, lambda: worst_error([y], [x.double() @ random_weight(weight, outputs, inputs).matrix.T]))
 
 
-def _prompt_peer(outputs: int, inputs: int) -> dict[str, Calls]:
+def _prompt_peer(outputs: int, inputs: int) -> Prepared:
     x, matrix = normal(PROMPT_TOKENS, inputs, dtype=torch.bfloat16), normal(outputs, inputs, dtype=torch.bfloat16)
-    return {PROMPT_PEER: [partial(F.linear, x, matrix)]}
+    run = partial(F.linear, x, matrix)
+    return Prepared(run, lambda: worst_error([run()], [x.double() @ matrix.double().T]))
 
 
-def _int4_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
-    def call() -> Callable[[], object]:
-        codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device="cuda")
-        packed = torch._convert_weight_to_int4pack(codes, 8)
-        x, scales = normal(rows, inputs, dtype=torch.bfloat16), normal(inputs // 128, outputs, 2, dtype=torch.bfloat16)
-        return partial(torch._weight_int4pack_mm, x, packed, 128, scales)
+def _int4_peers(rows: int, outputs: int, inputs: int) -> dict[str, Peer]:
+    """torch's product, and gemlite's where it is installed, which adds in bfloat16."""
+    sizes = (rows, outputs, inputs)
+    peers = {INT4_PEER: Peer(partial(_int4_peer, *sizes))}
+    return peers | {
+        name: replace(peer, tolerance=3e-2)
+        for name, peer in package_peers("gemlite", {"A16W4": partial(_gemlite_peer, *sizes)}).items()
+    }
 
-    peers: dict[str, Calls] = {INT4_PEER: [call() for _ in range(input_sets(size))]}
-    return peers if find_spec("gemlite") is None else peers | _gemlite_peer(size, rows, outputs, inputs)
+
+def _int4_peer(rows: int, outputs: int, inputs: int) -> Prepared:
+    """Two codes a byte, the higher bits first; a scale and what code 8 stands for, by group and output."""
+    packed = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device="cuda")
+    x, scales = normal(rows, inputs, dtype=torch.bfloat16), normal(inputs // 128, outputs, 2, dtype=torch.bfloat16)
+    run = partial(torch._weight_int4pack_mm, x, torch._convert_weight_to_int4pack(packed, 8), 128, scales)
+
+    def error() -> float:
+        codes = torch.stack([packed >> 4, packed & 15], -1).view(outputs, inputs // 128, 128)
+        scale, middle = scales.double().transpose(0, 1)[..., None].unbind(2)
+        matrix = ((codes.double() - 8) * scale + middle).flatten(1)
+        return worst_error([run()], [x.double() @ matrix.T])
+
+    return Prepared(run, error)
 
 
-def _gemlite_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
-    """gemlite, where it is installed: unsigned codes with zero points, 128 inputs a group."""
+def _gemlite_peer(rows: int, outputs: int, inputs: int) -> Prepared:
+    """Unsigned codes with zero points, 128 inputs a group."""
     from gemlite.helper import A16W4_HQQ_INT
 
-    def call() -> Callable[[], object]:
-        codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device="cuda")
-        scales = torch.rand(outputs, inputs // 128, device="cuda").bfloat16() / 100
-        x, zeros = normal(rows, inputs, dtype=torch.bfloat16), torch.full_like(scales, 8.0)
-        layer = A16W4_HQQ_INT(device="cuda", dtype=torch.bfloat16).from_weights(codes.clone(), scales.clone(), zeros)
+    codes = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device="cuda")
+    scales = torch.rand(outputs, inputs // 128, device="cuda").bfloat16() / 100
+    x, zeros = normal(rows, inputs, dtype=torch.bfloat16), torch.full_like(scales, 8.0)
+    layer = A16W4_HQQ_INT(device="cuda", dtype=torch.bfloat16).from_weights(codes.clone(), scales.clone(), zeros)
+
+    def error() -> float:
         matrix = (codes.double() - 8) * scales.double().repeat_interleave(128, dim=1)
-        # It adds in bfloat16.
-        assert worst_error([layer(x)], [x.double() @ matrix.T]) < 3e-2
-        return partial(layer, x)
+        return worst_error([layer(x)], [x.double() @ matrix.T])
 
-    return {GEMLITE_PEER: [call() for _ in range(input_sets(size))]}
+    return Prepared(partial(layer, x), error)
 
 
-def _fp8_peer(size: int, rows: int, outputs: int, inputs: int) -> dict[str, Calls]:
+def _fp8_peers(rows: int, outputs: int, inputs: int) -> dict[str, Peer]:
+    return {FP8_PEER: Peer(partial(_fp8_peer, rows, outputs, inputs))}
+
+
+def _fp8_peer(rows: int, outputs: int, inputs: int) -> Prepared:
     one = torch.ones((), device="cuda")
-
-    def call() -> Callable[[], object]:
-        x, matrix = (normal(count, inputs).to(torch.float8_e4m3fn) for count in (rows, outputs))
-        return partial(torch._scaled_mm, x, matrix.t(), one, one, out_dtype=torch.bfloat16)
-
-    return {FP8_PEER: [call() for _ in range(input_sets(size))]}
+    x, matrix = (normal(count, inputs).to(torch.float8_e4m3fn) for count in (rows, outputs))
+    run = partial(torch._scaled_mm, x, matrix.t(), one, one, out_dtype=torch.bfloat16)
+    return Prepared(run, lambda: worst_error([run()], [x.double() @ matrix.double().T]))
 
 
-_PEERS: dict[str, Callable[..., Mapping[str, Calls]]] = {"int4 128": _int4_peer, "fp8": _fp8_peer}
+_PEERS: dict[str, Callable[..., Mapping[str, Peer]]] = {"int4 128": _int4_peers, "fp8": _fp8_peers}

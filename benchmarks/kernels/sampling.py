@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.packages import flashinfer
+from benchmarks.kernels.peers import Peer, package_peers
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, normal
-from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.runtime.engines.device_sampling import result_bytes, table_bytes
 from hybridge.runtime.engines.packed_sampling import PackedSampling
 from hybridge.runtime.sampling import Sampler, SamplingParams
@@ -28,7 +29,6 @@ FILTERS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("top_p 0.9, narrow rows", 4.0, {"top_p": 0.9}),
     ("top_p 0.9, wide rows", 1.0, {"top_p": 0.9}),
 )
-PEER = "flashinfer"
 
 
 def cases() -> Iterator[KernelCase]:
@@ -66,40 +66,39 @@ def _prepared(params: SamplingParams, width: float) -> Prepared:
     return Prepared(run, error)
 
 
-def _greedy_peer() -> Mapping[str, Calls]:
-    return {"torch argmax (same run)": _peer_calls(4.0, lambda logits: torch.argmax(logits, dim=-1))}
+def _greedy_peer() -> Mapping[str, Peer]:
+    return {"torch argmax (same run)": Peer(_argmax, tolerance=0.0)}
 
 
-def _sampled_peers(width: float, top_p: float, top_k: int = 0) -> Mapping[str, Calls]:
-    """flashinfer's kernels in their orders of the filters, where it can be imported; else no peer.
-
-    They take probabilities, whose computation by its softmax is part of the time. Seed and offset are fixed: as
-    numbers on the host they cost nothing.
-    """
-    if importlib.util.find_spec(PEER) is None:
-        return {}
-    from flashinfer import sampling
-
-    name, fixed = f"{PEER} {importlib.metadata.version('flashinfer-python')}", {"seed": 1, "offset": 0}
-
-    def probabilities(logits: torch.Tensor) -> torch.Tensor:
-        return sampling.softmax(logits, temperature=TEMPERATURE)
-
-    def with_both(logits: torch.Tensor, order: str) -> object:
-        return sampling.top_k_top_p_sampling_from_probs(
-            probabilities(logits), top_k, top_p, filter_apply_order=order, **fixed
-        )
-
-    if not top_k:
-        calls = {"": lambda logits: sampling.top_p_sampling_from_probs(probabilities(logits), top_p, **fixed)}
-    else:
-        calls = {f", {order}": partial(with_both, order=order) for order in ("top_k_first", "joint")}
-    return {f"{name}{order} (same run)": _peer_calls(width, call) for order, call in calls.items()}
+def _argmax() -> Prepared:
+    logits = _logits(4.0)
+    run = partial(torch.argmax, logits, dim=-1)
+    return Prepared(run, lambda: float((logits.gather(-1, run()[:, None])[:, 0] != logits.amax(-1)).double().mean()))
 
 
-def _peer_calls(width: float, call: Callable[[torch.Tensor], object]) -> Calls:
-    sets = [_logits(width) for _ in range(input_sets(BYTES))]
-    return [partial(call, logits) for logits in sets]
+def _sampled_peers(width: float, top_p: float, top_k: int = 0) -> Mapping[str, Peer]:
+    """flashinfer's kernels in their orders of the filters."""
+    orders = ("top_k_first", "joint") if top_k else ("",)
+    prepares = {order: partial(_sampled_peer, width, top_p, top_k, order) for order in orders}
+    found = package_peers(flashinfer.DISTRIBUTION, prepares, flashinfer.NAME)
+    return {name: replace(peer, tolerance=0.0) for name, peer in found.items()}
+
+
+def _sampled_peer(width: float, top_p: float, top_k: int, order: str) -> Prepared:
+    logits = _logits(width)
+    run = flashinfer.sampled(logits, TEMPERATURE, top_p, top_k, order)
+
+    def error() -> float:
+        """The share of rows with a token that the filters leave out; a hair more than top_p is let pass."""
+        probabilities = (logits.double() / TEMPERATURE).softmax(-1)
+        descending, tokens = probabilities.sort(dim=-1, descending=True)
+        rank = (tokens == run()[:, None]).int().argmax(-1, keepdim=True)
+        before = (descending.cumsum(-1) - descending).gather(-1, rank)[:, 0]
+        # Of the probabilities that top_k leaves, where it comes first.
+        total = descending[:, :top_k].sum(-1) if order == "top_k_first" else 1.0
+        return float(((before > (top_p + 1e-4) * total) | (rank[:, 0] >= (top_k or VOCAB))).double().mean())
+
+    return Prepared(run, error)
 
 
 def _logits(width: float) -> torch.Tensor:

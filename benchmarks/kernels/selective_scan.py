@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.packages import mamba_ssm
+from benchmarks.kernels.peers import Peer, package_peers
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, worst_error
-from benchmarks.kernels.timing import Calls, input_sets
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.reference.selective_scan import selective_scan
 
@@ -50,7 +52,7 @@ def prefill_cases() -> Iterator[KernelCase]:
                 TOLERANCE,
                 partial(_prepared, channels, rows, time, torch.float32),
                 at_least=1.0,
-                timed_peers=partial(_peers, channels, rows, time, size),
+                timed_peers=partial(_peers, channels, rows, time),
             )
 
 
@@ -71,31 +73,38 @@ def _prepared(channels: int, rows: int, time: int, dtype: torch.dtype) -> Prepar
 
     def error() -> float:
         """Over all rows of one token, or a prompt's first row."""
-        checked = rows if not time else 1
-        carried, parts = state[:checked].double(), []
+        before = state[: 1 if time else rows].double()
         run()
-        for begin in range(0, time or 1, _CHECKED_TOKENS):
-            part = slice(begin, begin + _CHECKED_TOKENS)
-            own = [each[:checked, part] if time and i in (0, 2, 3, 5) else each for i, each in enumerate(inputs[:7])]
-            count = own[0].shape[1] if time else 1
-            arguments: list[Any] = [*(each.double() for each in own), carried, int32(checked, count), 1, 0.0, math.inf]
-            expected, carried = selective_scan(*arguments)
-            parts.append((y[:checked, part] if time else y, expected))
-        return max(error_of_parts(parts), worst_error([state[:checked]], [carried]))
+        return _error(inputs, before, y, state)
 
     return Prepared(run, error)
 
 
-def _peers(channels: int, rows: int, time: int, size: int) -> Mapping[str, Calls]:
-    """mamba_ssm's scan, where it is installed: over [rows, channels, time], without its gate."""
-    try:
-        from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-    except ImportError:
-        return {}
-    calls = []
-    for _ in range(input_sets(size)):
-        x, A, B, C, D, dt, bias, _ = _inputs(channels, (rows, time), torch.float32)
-        x, dt = x.transpose(1, 2).contiguous(), dt.transpose(1, 2).contiguous()
-        B, C = (each[:, :, 0].transpose(1, 2).contiguous() for each in (B, C))
-        calls.append(partial(selective_scan_fn, x, dt, A, B, C, D, None, bias, True, True))
-    return {"mamba_ssm": calls}
+def _error(inputs: list[torch.Tensor], before: torch.Tensor, y: torch.Tensor, state: torch.Tensor) -> float:
+    """Of y and the state after it, over as many rows as the state ``before``."""
+    checked, time = len(before), inputs[0].shape[1] if inputs[0].ndim == 3 else 0
+    carried, parts = before, []
+    for begin in range(0, time or 1, _CHECKED_TOKENS):
+        part = slice(begin, begin + _CHECKED_TOKENS)
+        own = [each[:checked, part] if time and i in (0, 2, 3, 5) else each for i, each in enumerate(inputs[:7])]
+        count = own[0].shape[1] if time else 1
+        arguments: list[Any] = [*(each.double() for each in own), carried, int32(checked, count), 1, 0.0, math.inf]
+        expected, carried = selective_scan(*arguments)
+        parts.append((y[:checked, part] if time else y, expected))
+    return max(error_of_parts(parts), worst_error([state[:checked]], [carried]))
+
+
+def _peers(channels: int, rows: int, time: int) -> Mapping[str, Peer]:
+    """mamba_ssm's scan, which starts from zeros."""
+
+    def prepare() -> Prepared:
+        inputs = _inputs(channels, (rows, time), torch.float32)
+        run = mamba_ssm.selective_scan(*inputs[:7])
+
+        def error() -> float:
+            y, last = run()
+            return _error(inputs, torch.zeros_like(last[:1], dtype=torch.float64).unsqueeze(1), y, last.unsqueeze(1))
+
+        return Prepared(run, error)
+
+    return package_peers(mamba_ssm.DISTRIBUTION, {"": prepare})

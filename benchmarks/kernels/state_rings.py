@@ -33,8 +33,8 @@ _EAGER: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
 class Runs(NamedTuple):
     """Enqueue the plain call, and the one with rings; ``y``: the output of both."""
 
-    plain: Callable[[], None]
-    ringed: Callable[[], None]
+    plain: Callable[[], object]
+    ringed: Callable[[], object]
     y: torch.Tensor
 
 

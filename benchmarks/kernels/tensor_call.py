@@ -47,21 +47,28 @@ class TensorCall:
     """
 
     def __init__(
-        self, device: KernelDevice, plan: CallPlan, inputs: Tensors, outputs: Tensors, packed: Tensors = (None, None)
+        self,
+        device: KernelDevice,
+        plan: CallPlan,
+        inputs: Tensors,
+        outputs: Sequence[torch.Tensor],
+        packed: Tensors = (None, None),
     ) -> None:
-        """inputs, outputs: in the order of the plan's pointers, None where an optional one is absent. packed: those
+        """inputs, outputs: in the order of the plan's pointers, None where an optional input is absent. packed: those
         about packed rows."""
-        where = next(tensor.device for tensor in outputs if tensor is not None)
-        workspace = torch.empty(plan.workspace_bytes + _ALIGNMENT, dtype=torch.uint8, device=where)
+        workspace = torch.empty(plan.workspace_bytes + _ALIGNMENT, dtype=torch.uint8, device=outputs[0].device)
         self._tensors = (*inputs, *outputs, *packed, workspace)
         self._bound = device.bind(plan)
         self.launches = len(plan.launches)
+        self._written = outputs
         self._inputs, self._outputs, self._packed = _addresses(inputs), _addresses(outputs), _addresses(packed)
         self._workspace = -(-workspace.data_ptr() // _ALIGNMENT) * _ALIGNMENT
 
-    def __call__(self) -> None:
+    def __call__(self) -> Sequence[torch.Tensor]:
+        """The outputs."""
         stream = torch.cuda.current_stream().cuda_stream
         self._bound.launch(stream, self._inputs, self._outputs, self._workspace, self._packed)
+        return self._written
 
 
 def operator_call(

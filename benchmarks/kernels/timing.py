@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -32,25 +33,38 @@ def input_sets(bytes_of_a_call: int) -> int:
     return max(LEAST_SETS, math.ceil(FOOTPRINT_BYTES / bytes_of_a_call))
 
 
+@dataclass(frozen=True)
+class Recording:
+    """A graph of ``length`` calls: ``calls`` in turn, whose memory it works on."""
+
+    graph: torch.cuda.CUDAGraph
+    length: int
+    calls: Calls
+
+
 def graph_time(calls: Calls) -> Spread:
     """Microseconds of one call: ``graph_times`` of one contestant."""
     return graph_times({"": calls})[""]
 
 
 def graph_times(contestants: Mapping[str, Calls]) -> dict[str, Spread]:
+    """``replay_times`` of each contestant's calls, by name."""
+    return replay_times({name: recorded(calls) for name, calls in contestants.items()})
+
+
+def replay_times(recordings: Mapping[str, Recording]) -> dict[str, Spread]:
     """Microseconds of one call, by name: median and range over replays of a graph in which a contestant's calls take
     turns. So do the graphs: clocks and temperatures are the same for all.
 
-    Each call enqueues its work on torch's current stream; nothing is allocated between replays.
+    Nothing is allocated between replays.
     """
-    graphs = {name: _recorded(calls) for name, calls in contestants.items()}
-    replays = {name: partial(_milliseconds, graph.replay) for name, (graph, _) in graphs.items()}
+    replays = {name: partial(_milliseconds, each.graph.replay) for name, each in recordings.items()}
     found = take_turns(replays, REPLAYS)
-    return {name: Spread.of(found[name], 1000.0 / count) for name, (_, count) in graphs.items()}
+    return {name: Spread.of(found[name], 1000.0 / each.length) for name, each in recordings.items()}
 
 
-def _recorded(calls: Calls) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of ``calls`` in turn, and their number in it."""
+def recorded(calls: Calls) -> Recording:
+    """A graph of ``calls`` in turn, which each enqueue their work on torch's current stream."""
     for call in calls[:3]:
         call()
     torch.cuda.synchronize()
@@ -61,7 +75,7 @@ def _recorded(calls: Calls) -> tuple[torch.cuda.CUDAGraph, int]:
     with torch.cuda.graph(graph):
         for index in range(count):
             calls[index % len(calls)]()
-    return graph, count
+    return Recording(graph, count, calls)
 
 
 def _milliseconds(work: Callable[[], object]) -> float:

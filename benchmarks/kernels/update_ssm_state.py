@@ -7,14 +7,17 @@ a row with a float32 state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.case import KernelCase, Prepared, peer_times
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.packages import mamba_ssm
+from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, poisoned, worst_error
 from hybridge.trt_plugins.catalog import spec_of
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
@@ -30,6 +33,10 @@ BANDWIDTH_SINCE, BANDWIDTH_SHARE = 64, 0.9
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 _TOKEN_INPUTS = (0, 2, 3, 5)  # x, B, C, dt: the inputs with a token axis
 _CHECKED_TOKENS = 4096  # of the first row: what the float64 reference holds in memory at once
+_CHUNKS = (128, 256)  # of mamba_ssm's scan
+Tensors = list[torch.Tensor]
+# From x, A, B, C, D, dt, dt_bias and the state: what enqueues a call and returns y and the state after it.
+Call = Callable[..., Callable[[], Sequence[torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ def decode_cases() -> Iterator[KernelCase]:
                     peer_times("update_ssm_state_decode", name),
                     None if narrow else AT_LEAST.get(rows, 1.0),
                     BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not narrow else None,
+                    dict if narrow else partial(_decode_peers, MODELS[model], rows, dtype),
                 )
 
 
@@ -82,17 +90,45 @@ def _decode_bytes(model: Model, rows: int, item: int, scaled: bool) -> int:
     return 2 * rows * model.inner * (STATE_SIZE * item + (4 if scaled else 0)) + tokens + 12 * model.heads
 
 
-def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
-    """x, B, C and dt are slices of wider tensors."""
+def _decode_peers(model: Model, rows: int, dtype: torch.dtype) -> Mapping[str, Peer]:
+    return package_peers(
+        mamba_ssm.DISTRIBUTION, {"": partial(_decode_peer, model, rows, dtype, mamba_ssm.state_update)}
+    )
+
+
+def _decode_inputs(model: Model, rows: int) -> Tensors:
+    """In the operator's order, up to a float32 state; x, B, C and dt are slices of wider tensors."""
     x, B, C = model.parts(normal(rows, model.channels, dtype=torch.bfloat16))
     dt = normal(rows, model.inner + model.channels + model.heads, dtype=torch.bfloat16)[:, -model.heads :]
     A, D, bias = -8 * torch.rand(model.heads, device="cuda"), normal(model.heads), normal(model.heads)
-    state, scales = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), ()  # type: torch.Tensor, tuple[torch.Tensor, ...]
+    return [x, A, B, C, D, dt, bias, normal(rows, model.heads, HEAD_DIM, STATE_SIZE)]
+
+
+def _after_token(data: Tensors, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """y and the state after one token, in float64."""
+    arguments: list[Any] = [*(tensor.double() for tensor in data), state, int32(len(state), 1), 1, 0.0, math.inf, 1]
+    return update_ssm_state(*arguments)
+
+
+def _decode_peer(model: Model, rows: int, dtype: torch.dtype, call: Call) -> Prepared:
+    *data, state = _decode_inputs(model, rows)
+    state = state.to(dtype)
+    run = call(*data, state)
+
+    def error() -> float:
+        expected = _after_token(data, state.double())
+        return worst_error(run(), expected)
+
+    return Prepared(run, error)
+
+
+def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
+    *data, state = _decode_inputs(model, rows)
+    scales: tuple[torch.Tensor, ...] = ()
     if dtype in LARGEST:
         state, scale = quantized_state(state, dtype)
         scales = (scale,)
     state, lengths, y = state.to(dtype), int32(rows, 1), poisoned(rows, model.heads, HEAD_DIM)
-    data = [x, A, B, C, D, dt, bias]
     spec = spec_of("update_ssm_state_8bit" if scales else "update_ssm_state")
     run = operator_call(spec, [*data, state, *scales, lengths], [y, state, *scales])
 
@@ -100,8 +136,7 @@ def _prepared_decode(model: Model, rows: int, dtype: torch.dtype) -> Prepared:
         return exact_state(state, scales[0]) if scales else state.double()
 
     def error() -> float:
-        arguments: list[Any] = [*(tensor.double() for tensor in data), exact(), lengths, 1, 0.0, math.inf, 1]
-        expected = update_ssm_state(*arguments)
+        expected = _after_token(data, exact())
         run()
         return worst_error((y, exact()), expected)
 
@@ -115,26 +150,44 @@ def prefill_cases() -> Iterator[KernelCase]:
             case = f"{name} b{rows} L{time}"
             tokens = 2 * rows * time * (model.inner + model.channels + model.heads)
             size = tokens + 8 * rows * model.inner * STATE_SIZE
-            peers = peer_times("update_ssm_state_prefill", case)
-            yield KernelCase(case, size, TOLERANCE, partial(_prepared_prefill, model, rows, time), peers, 1.0)
+            yield KernelCase(
+                case,
+                size,
+                TOLERANCE,
+                partial(_prepared_prefill, model, rows, time, _prefill_call),
+                peer_times("update_ssm_state_prefill", case),
+                1.0,
+                timed_peers=partial(_prefill_peers, model, rows, time),
+            )
 
 
-def _prepared_prefill(model: Model, rows: int, time: int) -> Prepared:
+def _prefill_peers(model: Model, rows: int, time: int) -> Mapping[str, Peer]:
+    calls = {f"chunk {chunk}": partial(mamba_ssm.chunk_scan, chunk=chunk) for chunk in _CHUNKS}
+    prepares = {name: partial(_prepared_prefill, model, rows, time, call) for name, call in calls.items()}
+    return package_peers(mamba_ssm.DISTRIBUTION, prepares)
+
+
+def _prefill_call(*inputs: torch.Tensor) -> Callable[[], Sequence[torch.Tensor]]:
+    """Ours: the state is updated in place."""
+    x, state = inputs[0], inputs[-1]
+    y, lengths = torch.full_like(x, float("nan")), int32(*x.shape[:2])
+    return operator_call(spec_of("update_ssm_state"), [*inputs, lengths], [y, state], planner=plan_prefill)
+
+
+def _prepared_prefill(model: Model, rows: int, time: int, call: Call) -> Prepared:
     def data(*sizes: int) -> torch.Tensor:
         return normal(rows, time, *sizes, dtype=torch.bfloat16)
 
     x, B, C = data(model.heads, HEAD_DIM), data(model.groups, STATE_SIZE), data(model.groups, STATE_SIZE)
     A, D, bias = -1 - 15 * torch.rand(model.heads, device="cuda"), normal(model.heads), normal(model.heads) - 4
-    state, y = normal(rows, model.heads, HEAD_DIM, STATE_SIZE), torch.full_like(x, float("nan"))
+    state = normal(rows, model.heads, HEAD_DIM, STATE_SIZE)
     inputs = [x, A, B, C, D, data(model.heads), bias]
-    run = operator_call(
-        spec_of("update_ssm_state"), [*inputs, state, int32(rows, time)], [y, state], planner=plan_prefill
-    )
+    run = call(*inputs, state)
 
     def error() -> float:
         """Relative error of the first row."""
         carried, parts = state[:1].double(), []
-        run()
+        y, last = run()
         for begin in range(0, time, _CHECKED_TOKENS):
             tokens = slice(begin, begin + _CHECKED_TOKENS)
             part = [each[:1, tokens] if index in _TOKEN_INPUTS else each for index, each in enumerate(inputs)]
@@ -142,6 +195,6 @@ def _prepared_prefill(model: Model, rows: int, time: int) -> Prepared:
             arguments: list[Any] = [*(each.double() for each in part), carried, lengths, 1, 0.0, math.inf, 64]
             expected, carried = update_ssm_state(*arguments)
             parts.append((y[:1, tokens], expected))
-        return max(error_of_parts(parts), worst_error([state[:1]], [carried]))
+        return max(error_of_parts(parts), worst_error([last[:1]], [carried]))
 
     return Prepared(run, error)

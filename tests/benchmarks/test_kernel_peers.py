@@ -1,0 +1,115 @@
+"""Peers of a kernel are timed in its run only with a right result; the others are named, and constants stand in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping
+
+import pytest
+
+pytest.importorskip("torch", reason="the kernel benchmarks need torch")
+
+from benchmarks.kernels import case, peers
+from benchmarks.kernels.case import KernelCase, measured
+from benchmarks.kernels.peers import TOLERANCE, Peer, all_times, package_peers, recorded_peers
+from benchmarks.kernels.prepared import Prepared
+from benchmarks.kernels.timing import Calls, Recording
+from benchmarks.measure import Spread
+
+BYTES = 100_000_000  # nine sets of inputs
+OURS_US, PEER_US = 2.0, 3.0
+
+
+def _peer(error: float, sets: int | None = None) -> Peer:
+    return Peer(lambda: Prepared(lambda: None, lambda: error), sets=sets)
+
+
+def _raises() -> Prepared:
+    raise RuntimeError("no kernel image\nfor this GPU")
+
+
+def _raising_run() -> Prepared:
+    return Prepared(lambda: _raises(), lambda: 0.0)
+
+
+def _recorded(calls: Calls) -> Recording:
+    for call in calls:
+        call()
+    return Recording(None, len(calls), calls)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings without graphs; ours takes OURS_US, every peer PEER_US."""
+
+    def times(recordings: Mapping[str, Recording]) -> dict[str, Spread]:
+        return {name: Spread.of([PEER_US if name else OURS_US]) for name in recordings}
+
+    monkeypatch.setattr(peers, "recorded", _recorded)
+    monkeypatch.setattr(case, "recorded", _recorded)
+    monkeypatch.setattr(case, "replay_times", times)
+
+
+def _row(timed: Mapping[str, Peer], constants: Mapping[str, float], goal: Callable[..., float] | float = 1.0) -> dict:
+    right = Prepared(lambda: None, lambda: 0.0)
+    return measured(KernelCase("", BYTES, 0.0, lambda: right, constants, goal, timed_peers=lambda: timed))
+
+
+def test_a_right_peer_is_recorded_over_as_many_inputs_as_ours() -> None:
+    found, left_out = recorded_peers({"right": _peer(TOLERANCE), "few": _peer(0.0, sets=2)}, 9)
+    assert {name: len(recording.calls) for name, recording in found.items()} == {"right": 9, "few": 2}
+    assert not left_out
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        (_peer(0.2), "WrongResultError: error 0.2 (at most 0.01)"),
+        (_peer(float("nan")), "WrongResultError: error nan (at most 0.01)"),
+        (Peer(_raises), "RuntimeError: no kernel image"),
+        (Peer(_raising_run), "RuntimeError: no kernel image"),
+    ],
+)
+def test_a_peer_that_is_wrong_or_raises_is_left_out_with_its_reason(peer: Peer, reason: str) -> None:
+    found, left_out = recorded_peers({"bad": peer, "right": _peer(0.0)}, 1)
+    assert list(found) == ["right"] and left_out == {"bad": reason}
+
+
+def test_a_peer_that_cannot_be_recorded_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(calls: Calls) -> Recording:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(peers, "recorded", refused)
+    found, left_out = recorded_peers({"bad": _peer(0.0)}, 1)
+    assert not found and "capturing" in left_out["bad"]
+
+
+def test_a_row_has_the_times_of_this_run_and_names_who_is_left_out() -> None:
+    row = _row({"fast 2.1 (same run)": _peer(0.0), "odd 1.0 (same run)": _peer(1.0)}, {"fast 2.0": 1.0, "odd 0.9": 4.0})
+    assert row["peers_us"] == {"odd 0.9": 4.0, "fast 2.1 (same run)": PEER_US}
+    assert row["best_peer"] == "fast 2.1 (same run)" and row["speed_up"] == PEER_US / OURS_US
+    assert list(row["peers_left_out"]) == ["odd 1.0 (same run)"]
+
+
+def test_a_row_without_a_peer_in_the_run_has_the_constants() -> None:
+    row = _row({}, {"fast 2.0": 1.0})
+    assert row["peers_us"] == {"fast 2.0": 1.0} and not row["targets"]["speed_up"]["met"]
+    assert "peers_left_out" not in row
+
+
+def test_a_goal_may_depend_on_the_times_of_the_row() -> None:
+    row = _row({"fast 2.1 (same run)": _peer(0.0)}, {"other 1": 12.0}, lambda times: max(times.values()) / OURS_US)
+    assert row["targets"]["speed_up"]["at_least"] == 6.0
+
+
+def test_a_constant_gives_way_to_its_own_peer_only() -> None:
+    constants = {"fla-core 0.6.0": 1.0, "flashinfer 0.7.2 XQA": 2.0, "flashinfer 0.7.2 CUDA cores": 3.0}
+    timed = {"fla-core 0.6.1 safe gate (same run)": 4.0, "flashinfer 0.7.4 XQA (same run)": 5.0}
+    assert all_times(constants, timed) == {"flashinfer 0.7.2 CUDA cores": 3.0, **timed}
+
+
+def test_peers_of_a_package_have_its_version_and_none_where_it_is_missing() -> None:
+    version = importlib.metadata.version("torch")
+    found = package_peers("torch", {"": _raises, "chunk 128": _raises}, "shown")
+    assert list(found) == [f"shown {version} (same run)", f"shown {version} chunk 128 (same run)"]
+    assert package_peers("no-such-distribution", {"": _raises}) == {}
