@@ -7,8 +7,8 @@ Latents are those of multi-head latent attention: one KV head of 576 for 32 quer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,9 +19,11 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.peers import Peer, peer_times
+from benchmarks.kernels.packages import flashinfer
+from benchmarks.kernels.peers import Peer, package_peers, peer_times
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, error_of_parts, int32, normal, operator_call
+from benchmarks.kernels.timing import FOOTPRINT_BYTES
 from hybridge.trt_plugins.catalog import PACKED_OPS
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.catalog import plan
@@ -43,6 +45,8 @@ CONTIGUOUS = {"flash, contiguous": SDPBackend.FLASH_ATTENTION, "cuDNN, contiguou
 OVER_CONTIGUOUS = 1.05
 LARGE = 8 * 8192
 PREFILL_AT_LEAST = 1.0
+# From the query, the pool and the block table: what enqueues a call and returns its output.
+PeerCall = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], torch.Tensor]]
 # What the float64 reference holds in memory at once: rows at both ends of a batch, tokens at both ends of a row.
 _CHECKED_ROWS, _CHECKED_TOKENS = 4, 128
 
@@ -94,7 +98,7 @@ def decode_cases() -> Iterator[KernelCase]:
                 partial(_prepared_decode, shape),
                 peer_times("paged_attention_decode", case),
                 partial(_decode_goal, case, rows * context >= LARGE),
-                timed_peers=partial(_sdpa_peers, CONTIGUOUS, shape),
+                timed_peers=partial(_decode_peers, shape),
             )
             prepare = partial(_prepared_decode, shape, fp8=True)
             yield KernelCase(f"e4m3 {case}", shape.nbytes(fp8=True), TOLERANCE, prepare)
@@ -130,20 +134,38 @@ def prefill_cases() -> Iterator[KernelCase]:
     yield KernelCase("latents b1 L4096", shape.nbytes(), TOLERANCE, prepare)
 
 
-def _prepared_decode(shape: Shape, fp8: bool = False) -> Prepared:
-    """Rows of equal length, with blocks in random order."""
+def _decode_peers(shape: Shape) -> Mapping[str, Peer]:
+    calls: dict[str, PeerCall] = {
+        "tensor cores": partial(flashinfer.paged_decode, tensor_cores=True),
+        "CUDA cores": partial(flashinfer.paged_decode, tensor_cores=False),
+        "XQA": flashinfer.xqa_decode,
+    }
+    prepares = {name: partial(_prepared_decode, shape, peer=call) for name, call in calls.items()}
+    paged = package_peers(flashinfer.DISTRIBUTION, prepares, flashinfer.NAME)
+    # One set of this size leaves nothing of its start in the L2, and those of all peers would not fit in memory.
+    sets = 1 if shape.nbytes() > FOOTPRINT_BYTES else None
+    return {name: replace(peer, sets=sets) for name, peer in {**_sdpa_peers(CONTIGUOUS, shape), **paged}.items()}
+
+
+def _prepared_decode(shape: Shape, fp8: bool = False, peer: PeerCall | None = None) -> Prepared:
+    """Rows of equal length, with blocks in random order. peer: another package's call, None for ours."""
     blocks = shape.rows * shape.total // BLOCK
     table = torch.randperm(blocks, device="cuda", dtype=torch.int32).view(shape.rows, -1)
-    inputs = _inputs(shape, _random_pools(shape, blocks, fp8), table)
-    y = torch.full_like(inputs[0], float("nan"))
+    pools = _random_pools(shape, blocks, fp8)
+    inputs = _inputs(shape, pools, table)
+    if peer:
+        run = peer(inputs[0], pools[0], table)
+    else:
+        run = partial(_first, _call(inputs, torch.full_like(inputs[0], float("nan")), fp8))
     ends = {*range(min(shape.rows, _CHECKED_ROWS)), *range(max(0, shape.rows - _CHECKED_ROWS), shape.rows)}
 
     def error() -> float:
+        y = run()
         if not bool(y.isfinite().all()):
             return float("inf")
         return error_of_parts((y[row : row + 1], _reference(inputs, row, row, 1, shape.total)) for row in sorted(ends))
 
-    return Prepared(_call(inputs, y, fp8), error)
+    return Prepared(run, error)
 
 
 def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
@@ -170,6 +192,10 @@ def _prepared_prefill(shape: Shape, fp8: bool = False) -> Prepared:
         )
 
     return Prepared(_call(inputs, y, fp8, prefill), error)
+
+
+def _first(call: TensorCall) -> torch.Tensor:
+    return call()[0]
 
 
 def _call(inputs: list[torch.Tensor], y: torch.Tensor, fp8: bool, planner: Any = plan) -> TensorCall:

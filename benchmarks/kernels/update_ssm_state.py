@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.packages import mamba_ssm
+from benchmarks.kernels.packages import flashinfer, mamba_ssm
 from benchmarks.kernels.peers import Peer, package_peers, peer_times
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, poisoned, worst_error
@@ -91,9 +91,16 @@ def _decode_bytes(model: Model, rows: int, item: int, scaled: bool) -> int:
 
 
 def _decode_peers(model: Model, rows: int, dtype: torch.dtype) -> Mapping[str, Peer]:
-    return package_peers(
-        mamba_ssm.DISTRIBUTION, {"": partial(_decode_peer, model, rows, dtype, mamba_ssm.state_update)}
-    )
+    calls: dict[str, Call] = {
+        name: partial(flashinfer.state_update, algorithm=name) for name in ("simple", "vertical", "horizontal")
+    }
+    prepares = {name: partial(_decode_peer, model, rows, dtype, call, torch.bfloat16) for name, call in calls.items()}
+    return {
+        **package_peers(
+            mamba_ssm.DISTRIBUTION, {"": partial(_decode_peer, model, rows, dtype, mamba_ssm.state_update)}
+        ),
+        **package_peers(flashinfer.DISTRIBUTION, prepares, flashinfer.NAME),
+    }
 
 
 def _decode_inputs(model: Model, rows: int) -> Tensors:
@@ -110,9 +117,12 @@ def _after_token(data: Tensors, state: torch.Tensor) -> tuple[torch.Tensor, ...]
     return update_ssm_state(*arguments)
 
 
-def _decode_peer(model: Model, rows: int, dtype: torch.dtype, call: Call) -> Prepared:
+def _decode_peer(
+    model: Model, rows: int, dtype: torch.dtype, call: Call, weights: torch.dtype = torch.float32
+) -> Prepared:
+    """weights: type of D and dt_bias, ours unless the package wants that of dt."""
     *data, state = _decode_inputs(model, rows)
-    state = state.to(dtype)
+    data[4], data[6], state = data[4].to(weights), data[6].to(weights), state.to(dtype)
     run = call(*data, state)
 
     def error() -> float:

@@ -1,12 +1,15 @@
-"""flashinfer: sampling."""
+"""flashinfer: sampling, Mamba2's state update, attention of one token per row over blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 
+import torch
 from torch import Tensor
 
 DISTRIBUTION, NAME = "flashinfer-python", "flashinfer"
+WORKSPACE_BYTES = 128 << 20
 
 
 def sampled(logits: Tensor, temperature: float, top_p: float, top_k: int, order: str) -> Callable[[], Tensor]:
@@ -26,3 +29,84 @@ def sampled(logits: Tensor, temperature: float, top_p: float, top_k: int, order:
         )
 
     return run
+
+
+def state_update(
+    x: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, dt: Tensor, dt_bias: Tensor, state: Tensor, algorithm: str
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """y and the state, which is updated in place; shapes as ``mamba_ssm.state_update``. D and dt_bias: like dt."""
+    from flashinfer.mamba import selective_state_update
+
+    of_heads = (-1, *state.shape[2:])
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    call = partial(
+        selective_state_update,
+        state,
+        x,
+        dt[..., None].expand_as(x),
+        A[:, None, None].expand(of_heads),
+        B,
+        C,
+        D[:, None].expand(of_heads[:2]),
+        dt_bias=dt_bias[:, None].expand(of_heads[:2]),
+        dt_softplus=True,
+        out=y,
+        algorithm=algorithm,
+    )
+
+    def run() -> tuple[Tensor, Tensor]:
+        call()
+        return y, state
+
+    return run
+
+
+def paged_decode(query: Tensor, pools: Tensor, table: Tensor, tensor_cores: bool) -> Callable[[], Tensor]:
+    """Attention of one token per row over all tokens of the row's blocks.
+
+    query: [rows, heads, dim]. pools: [2, blocks, block, kv_heads, dim]. table: [rows, blocks of a row], int32.
+    """
+    from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
+
+    (rows, blocks), (block, kv_heads, dim) = table.shape, pools.shape[2:]
+    backend = "fa2" if tensor_cores else "auto"
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(), use_tensor_cores=tensor_cores, backend=backend)
+    bounds = torch.arange(rows + 1, dtype=torch.int32, device=table.device) * blocks
+    last_block = torch.full((rows,), block, dtype=torch.int32, device=table.device)
+    wrapper.plan(
+        bounds,
+        table.flatten(),
+        last_block,
+        query.shape[1],
+        kv_heads,
+        dim,
+        block,
+        q_data_type=query.dtype,
+        kv_data_type=pools.dtype,
+    )
+    return partial(wrapper.run, query, (pools[0], pools[1]), out=torch.empty_like(query))
+
+
+def xqa_decode(query: Tensor, pools: Tensor, table: Tensor) -> Callable[[], Tensor]:
+    """As ``paged_decode``, with TensorRT-LLM's kernel."""
+    from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+    tokens = table.shape[1] * pools.shape[2]
+    lengths = torch.full((len(table),), tokens, dtype=torch.int32, device=table.device)
+    return partial(
+        xqa_batch_decode_with_kv_cache,
+        query,
+        (pools[0], pools[1]),
+        _workspace(),
+        table,
+        lengths,
+        tokens,
+        bmm1_scale=query.shape[-1] ** -0.5,
+        out=torch.empty_like(query),
+    )
+
+
+@cache
+def _workspace() -> Tensor:
+    """Zeros, as both users need at first; calls on one stream can share it."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
