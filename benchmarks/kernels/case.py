@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.peers import Peer, all_times, recorded_peers
+from benchmarks.kernels.peers import Peer, all_times, contest
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import graph_time, input_sets, recorded, replay_times
 
@@ -57,8 +57,8 @@ def measured(case: KernelCase) -> dict[str, Any]:
     if not row["correct"]:
         return row
     sets = [first, *(case.prepare() for _ in range(input_sets(case.bytes) - 1))]
-    recordings, left_out = recorded_peers(case.timed_peers(), len(sets))
-    times = replay_times({_OURS: recorded([prepared.run for prepared in sets]), **recordings})
+    rivals = contest(case.timed_peers(), len(sets))
+    times = replay_times({_OURS: recorded([prepared.run for prepared in sets]), **rivals.recordings})
     time = times.pop(_OURS)
     # The first set's states have gone on by as many steps as were timed.
     row |= _judged(case, sets[0].error())
@@ -66,7 +66,7 @@ def measured(case: KernelCase) -> dict[str, Any]:
         return row
     floor = case.bytes / COPY_GBPS / 1e3
     row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
-    peers = all_times(case.peers, {name: each.median for name, each in times.items()})
+    peers = all_times(case.peers, {name: each.median for name, each in times.items()}, rivals.slower)
     goals = {"copy_bandwidth_share": case.bandwidth_share}
     if case.bandwidth_share is not None:
         row["same_size_copy_share"] = _copy_time(case.bytes) / time.median
@@ -74,8 +74,8 @@ def measured(case: KernelCase) -> dict[str, Any]:
         best = min(peers, key=lambda name: peers[name])
         row |= {"peers_us": peers, "best_peer": best, "speed_up": peers[best] / time.median}
         goals = {"speed_up": case.goal(peers), **goals}
-    if left_out:
-        row["peers_left_out"] = left_out
+    row |= {"peers_slower_us": dict(rivals.slower)} if rivals.slower else {}
+    row |= {"peers_left_out": dict(rivals.left_out)} if rivals.left_out else {}
     targets = {name: {"at_least": goal, "met": row[name] >= goal} for name, goal in goals.items() if goal is not None}
     return {**row, "targets": targets}
 

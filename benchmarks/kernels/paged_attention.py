@@ -236,7 +236,7 @@ def _reference(inputs: list[torch.Tensor], row: int, begin: int, count: int, len
 
 
 def _sdpa_peers(backends: Mapping[str, SDPBackend], shape: Shape) -> Mapping[str, Peer]:
-    return {name: Peer(partial(_prepared_sdpa, backend, shape)) for name, backend in backends.items()}
+    return {name: Peer(partial(_prepared_sdpa, backend, shape), package="torch") for name, backend in backends.items()}
 
 
 def _prepared_sdpa(backend: SDPBackend, shape: Shape) -> Prepared:

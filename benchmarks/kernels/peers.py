@@ -6,18 +6,19 @@ import importlib.metadata
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kernels.prepared import Prepared
-from benchmarks.kernels.timing import Recording, recorded
+from benchmarks.kernels.timing import Recording, recorded, replay_times
 
 SAME_RUN = " (same run)"
 TOLERANCE = 1e-2  # data are 16-bit, and so is what some peers hand from one of their kernels to the next
 TUNED_PACKAGES = ("fla", "mamba_ssm")
+CHOICE_REPLAYS = 3
 _LONGEST_REASON = 200
 
 
@@ -29,12 +30,26 @@ class WrongResultError(ValueError):
 class Peer:
     """A contestant in the same run.
 
-    prepare: makes one set of inputs like ours. sets: how many take turns; None for as many as ours.
+    prepare: makes one set of inputs like ours. sets: how many take turns; None for as many as ours. package: of its
+    variants, peers with one text here, the fastest takes part; "" for a peer of its own.
     """
 
     prepare: Callable[[], Prepared]
     tolerance: float = TOLERANCE
     sets: int | None = None
+    package: str = ""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Peers by name. recordings: those that take part. slower: microseconds of the slower variants of a package.
+
+    left_out: why others have no time.
+    """
+
+    recordings: Mapping[str, Recording]
+    slower: Mapping[str, float]
+    left_out: Mapping[str, str]
 
 
 def package_peers(
@@ -49,13 +64,16 @@ def package_peers(
     except importlib.metadata.PackageNotFoundError:
         return {}
     begin = f"{package or distribution} {version}"
-    return {f"{begin} {variant}".rstrip() + SAME_RUN: Peer(prepare) for variant, prepare in prepares.items()}
+    return {
+        f"{begin} {variant}".rstrip() + SAME_RUN: Peer(prepare, package=distribution)
+        for variant, prepare in prepares.items()
+    }
 
 
-def recorded_peers(peers: Mapping[str, Peer], sets: int) -> tuple[dict[str, Recording], dict[str, str]]:
-    """Recordings of the peers with a right result, by name, and why the others have none.
+def contest(peers: Mapping[str, Peer], sets: int) -> Contest:
+    """Of the peers with a right result those that take part, where our kernel has so many ``sets`` of inputs.
 
-    sets: how many sets of inputs our kernel has. A peer that raises is left out too: its packages are not ours to mend.
+    A peer that raises is left out too: its package is not ours to mend.
     """
     recordings: dict[str, Recording] = {}
     left_out: dict[str, str] = {}
@@ -64,7 +82,14 @@ def recorded_peers(peers: Mapping[str, Peer], sets: int) -> tuple[dict[str, Reco
             recordings[name] = _recorded(peer, peer.sets or sets)
         except Exception as error:
             left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
-    return recordings, left_out
+    slower: dict[str, float] = {}
+    for package in {peers[name].package for name in recordings} - {""}:
+        variants = {name: each for name, each in recordings.items() if peers[name].package == package}
+        if len(variants) > 1:
+            times = {name: each.median for name, each in replay_times(variants, CHOICE_REPLAYS).items()}
+            del times[min(times, key=lambda name: times[name])]
+            slower |= times
+    return Contest({name: each for name, each in recordings.items() if name not in slower}, slower, left_out)
 
 
 def _recorded(peer: Peer, sets: int) -> Recording:
@@ -79,9 +104,11 @@ def _recorded(peer: Peer, sets: int) -> Recording:
     return recorded([each.run for each in prepared])
 
 
-def all_times(constants: Mapping[str, float], timed: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds by name: those ``timed`` in this run, and the ``constants`` of peers that were not."""
-    families = [f"{_family(name)} " for name in timed]
+def all_times(
+    constants: Mapping[str, float], timed: Mapping[str, float], slower: Iterable[str] = ()
+) -> dict[str, float]:
+    """Microseconds by name: those ``timed`` in this run, and ``constants`` of peers neither timed nor ``slower``."""
+    families = [f"{_family(name)} " for name in (*timed, *slower)]
     kept = {
         name: us
         for name, us in constants.items()

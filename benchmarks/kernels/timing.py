@@ -52,14 +52,14 @@ def graph_times(contestants: Mapping[str, Calls]) -> dict[str, Spread]:
     return replay_times({name: recorded(calls) for name, calls in contestants.items()})
 
 
-def replay_times(recordings: Mapping[str, Recording]) -> dict[str, Spread]:
+def replay_times(recordings: Mapping[str, Recording], repeats: int = REPLAYS) -> dict[str, Spread]:
     """Microseconds of one call, by name: median and range over replays of a graph in which a contestant's calls take
     turns. So do the graphs: clocks and temperatures are the same for all.
 
     Nothing is allocated between replays.
     """
     replays = {name: partial(_milliseconds, each.graph.replay) for name, each in recordings.items()}
-    found = take_turns(replays, REPLAYS)
+    found = take_turns(replays, repeats)
     return {name: Spread.of(found[name], 1000.0 / each.length) for name, each in recordings.items()}
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the kernel benchmarks need torch")
 
 from benchmarks.kernels import case, peers
 from benchmarks.kernels.case import KernelCase, measured
-from benchmarks.kernels.peers import TOLERANCE, Peer, all_times, package_peers, recorded_peers
+from benchmarks.kernels.peers import TOLERANCE, Peer, all_times, contest, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import Calls, Recording
 from benchmarks.measure import Spread
@@ -20,8 +20,8 @@ BYTES = 100_000_000  # nine sets of inputs
 OURS_US, PEER_US = 2.0, 3.0
 
 
-def _peer(error: float, sets: int | None = None) -> Peer:
-    return Peer(lambda: Prepared(lambda: None, lambda: error), sets=sets)
+def _peer(error: float, sets: int | None = None, package: str = "") -> Peer:
+    return Peer(lambda: Prepared(lambda: None, lambda: error), sets=sets, package=package)
 
 
 def _raises() -> Prepared:
@@ -40,14 +40,18 @@ def _recorded(calls: Calls) -> Recording:
 
 @pytest.fixture(autouse=True)
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings without graphs; ours takes OURS_US, every peer PEER_US."""
+    """Recordings without graphs; ours takes OURS_US, a peer PEER_US, or twice as long if it is named slow."""
 
-    def times(recordings: Mapping[str, Recording]) -> dict[str, Spread]:
-        return {name: Spread.of([PEER_US if name else OURS_US]) for name in recordings}
+    def times(recordings: Mapping[str, Recording], repeats: int = 1) -> dict[str, Spread]:
+        return {
+            name: Spread.of([(2 if "slow" in name else 1) * PEER_US if name else OURS_US] * repeats)
+            for name in recordings
+        }
 
     monkeypatch.setattr(peers, "recorded", _recorded)
     monkeypatch.setattr(case, "recorded", _recorded)
     monkeypatch.setattr(case, "replay_times", times)
+    monkeypatch.setattr(peers, "replay_times", times)
 
 
 def _row(timed: Mapping[str, Peer], constants: Mapping[str, float], goal: Callable[..., float] | float = 1.0) -> dict:
@@ -56,9 +60,9 @@ def _row(timed: Mapping[str, Peer], constants: Mapping[str, float], goal: Callab
 
 
 def test_a_right_peer_is_recorded_over_as_many_inputs_as_ours() -> None:
-    found, left_out = recorded_peers({"right": _peer(TOLERANCE), "few": _peer(0.0, sets=2)}, 9)
-    assert {name: len(recording.calls) for name, recording in found.items()} == {"right": 9, "few": 2}
-    assert not left_out
+    found = contest({"right": _peer(TOLERANCE), "few": _peer(0.0, sets=2)}, 9)
+    assert {name: len(recording.calls) for name, recording in found.recordings.items()} == {"right": 9, "few": 2}
+    assert not found.left_out and not found.slower
 
 
 @pytest.mark.parametrize(
@@ -71,8 +75,8 @@ def test_a_right_peer_is_recorded_over_as_many_inputs_as_ours() -> None:
     ],
 )
 def test_a_peer_that_is_wrong_or_raises_is_left_out_with_its_reason(peer: Peer, reason: str) -> None:
-    found, left_out = recorded_peers({"bad": peer, "right": _peer(0.0)}, 1)
-    assert list(found) == ["right"] and left_out == {"bad": reason}
+    found = contest({"bad": peer, "right": _peer(0.0)}, 1)
+    assert list(found.recordings) == ["right"] and found.left_out == {"bad": reason}
 
 
 def test_a_peer_that_cannot_be_recorded_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +84,15 @@ def test_a_peer_that_cannot_be_recorded_is_left_out(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(peers, "recorded", refused)
-    found, left_out = recorded_peers({"bad": _peer(0.0)}, 1)
-    assert not found and "capturing" in left_out["bad"]
+    found = contest({"bad": _peer(0.0)}, 1)
+    assert not found.recordings and "capturing" in found.left_out["bad"]
+
+
+def test_the_fastest_right_variant_of_a_package_takes_part() -> None:
+    variants = {"slow": _peer(0.0, package="a"), "fast": _peer(0.0, package="a"), "wrong": _peer(1.0, package="a")}
+    found = contest({**variants, "slow other": _peer(0.0, package="b"), "slow alone": _peer(0.0)}, 1)
+    assert list(found.recordings) == ["fast", "slow other", "slow alone"]
+    assert found.slower == {"slow": 2 * PEER_US} and list(found.left_out) == ["wrong"]
 
 
 def test_a_row_has_the_times_of_this_run_and_names_who_is_left_out() -> None:
@@ -89,6 +100,13 @@ def test_a_row_has_the_times_of_this_run_and_names_who_is_left_out() -> None:
     assert row["peers_us"] == {"odd 0.9": 4.0, "fast 2.1 (same run)": PEER_US}
     assert row["best_peer"] == "fast 2.1 (same run)" and row["speed_up"] == PEER_US / OURS_US
     assert list(row["peers_left_out"]) == ["odd 1.0 (same run)"]
+
+
+def test_a_row_names_slower_variants_whose_constants_give_way() -> None:
+    timed = {"a 2 slow (same run)": _peer(0.0, package="a"), "a 2 fast (same run)": _peer(0.0, package="a")}
+    row = _row(timed, {"a 1 slow": 1.0})
+    assert row["peers_us"] == {"a 2 fast (same run)": PEER_US}
+    assert row["peers_slower_us"] == {"a 2 slow (same run)": 2 * PEER_US}
 
 
 def test_a_row_without_a_peer_in_the_run_has_the_constants() -> None:
