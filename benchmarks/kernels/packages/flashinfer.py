@@ -70,7 +70,9 @@ def paged_decode(query: Tensor, pools: Tensor, table: Tensor, tensor_cores: bool
 
     (rows, blocks), (block, kv_heads, dim) = table.shape, pools.shape[2:]
     backend = "fa2" if tensor_cores else "auto"
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(_workspace(), use_tensor_cores=tensor_cores, backend=backend)
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(
+        _workspace("paged_decode"), use_tensor_cores=tensor_cores, backend=backend
+    )
     bounds = torch.arange(rows + 1, dtype=torch.int32, device=table.device) * blocks
     last_block = torch.full((rows,), block, dtype=torch.int32, device=table.device)
     wrapper.plan(
@@ -97,7 +99,7 @@ def xqa_decode(query: Tensor, pools: Tensor, table: Tensor) -> Callable[[], Tens
         xqa_batch_decode_with_kv_cache,
         query,
         (pools[0], pools[1]),
-        _workspace(),
+        _workspace("xqa_decode"),
         table,
         lengths,
         tokens,
@@ -107,6 +109,6 @@ def xqa_decode(query: Tensor, pools: Tensor, table: Tensor) -> Callable[[], Tens
 
 
 @cache
-def _workspace() -> Tensor:
-    """Zeros, as both users need at first; calls on one stream can share it."""
+def _workspace(user: str) -> Tensor:
+    """Zeros at first. Calls on one stream share it, but only those of one user: XQA's kernel keeps counters there."""
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
