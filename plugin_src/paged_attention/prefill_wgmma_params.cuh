@@ -1,5 +1,5 @@
-// What prefill_wgmma.cu is given, and prefill_convert.cu before it or prefill_mma.cu: the call, and where keys and values of e4m3 lie
-// that were converted once for all tiles. For the macros of both.
+// What prefill_wgmma.cu is given, and prefill_convert.cu before it or prefill_mma.cu: the call, and where keys and
+// values of e4m3 lie that were converted once for all tiles. For the macros of both.
 #pragma once
 
 #include "common/tensor_map.cuh"
