@@ -67,7 +67,7 @@ def test_larger_calls_and_groups_are_a_convolution_and_a_gated_update(change):
     "change, scans, access",
     [({}, ["wgmma"], 8), ({"device": ORIN}, ["mma"], 2), ({"dtype": F32}, ["mma"], 2), ({"gap": 4}, ["wgmma"], 4),
      ({"gap": 3}, ["mma"], 1), ({"rows": 1, "heads": 8, "time": 4096}, ["segments", "segments"], 8),
-     ({"rows": 1, "heads": 8, "time": 4096, "device": ORIN}, ["mma", "mma"], 2)],
+     ({"rows": 1, "heads": 8, "time": 4096, "device": ORIN}, ["registers", "registers"], 2)],
     ids=str,
 )  # fmt: skip
 def test_several_tokens_are_a_convolution_and_a_gated_scan(change, scans, access):

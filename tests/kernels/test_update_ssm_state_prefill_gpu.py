@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from hybridge.trt_plugins.kernels.call import DeviceTraits, PackedRows
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, Memory, PackedRows, PointerSource
 from hybridge.trt_plugins.kernels.device import KernelDevice
+from hybridge.trt_plugins.kernels.ops import update_ssm_state_prefill_registers
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefill
 from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
-from tests.support.kernel_calls import op_call, run_plan
+from tests.support.kernel_calls import layout_of, op_call, run_plan
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +29,8 @@ NAN = float("nan")
 class Case:
     """gap: elements between the tokens of x, B, C and dt, which are then slices of one wider tensor.
 
-    decay: A is drawn between -decay and 0. portable: planned as for a GPU without Hopper's instructions.
+    decay: A is drawn between -decay and 0. portable: planned as for a GPU without Hopper's instructions. registers:
+    with states in registers there, also where rows are short.
     """
 
     rows: int = 2
@@ -45,6 +48,7 @@ class Case:
     limits: tuple[float, float] = (0.0, math.inf)
     decay: float = 8.0
     portable: bool = False
+    registers: bool = False
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
@@ -92,13 +96,25 @@ def inputs_of(case: Case, seed: int = 0) -> list[torch.Tensor]:
     ]
 
 
+def plan_of(
+    case: Case,
+    inputs: Sequence[torch.Tensor | None],
+    outputs: Sequence[torch.Tensor],
+    rows: PackedRows | None = None,
+    gate: torch.Tensor | None = None,
+) -> CallPlan:
+    call = op_call("update_ssm_state", inputs, outputs, case.attributes, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update_ssm_state_prefill_registers, "_LEAST_TIME", 1 if case.registers else 1 << 20)
+        return plan_prefill(call, case.traits, None if gate is None else layout_of(gate))
+
+
 def run(case: Case, inputs: list[torch.Tensor], in_place: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = list(inputs)
     y = torch.full(inputs[0].shape, NAN, dtype=case.dtype, device="cuda")
     state = inputs[7] = inputs[7].clone()
     state_out = state if in_place else torch.full_like(state, NAN)
-    plan = plan_prefill(op_call("update_ssm_state", inputs, [y, state_out], case.attributes), case.traits)
-    run_plan(plan, inputs, [y, state_out])
+    run_plan(plan_of(case, inputs, [y, state_out]), inputs, [y, state_out])
     return y, state_out
 
 
@@ -131,18 +147,19 @@ def check(case: Case, in_place: bool = False) -> None:
 
 
 BASE = Case()
-# Hopper's kernel and the portable one in 16 bits, the portable one in float.
-BASES = [BASE, replace(BASE, portable=True), replace(BASE, dtype=F32)]
+PORTABLE = replace(BASE, portable=True)
+# Hopper's kernel and the two portable ones in 16 bits, the portable one in float.
+BASES = [BASE, PORTABLE, replace(PORTABLE, registers=True), replace(BASE, dtype=F32)]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("portable", [False, True])
-def test_types(dtype, narrow, in_place, portable):
+@pytest.mark.parametrize("base", BASES[:3], ids=str)
+def test_types(dtype, narrow, in_place, base):
     types = {"state": dtype, "scalars": dtype} if narrow else {}
-    check(replace(BASE, dtype=dtype, portable=portable, **types), in_place)
+    check(replace(base, dtype=dtype, **types), in_place)
 
 
 @kernels
@@ -216,6 +233,25 @@ def test_strong_decay_next_to_almost_none(base):
     assert error(state, expected_state) <= TOLERANCE[case.dtype]
 
 
+@pytest.mark.parametrize("shift", [0, 2, 1])
+@pytest.mark.parametrize("base", BASES[:3], ids=str)
+@pytest.mark.parametrize("time", [200, 4096])
+def test_gates(time, base, shift):
+    """y is rounded and then multiplied by SiLU of a gate, whose tokens begin at `shift` elements."""
+    case = replace(base, rows=1, time=time, heads=4)
+    inputs = inputs_of(case)
+    gate = torch.randn(1, time, 4 * 64 + 2 * shift, device="cuda").to(case.dtype)[..., shift : shift + 4 * 64]
+    y, state = torch.full_like(inputs[0], NAN), torch.full_like(inputs[7], NAN)
+    plan = plan_of(case, inputs, [y, state], gate=gate)
+    pointer = {"gate": PointerSource(Memory.INPUT, len(inputs))}
+    gated = tuple(replace(launch, pointers={**launch.pointers, **pointer}) for launch in plan.launches)
+    run_plan(replace(plan, launches=gated), [*inputs, gate], [y, state])
+    expected, expected_state = reference(case, inputs)
+    expected = expected * torch.nn.functional.silu(gate.double()).unflatten(-1, (4, 64))
+    assert error(y, expected) <= 1.5 * TOLERANCE[case.dtype]
+    assert error(state, expected_state) <= TOLERANCE[case.dtype]
+
+
 def packed_inputs(inputs: list[torch.Tensor], lengths: tuple[int, ...], slots: list[int], pool_size: int):
     packed: list[torch.Tensor | None] = list(inputs)
     for index in (0, 2, 3, 5):
@@ -232,8 +268,7 @@ def packed_inputs(inputs: list[torch.Tensor], lengths: tuple[int, ...], slots: l
 def run_packed(case: Case, packed, starts, slots, state_out: torch.Tensor) -> torch.Tensor:
     y = torch.full(packed[0].shape, NAN, dtype=case.dtype, device="cuda")
     rows = PackedRows(len(slots), max(1, int(torch.diff(starts).max())))
-    call = op_call("update_ssm_state", packed, [y, state_out], case.attributes, rows)
-    run_plan(plan_prefill(call, case.traits), packed, [y, state_out], (starts, slots))
+    run_plan(plan_of(case, packed, [y, state_out], rows), packed, [y, state_out], (starts, slots))
     return y
 
 

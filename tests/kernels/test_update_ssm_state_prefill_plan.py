@@ -13,6 +13,7 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill import plan_prefi
 from tests.support.kernel_calls import H200, op_call
 
 ORIN = replace(H200, capability=(8, 7), multiprocessors=16, shared_bytes=166912)
+AMPERE = replace(H200, capability=(8, 0), shared_bytes=166912)
 ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)
 
 
@@ -52,15 +53,40 @@ def test_hopper_runs_16_bit_data_on_warpgroup_products():
 
 @pytest.mark.parametrize(
     "call, device",
-    [(prefill(), ORIN), (prefill(dtype=torch.float32), H200), (prefill(state_size=256), H200), (prefill(gap=4), H200)],
-    ids=["no Hopper", "float32", "large state", "unaligned"],
-)
+    [(prefill(time=383), ORIN), (prefill(dtype=torch.float32), ORIN), (prefill(state_size=256), H200),
+     (prefill(gap=4), H200)],
+    ids=["short rows", "float32", "large state", "unaligned"],
+)  # fmt: skip
 def test_everything_else_runs_on_the_portable_kernel(call, device):
     assert "prefill_mma" in plan_prefill(call, device).launches[0].source.file
 
 
+@pytest.mark.parametrize("device", [AMPERE, ADA, ORIN], ids=["Ampere", "Ada", "Orin"])
+@pytest.mark.parametrize("head_dim, columns", [(64, 64), (128, 64), (80, 48), (8, 16)])
+def test_before_hopper_states_of_16_bit_data_stay_in_registers(head_dim, columns, device):
+    (launch,) = plan_prefill(prefill(rows=16, head_dim=head_dim), device).launches
+    assert "prefill_registers" in launch.source.file
+    assert dict(launch.source.defines)["SLICE"] == str(columns)
+    assert launch.block == (128 + 2 * columns, 1, 1) and launch.shared_bytes <= device.shared_bytes
+    assert launch.grid == (128 * -(-head_dim // 64), 16, 1)
+
+
+@pytest.mark.parametrize(
+    "heads, device, segments",
+    [(48, AMPERE, 5), (88, AMPERE, 3), (89, AMPERE, 1), (1, AMPERE, 8), (42, ADA, 3), (43, ADA, 1)],
+    ids=str,
+)
+def test_states_in_registers_are_cut_into_at_least_three_segments(heads, device, segments):
+    """Two blocks run on a multiprocessor of 163 KiB, one of 99."""
+    plan = plan_prefill(prefill(heads=heads, groups=1, time=4096), device)
+    assert len(plan.launches) == (1 if segments == 1 else 2)
+    assert plan.launches[-1].grid == (heads, 1, segments)
+    places = device.multiprocessors * (2 if device is AMPERE else 1)
+    assert plan.workspace_bytes == (0 if segments == 1 else 4 * places * (64 * 128 + 1))
+
+
 def test_elements_are_loaded_one_by_one_where_rows_are_not_aligned():
-    assert defines(plan_prefill(prefill(gap=8), ORIN))["ALIGNED"] == "1"
+    assert defines(plan_prefill(prefill(time=200, gap=8), ORIN))["ALIGNED"] == "1"
     assert defines(plan_prefill(prefill(gap=4), ORIN))["ALIGNED"] == "0"
 
 
@@ -82,7 +108,7 @@ def test_few_long_rows_are_cut_into_segments(device):
 
 @pytest.mark.parametrize("heads, launches", [(48, 2), (64, 2), (65, 1), (128, 1)])
 def test_blocks_of_eight_warps_take_a_second_pass_only_on_a_half_empty_device(heads, launches):
-    assert len(plan_prefill(prefill(heads=heads, groups=1, time=4096), ADA).launches) == launches
+    assert len(plan_prefill(prefill(heads=heads, groups=1, time=4096, gap=4), ADA).launches) == launches
 
 
 @pytest.mark.parametrize(
@@ -91,7 +117,7 @@ def test_blocks_of_eight_warps_take_a_second_pass_only_on_a_half_empty_device(he
     ids=str,
 )
 def test_slices_of_16_bits_wider_than_16_columns_take_eight_warps(head_dim, dtype, warps):
-    (launch,) = plan_prefill(prefill(rows=64, head_dim=head_dim, dtype=dtype), ADA).launches
+    (launch,) = plan_prefill(prefill(rows=64, time=200, head_dim=head_dim, dtype=dtype), ADA).launches
     assert launch.block == (32 * warps, 1, 1)
 
 
@@ -152,4 +178,4 @@ def test_hopper_cuts_rows_only_where_several_segments_of_pairs_fit(rows, heads, 
 
 def test_sources_cover_every_kernel_and_every_type():
     files = {(source.file, dict(source.defines)["DATA_T"]) for source in prefill_sources()}
-    assert len(files) == 7
+    assert len(files) == 9

@@ -12,6 +12,11 @@ from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import Scan
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_mma import mma_sources, plan_mma
+from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_registers import (
+    plan_registers,
+    registers_sources,
+    takes_registers,
+)
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_wgmma import plan_wgmma, takes, wgmma_sources
 from hybridge.trt_plugins.kernels.source import KernelSource
 
@@ -26,10 +31,13 @@ def plan_prefill(call: OpCall, device: DeviceTraits, gate: TensorLayout | None =
     than 65,535 rows.
     """
     scan = Scan.of(call, gate)
-    return plan_wgmma(scan, device) if call.variant != MMA and takes(scan, device) else plan_mma(scan, device)
+    if call.variant != MMA and takes(scan, device):
+        return plan_wgmma(scan, device)
+    return plan_registers(scan, device) if takes_registers(scan, device) else plan_mma(scan, device)
 
 
 def prefill_sources() -> Iterator[KernelSource]:
     """A representative set of the variants that ``plan_prefill`` chooses from."""
     yield from mma_sources()
+    yield from registers_sources()
     yield from wgmma_sources()

@@ -6,6 +6,7 @@ import ctypes
 import math
 from dataclasses import dataclass
 
+from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import OpCall
 from hybridge.trt_plugins.kernels.layout import TensorLayout
@@ -101,3 +102,10 @@ def blocks_of(size: int, of: int) -> int:
 
 def round_up(value: int, multiple: int) -> int:
     return blocks_of(value, multiple) * multiple
+
+
+def tile_pitch(columns: int, dtype: DType) -> int:
+    """Elements from row to row of a tile: TileLayout::PITCH in common/mma.cuh."""
+    unit = 16 // dtype.itemsize
+    units = columns // unit
+    return (units if units % 8 == 0 or units % 2 else units + 1) * unit

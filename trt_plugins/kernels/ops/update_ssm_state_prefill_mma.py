@@ -19,6 +19,7 @@ from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     blocks_of,
     kernel_params,
     round_up,
+    tile_pitch,
 )
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
@@ -104,11 +105,11 @@ class _Variant:
     @property
     def shared_bytes(self) -> int:
         """Size of PrefillShared in prefill_tiles.cuh."""
-        wide = _pitch(round_up(self.state_size, 16), self.dtype) * self.dtype.itemsize
-        narrow = _pitch(self.slice, self.dtype) * self.dtype.itemsize
+        wide = tile_pitch(round_up(self.state_size, 16), self.dtype) * self.dtype.itemsize
+        narrow = tile_pitch(self.slice, self.dtype) * self.dtype.itemsize
         stage = self.chunk * (wide + narrow)
         state = round_up(self.state_size, 16) * narrow
-        weights = 128 if self.parts == 1 else self.chunk * _pitch(self.chunk, self.dtype) * self.dtype.itemsize
+        weights = 128 if self.parts == 1 else self.chunk * tile_pitch(self.chunk, self.dtype) * self.dtype.itemsize
         decay = 4 * (4 * self.chunk + 4)
         scalars = 80 if self.gate_access else 72
         stages = self.stages * round_up(stage, 128)
@@ -203,10 +204,3 @@ def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device
         variant.shared_bytes,
         overlap=device.is_hopper_or_later,
     )
-
-
-def _pitch(columns: int, dtype: DType) -> int:
-    """Elements from row to row of a tile: TileLayout::PITCH in common/mma.cuh."""
-    unit = 16 // dtype.itemsize
-    units = columns // unit
-    return (units if units % 8 == 0 or units % 2 else units + 1) * unit
