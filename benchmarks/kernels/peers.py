@@ -81,7 +81,7 @@ def contest(peers: Mapping[str, Peer], sets: int) -> Contest:
         try:
             recordings[name] = _recorded(peer, peer.sets or sets)
         except Exception as error:
-            left_out[name] = f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST_REASON]
+            left_out[name] = _reason(error)
     slower: dict[str, float] = {}
     for package in {peers[name].package for name in recordings} - {""}:
         variants = {name: each for name, each in recordings.items() if peers[name].package == package}
@@ -102,6 +102,12 @@ def _recorded(peer: Peer, sets: int) -> Recording:
         raise WrongResultError(f"error {error:.3g} (at most {peer.tolerance:.3g})")
     prepared = [first, *(peer.prepare() for _ in range(sets - 1))]
     return recorded([each.run for each in prepared])
+
+
+def _reason(error: Exception) -> str:
+    """One line, without the folders of files, which differ from machine to machine."""
+    line = f"{type(error).__name__}: {error}".splitlines()[0]
+    return re.sub(r"(?<!\w)/(?:[^\s/]+/)+", "", line)[:_LONGEST_REASON]
 
 
 def all_times(

@@ -25,7 +25,7 @@ def _peer(error: float, sets: int | None = None, package: str = "") -> Peer:
 
 
 def _raises() -> Prepared:
-    raise RuntimeError("no kernel image\nfor this GPU")
+    raise RuntimeError("/opt/peer/peer.cuh:7: no kernel image\nfor this GPU")
 
 
 def _raising_run() -> Prepared:
@@ -70,8 +70,8 @@ def test_a_right_peer_is_recorded_over_as_many_inputs_as_ours() -> None:
     [
         (_peer(0.2), "WrongResultError: error 0.2 (at most 0.01)"),
         (_peer(float("nan")), "WrongResultError: error nan (at most 0.01)"),
-        (Peer(_raises), "RuntimeError: no kernel image"),
-        (Peer(_raising_run), "RuntimeError: no kernel image"),
+        (Peer(_raises), "RuntimeError: peer.cuh:7: no kernel image"),
+        (Peer(_raising_run), "RuntimeError: peer.cuh:7: no kernel image"),
     ],
 )
 def test_a_peer_that_is_wrong_or_raises_is_left_out_with_its_reason(peer: Peer, reason: str) -> None:
