@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +89,7 @@ def _other_work(documents: Mapping[str, Document]) -> str:
     """The largest share of all documents; unknown where one lacks it."""
     shares = [document["machine"].get("other_work") for document in documents.values()]
     known = [share for share in shares if share is not None]
-    return f"at most {100 * max(known):.0f} %" if len(known) == len(shares) else "unknown"
+    return f"at most {math.ceil(100 * max(known))} %" if len(known) == len(shares) else "unknown"
 
 
 def _targets(documents: Mapping[str, Document]) -> str:
@@ -276,9 +277,10 @@ def _accelerated_generate(document: Document) -> str:
 
 
 def _kept_machine(document: Document) -> str:
+    """The processor with its family, because generations share a name; cores, commit and share of other work."""
     machine = document["machine"]
-    other = f"processor time taken by other work {100 * machine['other_work']:.0f} %"
-    processor = machine["cpu"].partition(" (family")[0]
+    processor = machine["cpu"].partition(" model ")[0].replace(" (family", ", family")
+    other = f"other work {100 * machine['other_work']:.0f} %"
     return f"{processor}, {machine['cores']} cores, commit `{document['commit']}`, {other}."
 
 

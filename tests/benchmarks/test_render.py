@@ -14,7 +14,7 @@ from tests.benchmarks.documents import all_documents
 
 SPREAD = {"median": 12.34, "min": 12.0, "max": 13.0}
 SIZES = {
-    "machine": {"cpu": "Some CPU (family 1)", "cores": 2, "other_work": 0.01},
+    "machine": {"cpu": "Some CPU (family 1 model 2, avx2)", "cores": 2, "other_work": 0.01},
     "commit": "abc",
     "results": {
         "Large": {
@@ -81,6 +81,12 @@ def test_commits_are_named_apart_where_they_differ() -> None:
     assert f"| commit | `abc`: {others}; `def`: `serving` |" in page(documents, {})
 
 
+def test_the_share_of_other_work_is_rounded_up() -> None:
+    documents = all_documents()
+    documents["export"]["machine"]["other_work"] = 0.0101
+    assert "| at most 2 % |" in page(documents, {})
+
+
 def test_every_kernel_page_is_in_the_index() -> None:
     docs = Path(__file__).resolve().parents[2] / "docs" / "explanation"
     index = (docs / "kernels.md").read_text(encoding="utf-8")
@@ -109,6 +115,7 @@ def test_a_kept_run_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert main() == 0
     text = capsys.readouterr().out
     assert "| Large (constructed) | 1098.6 | 12.3 | 12.3 | 900 | 60 | 12.3 (**missed**: at most 5) |" in text
+    assert "\nSome CPU, family 1, 2 cores, commit `abc`, other work 1 %.\n" in text
     no_run = NO_RUN.format("export_sizes")
     assert no_run in page(all_documents(), {}) and no_run not in text
 
