@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import Recording, recorded, replay_times
@@ -20,6 +20,7 @@ TOLERANCE = 1e-2  # data are 16-bit, and so is what some peers hand from one of 
 TUNED_PACKAGES = ("fla", "mamba_ssm")
 CHOICE_REPLAYS = 3
 _LONGEST_REASON = 200
+T = TypeVar("T")
 
 
 class WrongResultError(ValueError):
@@ -75,13 +76,7 @@ def contest(peers: Mapping[str, Peer], sets: int) -> Contest:
 
     A peer that raises is left out too: its package is not ours to mend.
     """
-    recordings: dict[str, Recording] = {}
-    left_out: dict[str, str] = {}
-    for name, peer in peers.items():
-        try:
-            recordings[name] = _recorded(peer, peer.sets or sets)
-        except Exception as error:
-            left_out[name] = _reason(error)
+    recordings, left_out = _of_each(peers, lambda peer: _recorded(peer, peer.sets or sets))
     slower: dict[str, float] = {}
     for package in {peers[name].package for name in recordings} - {""}:
         variants = {name: each for name, each in recordings.items() if peers[name].package == package}
@@ -92,7 +87,34 @@ def contest(peers: Mapping[str, Peer], sets: int) -> Contest:
     return Contest({name: each for name, each in recordings.items() if name not in slower}, slower, left_out)
 
 
+def refused(peers: Mapping[str, Peer]) -> dict[str, str]:
+    """Why peers would be left out of a contest, by name. The others' packages keep on disk what they compiled."""
+
+    def tried(peer: Peer) -> None:
+        _first(peer)
+
+    return _of_each(peers, tried)[1]
+
+
+def _of_each(peers: Mapping[str, Peer], use: Callable[[Peer], T]) -> tuple[dict[str, T], dict[str, str]]:
+    """What ``use`` returned, and why it raised an error, by the peer's name."""
+    found: dict[str, T] = {}
+    reasons: dict[str, str] = {}
+    for name, peer in peers.items():
+        try:
+            found[name] = use(peer)
+        except Exception as error:
+            reasons[name] = _reason(error)
+    return found, reasons
+
+
 def _recorded(peer: Peer, sets: int) -> Recording:
+    prepared = [_first(peer), *(peer.prepare() for _ in range(sets - 1))]
+    return recorded([each.run for each in prepared])
+
+
+def _first(peer: Peer) -> Prepared:
+    """The first set of inputs, with a right result."""
     first = peer.prepare()
     _tune_again()
     # The first call compiles, and tries variants, each of which updates a state in place: only later ones are checked.
@@ -100,8 +122,7 @@ def _recorded(peer: Peer, sets: int) -> Recording:
     error = first.error()
     if not error <= peer.tolerance:
         raise WrongResultError(f"error {error:.3g} (at most {peer.tolerance:.3g})")
-    prepared = [first, *(peer.prepare() for _ in range(sets - 1))]
-    return recorded([each.run for each in prepared])
+    return first
 
 
 def _reason(error: Exception) -> str:

@@ -23,19 +23,28 @@ class KernelSettings:
 
 
 def run(settings: KernelSettings) -> Report:
-    """Every row says whether its result is correct, and has a time only then. A missed target is a finding."""
+    """Every row says whether its result is correct, and has a time only then. A missed target is a finding.
+
+    An interrupt ends the run with the rows so far.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
-    device = device_json()
-    for name in settings.groups:
-        rows = groups[name] = []
-        module, function = GROUPS[name].split(":")
-        for case in getattr(importlib.import_module(f"benchmarks.kernels.{module}"), function)():
-            if settings.case in case.name:
-                rows.append(checked(case) if settings.check else measured(case))
-                print(_line(name, rows[-1]), file=sys.stderr, flush=True)
+    results: dict[str, Any] = {"device": device_json(), "groups": groups}
+    try:
+        for name in settings.groups:
+            _run_group(name, settings, groups.setdefault(name, []))
+    except KeyboardInterrupt:
+        results["interrupted"] = True
     wrong = sum(not row["correct"] for rows in groups.values() for row in rows)
     gate = Gate("rows with a wrong result", float(wrong), 0.0)
-    return Report((gate,), {"device": device, "groups": groups}, partial=True)
+    return Report((gate,), results, partial=True)
+
+
+def _run_group(name: str, settings: KernelSettings, rows: list[dict[str, Any]]) -> None:
+    module, function = GROUPS[name].split(":")
+    for case in getattr(importlib.import_module(f"benchmarks.kernels.{module}"), function)():
+        if settings.case in case.name:
+            rows.append(checked(case) if settings.check else measured(case))
+            print(_line(name, rows[-1]), file=sys.stderr, flush=True)
 
 
 def _line(group: str, row: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the kernel benchmarks need torch")
 
 from benchmarks.kernels import case, peers
-from benchmarks.kernels.case import KernelCase, measured
+from benchmarks.kernels.case import KernelCase, checked, measured
 from benchmarks.kernels.peers import TOLERANCE, Peer, all_times, contest, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import Calls, Recording
@@ -93,6 +93,13 @@ def test_the_fastest_right_variant_of_a_package_takes_part() -> None:
     found = contest({**variants, "slow other": _peer(0.0, package="b"), "slow alone": _peer(0.0)}, 1)
     assert list(found.recordings) == ["fast", "slow other", "slow alone"]
     assert found.slower == {"slow": 2 * PEER_US} and list(found.left_out) == ["wrong"]
+
+
+def test_a_check_runs_the_peers_too() -> None:
+    right = Prepared(lambda: None, lambda: 0.0)
+    timed = {"bad": _peer(0.2), "raising": Peer(_raising_run), "right": _peer(0.0)}
+    row = checked(KernelCase("", BYTES, 0.0, lambda: right, timed_peers=lambda: timed))
+    assert row["correct"] and list(row["peers_left_out"]) == ["bad", "raising"] and "us" not in row
 
 
 def test_a_row_has_the_times_of_this_run_and_names_who_is_left_out() -> None:
