@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gpu_check
 import pytest
-from gpu_stages.gpu_tests import BLOCK, collect, counted, dealt, gpu_test_files, shard_commands
+from gpu_stages.gpu_tests import BLOCK, Collection, collect, counted, dealt, gpu_test_files, shard_commands
 from gpu_stages.processes import Command, Outcome, run_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,18 @@ def test_what_takes_too_long_is_stopped_and_its_log_stays(tmp_path: Path) -> Non
     assert time.monotonic() - started < 30
     assert (tmp_path / "slow.log").read_text().startswith("began")
     assert not (tmp_path / "silent.json").exists() and not (tmp_path / "never.log").exists()
+
+
+def test_output_of_an_interrupted_command_stays_if_it_ends_by_itself(tmp_path: Path) -> None:
+    code = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('kept')"
+    (outcome,) = run_all([python(code, tmp_path, "kept", out=True)], limit=4)
+    assert outcome.code is None and (tmp_path / "kept.json").read_text() == "kept\n"
+
+
+def test_a_command_has_its_own_variables(tmp_path: Path) -> None:
+    command = Command((sys.executable, "-c", "import os; print(os.environ['A'])"), tmp_path / "a.log", None, {"A": "1"})
+    run_all([command], limit=30)
+    assert (tmp_path / "a.log").read_text() == "1\n"
 
 
 @pytest.mark.parametrize(("count", "shards"), [(1, 4), (100, 7), (3 * BLOCK, 3)])
@@ -118,6 +132,35 @@ def test_stages_and_limits_are_chosen(stages: dict[str, gpu_check.Stage], tmp_pa
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (["--until", "good"], ["good"]),
+        (["--from", "bad", "--until", "bad"], ["bad"]),
+        (["--until", "bad"], ["good", "bad"]),
+    ],
+)
+def test_a_run_may_have_some_of_the_stages(
+    options: list[str], names: list[str], stages: dict[str, gpu_check.Stage], tmp_path: Path
+) -> None:
+    gpu_check.main(["--out", str(tmp_path), *options])
+    assert list(summary(tmp_path)) == names
+
+
+def test_options_that_leave_no_stage_are_refused(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
+    for options in (["--from", "bad", "--until", "good"], ["--from", "bad", "--stage", "good"]):
+        with pytest.raises(SystemExit) as caught:
+            gpu_check.main(["--out", str(tmp_path), *options])
+        assert caught.value.code == 2
+
+
+def test_stages_share_the_seconds_of_the_run(stages: dict[str, gpu_check.Stage], tmp_path: Path) -> None:
+    gpu_check.main(["--out", str(tmp_path), "--until", "bad", "--seconds", "3"])
+    assert 2.0 < summary(tmp_path)["good"]["limit"] <= 3.0
+    assert gpu_check.main(["--out", str(tmp_path), "--seconds", "0"]) == 1
+    assert {stage["status"] for stage in summary(tmp_path).values()} == {"out of time"}
+
+
 def test_without_a_gpu_nothing_runs(
     stages: dict[str, gpu_check.Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,32 +169,99 @@ def test_without_a_gpu_nothing_runs(
     assert not (tmp_path / gpu_check.SUMMARY).exists()
 
 
-def test_kernel_documents_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(run: gpu_check.Run, name: str, kind: str, *options: str) -> Command:
-        group = options[-1]
-        if group == "failing":
-            return python("raise SystemExit(2)", run.folder, group, out=True)
-        results = {"device": {}, "groups": {group: [{"case": "a"}]}}
-        document = {"benchmark": "kernels", "settings": {}, "correct": group == "first", "results": results}
-        return python(f"print({json.dumps(json.dumps(document))})", run.folder, group, out=True)
+def _kernel_benchmarks(
+    monkeypatch: pytest.MonkeyPatch, groups: tuple[str, ...], result: Callable[[Sequence[str]], str]
+) -> list[Sequence[str]]:
+    """Put programs in place of the benchmarks of ``groups``, two a process, and return the groups of each that began.
+
+    result: from a process's groups, the code of its program.
+    """
+    begun: list[Sequence[str]] = []
+
+    def command(run: gpu_check.Run, name: str, kind: str, flag: str, *chosen: str) -> Command:
+        begun.append(chosen)
+        return python(result(chosen), run.folder, "-".join(chosen), out=True)
 
     monkeypatch.setattr(gpu_check, "_benchmark", command)
-    monkeypatch.setattr(gpu_check, "GROUPS", ("first", "failing", "second"))
+    monkeypatch.setattr(gpu_check, "GROUPS", groups)
+    monkeypatch.setattr(gpu_check, "GROUPS_OF_A_PROCESS", 2)
+    return begun
+
+
+def _document(groups: Sequence[str], correct: bool = True, **results: Any) -> str:
+    rows = {group: [{"case": "a"}] for group in groups}
+    results = {"device": {}, "groups": rows, **results}
+    document = {"benchmark": "kernels", "settings": {}, "correct": correct, "results": results}
+    return f"print({json.dumps(json.dumps(document))})"
+
+
+def test_kernel_documents_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = _kernel_benchmarks(monkeypatch, ("a", "b", "c"), lambda groups: _document(groups, "c" in groups))
+    assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "passed"
+    joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
+    assert begun == [("a", "b"), ("c",)]
+    assert list(joined["results"]["groups"]) == joined["settings"]["groups"] == ["a", "b", "c"]
+    assert not joined["correct"]
+
+
+def test_groups_of_a_process_that_failed_run_again_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(groups: Sequence[str]) -> str:
+        return "raise SystemExit(2)" if "failing" in groups else _document(groups)
+
+    begun = _kernel_benchmarks(monkeypatch, ("failing", "first", "second"), result)
     assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 60)["status"] == "failed"
     joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
-    assert set(joined["results"]["groups"]) == {"first", "second"} and not joined["correct"]
+    assert begun == [("failing", "first"), ("second",), ("failing",), ("first",)]
+    assert list(joined["results"]["groups"]) == ["first", "second"]
+
+
+def test_rows_of_an_interrupted_process_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(groups: Sequence[str]) -> str:
+        if "slow" not in groups:
+            return _document(groups)
+        return f"import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: {_document(['slow'], interrupted=True)}"
+
+    _kernel_benchmarks(monkeypatch, ("a", "b", "slow", "never"), result)
+    assert gpu_check.kernels(gpu_check.Run(tmp_path, 1), 8)["status"] == "out of time"
+    joined = json.loads((tmp_path / "kernels.json").read_text(encoding="utf-8"))
+    assert list(joined["results"]["groups"]) == ["a", "b", "slow"] and joined["results"]["interrupted"]
+
+
+def _never_run(seen: list[Command]) -> Callable[..., list[Outcome]]:
+    """In place of run_all: what it is given is added to ``seen``."""
+
+    def stopped(commands: Sequence[Command], *_: object) -> list[Outcome]:
+        seen.extend(commands)
+        return [Outcome(command, None, 0.0) for command in commands]
+
+    return stopped
+
+
+def test_only_benchmarks_get_the_folder_of_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Command] = []
+    monkeypatch.setattr(gpu_check, "run_all", _never_run(commands))
+    monkeypatch.setattr(gpu_check, "collect", lambda *_: Collection(("tests/a.py::test_x",)))
+    monkeypatch.setenv("PYTHONPATH", "before")
+    run = gpu_check.Run(tmp_path, 1, commit="0123abc", peers=tmp_path)
+    for stage in ("tests", "serving"):
+        gpu_check.STAGES[stage].work(run, 1.0)
+    tests, serving = commands
+    assert not tests.environment
+    assert serving.environment == {"PYTHONPATH": f"{tmp_path}{os.pathsep}before"}
+    assert " --commit 0123abc" in " ".join(serving.arguments)
 
 
 def test_every_benchmark_that_a_stage_runs_has_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.registry import ENTRIES
 
     commands: list[Command] = []
-    monkeypatch.setattr(gpu_check, "run_all", lambda found, *_: commands.extend(found) or [])
+    monkeypatch.setattr(gpu_check, "run_all", _never_run(commands))
     run = gpu_check.Run(tmp_path, 1, work=tmp_path)
     stages = [name for name in gpu_check.STAGES if name not in ("tests", *gpu_check.SANITIZERS)]
     for name in stages:
         gpu_check.STAGES[name].work(run, 1.0)
-    assert len(commands) == 2 * len(gpu_check.GROUPS) + len(stages) - 2
+    parts = -(-len(gpu_check.GROUPS) // gpu_check.GROUPS_OF_A_PROCESS)
+    assert len(commands) == len(gpu_check.GROUPS) + parts + len(stages) - 2
     for command in commands:
         _, _, module, name, *options = command.arguments
         assert module == "benchmarks" and name in ENTRIES and options[0] == "--json"

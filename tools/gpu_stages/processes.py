@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +20,14 @@ _GRACE_SECONDS = 5.0
 class Command:
     """arguments: run in the root of the checkout. log: takes standard error, and standard output where ``out`` is None.
 
-    out: a file that appears when the command has ended well or not, but was not stopped.
+    out: a file that appears when the command has ended by itself, well or not, also because it was interrupted.
+    environment: variables beside those of this process.
     """
 
     arguments: tuple[str, ...]
     log: Path
     out: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class _Process:
             stdin=subprocess.DEVNULL,
             stdout=self._output or self._log,
             stderr=self._log,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, **command.environment, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,
         )
 
@@ -101,7 +103,8 @@ class _Process:
         self._log.close()
         if self._output is not None and self._part is not None and self.command.out is not None:
             self._output.close()
-            if not self._stopped:
+            # The exit status of one that a signal ended is negative.
+            if self._process.returncode >= 0:
                 self._part.replace(self.command.out)
         code = None if self._stopped else self._process.returncode
         return Outcome(self.command, code, time.monotonic() - self._started)
