@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,17 @@ def test_output_of_an_interrupted_command_stays_if_it_ends_by_itself(tmp_path: P
     code = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('kept')"
     (outcome,) = run_all([python(code, tmp_path, "kept", out=True)], limit=4)
     assert outcome.code is None and (tmp_path / "kept.json").read_text() == "kept\n"
+
+
+def test_commands_of_a_background_process_can_be_interrupted(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+        run_all([python(code, tmp_path, "background", out=True)], limit=30)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "background.json").read_text() == "True\n"
 
 
 def test_a_command_has_its_own_variables(tmp_path: Path) -> None:

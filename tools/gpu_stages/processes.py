@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,15 +73,16 @@ class _Process:
         self._log = command.log.open("wb")
         self._part = command.out.with_suffix(".part") if command.out is not None else None
         self._output = self._part.open("wb") if self._part is not None else None
-        self._process = subprocess.Popen(
-            command.arguments,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output or self._log,
-            stderr=self._log,
-            env={**os.environ, **command.environment, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
-            start_new_session=True,
-        )
+        with _interrupts():
+            self._process = subprocess.Popen(
+                command.arguments,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output or self._log,
+                stderr=self._log,
+                env={**os.environ, **command.environment, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads)},
+                start_new_session=True,
+            )
 
     def ended(self, end: float) -> bool:
         """Whether the process has ended; stops it where ``end`` (of time.monotonic) has passed."""
@@ -108,3 +109,19 @@ class _Process:
                 self._part.replace(self.command.out)
         code = None if self._stopped else self._process.returncode
         return Outcome(self.command, code, time.monotonic() - self._started)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """Processes that start in this block can be interrupted.
+
+    Where a shell runs this one in the background, it ignores SIGINT, and what it starts would, too.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, before)
