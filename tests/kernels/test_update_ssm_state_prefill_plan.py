@@ -26,9 +26,10 @@ def prefill(
     state_size: int = 128,
     dtype: torch.dtype = torch.bfloat16,
     gap: int = 0,
+    state_gap: int = 0,
     packed: PackedRows | None = None,
 ) -> OpCall:
-    """A call on tensors without memory; ``gap`` elements lie between the tokens of x."""
+    """A call on tensors without memory; ``gap`` elements lie between the tokens of x, ``state_gap`` between states."""
     lead = (rows, time) if packed is None else (rows * time,)
 
     def data(*sizes: int) -> torch.Tensor:
@@ -36,7 +37,9 @@ def prefill(
 
     x = data(heads * head_dim + gap)[..., : heads * head_dim].unflatten(-1, (heads, head_dim))
     vector = torch.empty(heads, device="meta")
-    state = torch.empty(rows, heads, head_dim, state_size, device="meta")
+    numbers = heads * head_dim * state_size
+    state = torch.empty(rows, numbers + state_gap, device="meta")[:, :numbers]
+    state = state.unflatten(1, (heads, head_dim, state_size))
     projections = data(groups, state_size), data(groups, state_size)
     lengths = None if packed is not None else torch.empty(rows, dtype=torch.int32, device="meta")
     inputs = [x, vector, *projections, vector, data(heads), vector, state, lengths]
@@ -54,8 +57,9 @@ def test_hopper_runs_16_bit_data_on_warpgroup_products():
 @pytest.mark.parametrize(
     "call, device",
     [(prefill(time=383), ORIN), (prefill(dtype=torch.float32), ORIN), (prefill(state_size=256), H200),
-     (prefill(gap=4), H200)],
-    ids=["short rows", "float32", "large state", "unaligned"],
+     (prefill(gap=4), H200), (prefill(rows=2, state_gap=1), H200),
+     (prefill(rows=2, state_gap=1), ORIN)],
+    ids=["short rows", "float32", "large state", "unaligned", "odd states", "odd states before Hopper"],
 )  # fmt: skip
 def test_everything_else_runs_on_the_portable_kernel(call, device):
     assert "prefill_mma" in plan_prefill(call, device).launches[0].source.file

@@ -72,6 +72,14 @@ class Scan:
             for layout in layouts
         )
 
+    @property
+    def pairs_states(self) -> bool:
+        """Whether the states of every slot start at a multiple of two elements."""
+        return all(
+            access_bytes(layout, axes=1) >= 2 * layout.dtype.itemsize
+            for layout in (self.call.input("state"), self.call.outputs[1])
+        )
+
     def gate_access(self, most: int) -> int:
         """Elements, at most ``most``, of one access to the gate; 0 without one."""
         if self.gate is None:

@@ -35,7 +35,9 @@ _LEAST_SEGMENTS, _MOST_SEGMENTS = 3, 8
 def takes_registers(scan: Scan, device: DeviceTraits) -> bool:
     """Whether this kernel runs the call on the device."""
     data = scan.call.input("x").dtype
-    if data.itemsize != 2 or scan.state_size > _LARGEST_STATE or not scan.aligned or scan.time < _LEAST_TIME:
+    if data.itemsize != 2 or scan.state_size > _LARGEST_STATE or scan.time < _LEAST_TIME:
+        return False
+    if not (scan.aligned and scan.pairs_states):
         return False
     # Gates that are loaded one by one would take more registers than there are.
     return scan.gate_access(2) != 1 and _variant(scan).shared_bytes <= device.shared_bytes

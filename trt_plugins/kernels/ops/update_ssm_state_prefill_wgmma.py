@@ -40,7 +40,7 @@ _MOST_SEGMENTS = 16
 def takes(scan: Scan, device: DeviceTraits) -> bool:
     """Whether this kernel runs the call on the device."""
     data = scan.call.input("x").dtype
-    fits = data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned
+    fits = data.itemsize == 2 and scan.state_size <= _LARGEST_STATE and scan.aligned and scan.pairs_states
     # Gates that are loaded one by one would take more registers than there are.
     return device.capability == HOPPER and fits and scan.gate_access(_UNIT) != 1
 
