@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -58,8 +58,8 @@ def accept_token(source: AllowedTokens, token: int) -> None:
 
 def forked(source: AllowedTokens) -> AllowedTokens | None:
     """A copy of ``source``; None where it has no ``fork``, or that fails."""
-    fork = getattr(source, "fork", None)
-    if not callable(fork):
+    fork = method_of(source, "fork")
+    if fork is None:
         return None
     try:
         found: AllowedTokens = fork()
@@ -70,10 +70,19 @@ def forked(source: AllowedTokens) -> AllowedTokens | None:
 
 def prepare_mask(source: AllowedTokens) -> None:
     """Let ``source`` begin to compute its next mask, where it can."""
-    prepare = getattr(source, "prepare", None)
-    if callable(prepare):
+    prepare = method_of(source, "prepare")
+    if prepare is not None:
         with suppress(Exception):
             prepare()
+
+
+def method_of(source: object, name: str) -> Callable[..., Any] | None:
+    """The method ``name`` of ``source``; None where it has none, or looking it up fails."""
+    try:
+        found = getattr(source, name, None)
+    except Exception:
+        return None
+    return found if callable(found) else None
 
 
 def allowed_tokens_of(make: Callable[[], AllowedTokens]) -> AllowedTokens:
@@ -83,6 +92,6 @@ def allowed_tokens_of(make: Callable[[], AllowedTokens]) -> AllowedTokens:
     except Exception as error:
         raise RequestError(f"{_NAME}: expected a callable without arguments, found {described(error)}") from error
     for method in ("mask", "accept"):
-        if not callable(getattr(found, method, None)):
+        if method_of(found, method) is None:
             raise RequestError(f"{_NAME}: expected an object with `mask` and `accept`, found {type(found).__name__}")
     return found

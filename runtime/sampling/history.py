@@ -16,6 +16,7 @@ from hybridge.runtime.sampling.allowed_tokens import (
     allowed_tokens_of,
     checked_mask,
     forked,
+    method_of,
 )
 from hybridge.runtime.sampling.edits import LogitEdits, mask_of, only_allowed
 from hybridge.runtime.sampling.params import SamplingParams
@@ -76,8 +77,7 @@ class AnswerHistory:
         if self._changing is None and self._params.allowed_tokens is not None:
             with suppress(RequestError):
                 self._changing = allowed_tokens_of(self._params.allowed_tokens)
-        prepare = getattr(self._changing, "prepare", None)
-        return prepare if callable(prepare) else None
+        return method_of(self._changing, "prepare")
 
     def fork(self) -> AnswerHistory | None:
         """A copy that goes on by itself; None where ``params.allowed_tokens`` cannot be copied."""
@@ -112,7 +112,7 @@ class AnswerHistory:
 
     def coming_edits(self, vocab: int) -> LogitEdits | None:
         """``edits`` with a mask that is still being computed, until ``has_arrived``; None where that is not known."""
-        coming = getattr(self._changing, "coming", None)
+        coming = method_of(self._changing, "coming")
         if coming is None or not self.only_allows or self._params.allowed_token_ids is not None:
             return None
         try:

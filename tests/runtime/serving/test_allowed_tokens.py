@@ -129,6 +129,24 @@ def test_a_bad_mask_ends_its_own_request(
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("drafts", [None, SpeculationSettings(2, adaptive=False, shortest=1)], ids=["plain", "ngram"])
+def test_methods_that_cannot_be_looked_up_are_methods_that_there_are_not(
+    drafts: SpeculationSettings | None, ahead: bool
+) -> None:
+    """``fork``, ``prepare`` and ``coming`` may be left out."""
+
+    class Delegating(OtherThanLast):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyError(name)
+
+    loop, engine = toy_loop(ahead=ahead, speculation=drafts)
+    masked = loop.add(make_request([3, 4], NEW, allowed_tokens=Delegating))
+    plain = loop.add(make_request([7], NEW))
+    found = answers(run_all(loop))
+    assert found[masked, 0] == greedy(engine.config, [3, 4], NEW) and len(found[plain, 0]) == NEW
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("drafts", [None, SpeculationSettings(2, adaptive=False, shortest=1)], ids=["plain", "ngram"])
 def test_masks_are_read_after_a_step_is_launched(
     ahead: bool, drafts: SpeculationSettings | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
