@@ -40,6 +40,9 @@ class Scheduler:
         self._slot_copies: list[tuple[int, int]] = []
         self._forked: list[ScheduledSequence] = []
         self._builder: StepBuilder | None = None
+        # The plan of the step in progress, and that of a committed step whose tokens are not known.
+        self._plan: StepPlan | None = None
+        self._unread: StepPlan | None = None
         # The builder of the last committed step.
         self._last: StepBuilder | None = None
         self._awaiting: list[ScheduledSequence] = []
@@ -145,14 +148,14 @@ class Scheduler:
             repeated = last.repeated(self._step + 1, self._queues.version)
             if repeated is not None:
                 self._step += 1
-                self._builder = last
+                self._plan, self._builder = repeated, last
                 return repeated
         step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
         self._planner.fill(step, draft_tokens)
         self._step += 1
         plan = step.finish(self._step, self._slot_copies, self._forked)
         if plan is not None:
-            self._builder = step
+            self._plan, self._builder = plan, step
             self._slot_copies, self._forked = [], []
             if self._planner.repeats(step):
                 step.allow_repeats(plan, self._queues.version)
@@ -166,12 +169,12 @@ class Scheduler:
         self,
         plan: StepPlan,
         accepted: Mapping[int, int] = NONE_ACCEPTED,
-        awaited: Iterable[ScheduledSequence] = (),
+        awaited: Iterable[ScheduledSequence] | None = None,
     ) -> None:
         """The step has run: record its tokens, of the draft tokens the first ``accepted`` of each sequence.
 
-        awaited: sequences whose next token the step chooses, where it still runs. The next plan feeds these tokens as
-        if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
+        awaited: where it still runs, the sequences that go on with a token that it chooses. The next plan feeds these
+        tokens as if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
         """
         step = self._last = self._close()
         lost = step.lost() if step.cancelled else ()
@@ -191,7 +194,8 @@ class Scheduler:
             if sequence.pending < 0 or sequence in lost:
                 self.manager.set_exact(sequence.memory, False)
             self.finish(sequence)
-        for sequence in awaited:
+        self._unread = None if awaited is None else plan
+        for sequence in awaited or ():
             sequence.awaits_token = sequence.state is not State.FINISHED
             if sequence.awaits_token:
                 self._awaiting.append(sequence)
@@ -201,6 +205,7 @@ class Scheduler:
         for sequence in self._awaiting:
             sequence.awaits_token = False
         self._awaiting.clear()
+        self._unread = None
 
     def leave_out(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
         """``plan``, the step in progress, without the sequences ``ended``, whose memory it does not touch."""
@@ -249,6 +254,11 @@ class Scheduler:
             self.finish(sequence)
         self.manager.cache.clear()
         return died
+
+    def abandon(self) -> list[ScheduledSequence]:
+        """End and return the sequences of steps that an interrupt has left without ``commit``, ``fail`` or tokens."""
+        died = [] if self._builder is None or self._plan is None else self.fail(self._plan)
+        return died if self._unread is None else died + self.fail_committed(self._unread)
 
     def check_integrity(self) -> None:
         """PoolError unless every block, slot and host byte is owned by exactly the sequences that claim it."""

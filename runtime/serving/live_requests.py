@@ -124,6 +124,7 @@ class LiveRequests:
     ) -> None:
         """Give each sequence the token that the step sampled at its index, or its logits to choose one; on an error end
         its request. samplings: those of the step."""
+        self.make_pieces()  # where an interrupt has left any
         request_of, groups = self._request_of, self._groups
         others: list[tuple[ScheduledSequence, int]] = []
         for sequence, index in sampling:
@@ -278,8 +279,8 @@ class LiveRequests:
         return child
 
     def _finish(self, sequence: ScheduledSequence) -> None:
-        self._forget(sequence)
         self._scheduler.finish(sequence)
+        self._forget(sequence)
 
     def _forget(self, sequence: ScheduledSequence) -> None:
         self._request_of.pop(sequence, None)

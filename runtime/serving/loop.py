@@ -266,6 +266,8 @@ class ServingLoop:
     def _launch(self, arrivals: Callable[[], object] | None, planned: NextStep | None = None) -> None:
         """Launch a step, if there is anything to do: ``planned``, or one that is planned now."""
         began, choice = time.perf_counter(), self._choice
+        if planned is None:
+            self._failures.end_interrupted()
         plan = self._plan(arrivals) if planned is None else self.scheduler.leave_out_finished(planned.plan)
         if plan is None:
             assert not self._requests, "there are requests, but nothing that could be planned"

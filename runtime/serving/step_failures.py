@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.scheduler import Scheduler, StepPlan
+from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
 from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
 from hybridge.runtime.serving.step_in_flight import NextStep
 
-_IN_STEP = "the engine failed in a step"
+_IN_STEP, _INTERRUPTED = "the engine failed in a step", "the step was interrupted"
 
 
 class StepFailures:
@@ -26,11 +26,7 @@ class StepFailures:
     def end_committed(self, plan: StepPlan, next_step: NextStep | None, error: BaseException) -> None:
         """As ``end``, for a step that was committed before it failed, and for the one after it."""
         reason = _reason(error, _IN_STEP)
-        died = [] if next_step is None else self._scheduler.fail(next_step.plan)
-        if next_step is not None and next_step.result is not None:
-            # Its result is not read, but it must end before another step begins.
-            with suppress(Exception):
-                next_step.result.best_tokens()
+        died = [] if next_step is None else self._fail_next(next_step)
         died += self._scheduler.fail_committed(plan)
         self._requests.died(died, reason)
         _pass_on(error)
@@ -50,16 +46,30 @@ class StepFailures:
                 self._scheduler.manager.set_exact(sequence.memory, False)
         reason = _reason(error, "a token could not be chosen")
         self._requests.end_with(self._requests.ids_of(sequences), reason)
-        if next_step is not None and not next_runs and not isinstance(error, Exception):
-            # It is not launched any more.
-            self._requests.died(self._scheduler.fail(next_step.plan), reason)
+        if next_step is not None and not next_runs and not (next_step.result is None and isinstance(error, Exception)):
+            # Nothing launches it any more, or reads it.
+            self._requests.died(self._fail_next(next_step), reason)
         _pass_on(error)
+
+    def end_interrupted(self) -> None:
+        """End the requests of steps that an interrupt between two statements has left to nobody."""
+        if died := self._scheduler.abandon():
+            self._requests.died(died, EngineError(_INTERRUPTED))
+
+    def _fail_next(self, next_step: NextStep) -> list[ScheduledSequence]:
+        """The sequences of a step that fails with the one before it."""
+        died = self._scheduler.fail(next_step.plan)
+        if next_step.result is not None:
+            # Its result is not read, but it must end before another step begins.
+            with suppress(Exception):
+                next_step.result.best_tokens()
+        return died
 
 
 def _reason(error: BaseException, what: str) -> EngineError:
     if isinstance(error, Exception):
         return engine_error(error, what)
-    return EngineError("the step was interrupted")
+    return EngineError(_INTERRUPTED)
 
 
 def _pass_on(error: BaseException) -> None:

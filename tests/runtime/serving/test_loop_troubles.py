@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import count
+from typing import Any
+
 import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.generation import GeneratedSequence
 from hybridge.runtime.scheduler import Fcfs, Priority
+from hybridge.runtime.serving import loop as loop_module
+from hybridge.runtime.serving.live_requests import LiveRequests
+from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output
+from hybridge.runtime.serving.step_in_flight import StepInFlight
 from hybridge.runtime.serving.worker import ServingWorker
 from tests.runtime.serving.beams_alone import beams_alone
 from tests.runtime.serving.test_prefix_cache import poison
@@ -237,3 +245,45 @@ def test_a_request_for_which_there_is_no_room_any_more_ends_alone(monkeypatch) -
     worker.close()
     assert isinstance(refused[0].error, EngineError) and "no room" in str(refused[0].error)
     assert list(answers(outputs).values()) == [tuple(toy_greedy(engine.config, [2], 3))]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [
+        (loop_module, "sampled_rows"),
+        (ServingLoop, "_choose"),
+        (ServingLoop, "_settle"),
+        (ServingLoop, "_follow"),
+        (StepInFlight, "__init__"),
+        (LiveRequests, "make_pieces"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("at", range(1, 10))
+def test_a_loop_goes_on_after_an_error_between_two_parts_of_a_step(
+    owner: object, part: str, at: int, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step in progress and one planned behind it end with their requests, or go on."""
+    loop, engine = ahead_loop(max_rows=3)
+    original, calls = getattr(owner, part), count(1)
+
+    def failing(*given: Any, **named: Any) -> Any:
+        if next(calls) == at:
+            raise kind
+        return original(*given, **named)
+
+    lengths = {loop.add(make_request([index], new)): new for index, new in enumerate((4, 9, 6, 5))}
+    outputs = list[Output]()
+    with monkeypatch.context() as patch, contextlib.suppress(kind):
+        patch.setattr(owner, part, failing)
+        while loop.busy:
+            outputs += loop.step()
+    poison(loop, engine)
+    outputs += run_all(loop)
+    found, errors = answers(outputs), {output.request_id for output in outputs if output.error}
+    assert found == {(id_, 0): tuple(toy_greedy(engine.config, [id_], lengths[id_])) for id_ in lengths.keys() - errors}
+    manager = loop.scheduler.manager
+    assert manager.pool.available == manager.pool.num_blocks and not manager.slots.used
+    again = loop.add(make_request([7], 5))
+    assert answers(run_all(loop)) == {(again, 0): tuple(toy_greedy(engine.config, [7], 5))}
