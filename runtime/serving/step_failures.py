@@ -52,7 +52,7 @@ class StepFailures:
         _pass_on(error)
 
     def end_interrupted(self) -> None:
-        """End the requests of steps that an interrupt between two statements has left to nobody."""
+        """End the requests of steps that an interrupt between two statements has left unfinished."""
         if died := self._scheduler.abandon():
             self._requests.died(died, EngineError(_INTERRUPTED))
 
