@@ -119,7 +119,8 @@ class AheadToyEngine(ToyPagedEngine):
         return True
 
     def choose(self, result: StepResult, samplings: Mapping[int, TokenSampling]) -> StepResult:
-        assert isinstance(result, LateResult) and result is self.pending and result.chosen is None
+        # Work that was enqueued since, such as copies of slots, comes behind the choice too.
+        assert isinstance(result, LateResult) and self.pending in (None, result) and result.chosen is None
         result.chosen = samplings
         return result
 
