@@ -1,4 +1,4 @@
-"""What a run that was stopped left is used only where it is whole and nobody else can have changed it."""
+"""What a run that was stopped left is used only where it is whole and no other user can have changed it."""
 
 from __future__ import annotations
 
