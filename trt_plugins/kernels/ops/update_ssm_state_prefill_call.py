@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import OpCall
+from hybridge.trt_plugins.kernels.call import Memory, OpCall, PointerSource
 from hybridge.trt_plugins.kernels.layout import TensorLayout
 from hybridge.trt_plugins.kernels.ops.decode_tile import access_bytes
 from hybridge.trt_plugins.kernels.ops.rows import row_and_token_stride
+from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
 from hybridge.trt_plugins.kernels.structs import struct_type
 
 CHUNK = 64
@@ -85,6 +86,42 @@ class Scan:
         if self.gate is None:
             return 0
         return math.gcd(access_bytes(self.gate, axes=len(self.gate.shape) - 1) // self.gate.dtype.itemsize, most)
+
+
+@dataclass(frozen=True)
+class ScanVariant:
+    """The types and sizes that every chunked kernel is compiled for."""
+
+    dtype: DType
+    state: DType
+    D: DType
+    bias: DType
+    head_dim: int
+    state_size: int
+
+    def defines(self) -> dict[str, object]:
+        """Their macros."""
+        return {
+            "DATA_T": self.dtype,
+            "STATE_T": self.state,
+            "D_T": self.D,
+            "BIAS_T": self.bias,
+            "HEAD_DIM": self.head_dim,
+            "STATE_SIZE": self.state_size,
+        }
+
+
+def passes_of(segments: int) -> tuple[int, ...]:
+    """The launches, as passes, of rows that are cut into so many segments."""
+    return (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
+
+
+def scan_pointers(scan: Scan, which: int) -> dict[str, PointerSource]:
+    """What the pointers of PrefillParams point to in the pass ``which``."""
+    pointers = state_space_pointers(scan.call)
+    if which != WHOLE:
+        pointers["scratch"] = PointerSource(Memory.WORKSPACE)
+    return pointers
 
 
 def kernel_params(scan: Scan, file: str, segments: int) -> ctypes.Structure:

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
     STATES,
     WHOLE,
     Scan,
+    ScanVariant,
     blocks_of,
     kernel_params,
+    passes_of,
     round_up,
+    scan_pointers,
     tile_pitch,
 )
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
@@ -45,8 +47,7 @@ def plan_mma(scan: Scan, device: DeviceTraits) -> CallPlan:
     """
     variant = _mma_variant(scan, device)
     segments = _segments(scan, variant, device)
-    passes = (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
-    launches = tuple(_mma_launch(scan, variant, which, segments, device) for which in passes)
+    launches = tuple(_mma_launch(scan, variant, which, segments, device) for which in passes_of(segments))
     return CallPlan(launches, _scratch_bytes(scan, variant, segments), launches[-1].source.label)
 
 
@@ -68,15 +69,9 @@ def mma_sources() -> Iterator[KernelSource]:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _Variant(ScanVariant):
     """The choices behind the macros of prefill_mma.cu."""
 
-    dtype: DType
-    state: DType
-    D: DType
-    bias: DType
-    head_dim: int
-    state_size: int
     slice: int
     parts: int
     stages: int
@@ -118,12 +113,7 @@ class _Variant:
     def source(self, which: int) -> KernelSource:
         defines = {
             "CHUNK_TOKENS": self.chunk,
-            "DATA_T": self.dtype,
-            "STATE_T": self.state,
-            "D_T": self.D,
-            "BIAS_T": self.bias,
-            "HEAD_DIM": self.head_dim,
-            "STATE_SIZE": self.state_size,
+            **self.defines(),
             "SLICE": self.slice,
             "PARTS": self.parts,
             "STAGES": self.stages,
@@ -192,15 +182,12 @@ def _scratch_bytes(scan: Scan, variant: _Variant, segments: int) -> int:
 
 def _mma_launch(scan: Scan, variant: _Variant, which: int, segments: int, device: DeviceTraits) -> KernelLaunch:
     source = variant.source(which)
-    pointers = state_space_pointers(scan.call)
-    if which != WHOLE:
-        pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     return KernelLaunch(
         source,
         (scan.heads * variant.slices, scan.rows, segments - 1 if which == STATES else segments),
         (32 * variant.warps, 1, 1),
         kernel_params(scan, source.file, segments),
-        pointers,
+        scan_pointers(scan, which),
         variant.shared_bytes,
         overlap=device.is_hopper_or_later,
     )

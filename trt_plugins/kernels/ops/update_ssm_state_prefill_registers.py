@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     OUTPUTS,
     STATES,
     WHOLE,
     Scan,
+    ScanVariant,
     blocks_of,
     kernel_params,
+    passes_of,
     round_up,
+    scan_pointers,
     tile_pitch,
 )
 from hybridge.trt_plugins.kernels.source import KernelSource
@@ -48,8 +50,7 @@ def plan_registers(scan: Scan, device: DeviceTraits) -> CallPlan:
     variant = _variant(scan)
     resident = _resident_blocks(variant, device)
     segments = _segments(scan, variant, resident)
-    passes = (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
-    launches = tuple(_launch(scan, variant, which, segments, device) for which in passes)
+    launches = tuple(_launch(scan, variant, which, segments, device) for which in passes_of(segments))
     # Of as many states as any call can have, as builders ask for the workspace of some calls of a range.
     floats = resident * (variant.slice * round_up(scan.state_size, 16) + 1)
     return CallPlan(launches, 0 if segments == 1 else 4 * floats, launches[-1].source.label)
@@ -69,15 +70,9 @@ def registers_sources() -> Iterator[KernelSource]:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _Variant(ScanVariant):
     """The choices behind the macros of prefill_registers.cu."""
 
-    dtype: DType
-    state: DType
-    D: DType
-    bias: DType
-    head_dim: int
-    state_size: int
     gate_access: int = 0
 
     @property
@@ -102,12 +97,7 @@ class _Variant:
     def source(self, which: int) -> KernelSource:
         defines = {
             "CHUNK_TOKENS": _CHUNK,
-            "DATA_T": self.dtype,
-            "STATE_T": self.state,
-            "D_T": self.D,
-            "BIAS_T": self.bias,
-            "HEAD_DIM": self.head_dim,
-            "STATE_SIZE": self.state_size,
+            **self.defines(),
             "SLICE": self.slice,
             "GATE_ACCESS": 0 if which == STATES else self.gate_access,
             "PASS": which,
@@ -134,16 +124,13 @@ def _segments(scan: Scan, variant: _Variant, resident: int) -> int:
 
 
 def _launch(scan: Scan, variant: _Variant, which: int, segments: int, device: DeviceTraits) -> KernelLaunch:
-    pointers = state_space_pointers(scan.call)
-    if which != WHOLE:
-        pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     source = variant.source(which)
     return KernelLaunch(
         source,
         (scan.heads * variant.slices, scan.rows, segments - 1 if which == STATES else segments),
         (_HELPERS + 32 * (variant.slice // _WIDTH), 1, 1),
         kernel_params(scan, source.file, segments),
-        pointers,
+        scan_pointers(scan, which),
         variant.shared_bytes,
         overlap=device.is_hopper_or_later,
     )

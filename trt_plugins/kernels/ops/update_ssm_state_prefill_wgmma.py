@@ -7,17 +7,19 @@ from dataclasses import dataclass, replace
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.architectures import HOPPER
-from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
-from hybridge.trt_plugins.kernels.ops.state_space import state_space_pointers
+from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch
 from hybridge.trt_plugins.kernels.ops.update_ssm_state_prefill_call import (
     CHUNK,
     OUTPUTS,
     STATES,
     WHOLE,
     Scan,
+    ScanVariant,
     blocks_of,
     kernel_params,
+    passes_of,
     round_up,
+    scan_pointers,
 )
 from hybridge.trt_plugins.kernels.source import KernelSource
 
@@ -48,8 +50,7 @@ def takes(scan: Scan, device: DeviceTraits) -> bool:
 def plan_wgmma(scan: Scan, device: DeviceTraits) -> CallPlan:
     """The launches of a call that ``takes`` accepts."""
     variant, segments = _choice(scan, device)
-    passes = (WHOLE,) if segments == 1 else (STATES, OUTPUTS)
-    launches = tuple(_launch(scan, variant, which, segments) for which in passes)
+    launches = tuple(_launch(scan, variant, which, segments) for which in passes_of(segments))
     floats = scan.rows * variant.pairs(scan) * _UNITS * segments * (variant.state_registers * 128 + 1)
     return CallPlan(launches, 0 if segments == 1 else 4 * floats, launches[-1].source.label)
 
@@ -89,15 +90,9 @@ def wgmma_sources() -> Iterator[KernelSource]:
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _Variant(ScanVariant):
     """The choices behind the macros of prefill_wgmma.cu."""
 
-    dtype: DType
-    state: DType
-    D: DType
-    bias: DType
-    head_dim: int
-    state_size: int
     slices: int
     gate_access: int = 0
 
@@ -123,12 +118,7 @@ class _Variant:
     def source(self, which: int) -> KernelSource:
         defines: dict[str, object] = {
             "CHUNK_TOKENS": CHUNK,
-            "DATA_T": self.dtype,
-            "STATE_T": self.state,
-            "D_T": self.D,
-            "BIAS_T": self.bias,
-            "HEAD_DIM": self.head_dim,
-            "STATE_SIZE": self.state_size,
+            **self.defines(),
             "SLICE": round_up(blocks_of(self.head_dim, self.slices), 8),
             "GATE_ACCESS": 0 if which == STATES else self.gate_access,
         }
@@ -138,9 +128,6 @@ class _Variant:
 
 
 def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelLaunch:
-    pointers = state_space_pointers(scan.call)
-    if which != WHOLE:
-        pointers["scratch"] = PointerSource(Memory.WORKSPACE)
     source = variant.source(which)
     return KernelLaunch(
         source,
@@ -151,7 +138,7 @@ def _launch(scan: Scan, variant: _Variant, which: int, segments: int) -> KernelL
         ),
         (_THREADS if which == WHOLE else _SEGMENTS_THREADS, 1, 1),
         kernel_params(scan, source.file, segments),
-        pointers,
+        scan_pointers(scan, which),
         variant.shared_bytes(which),
         overlap=True,
     )
