@@ -8,6 +8,8 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from benchmarks.kernels.packages.mamba_ssm import of_heads
+
 DISTRIBUTION, NAME = "flashinfer-python", "flashinfer"
 WORKSPACE_BYTES = 128 << 20
 
@@ -37,22 +39,8 @@ def state_update(
     """y and the state, which is updated in place; shapes as ``mamba_ssm.state_update``. D and dt_bias: like dt."""
     from flashinfer.mamba import selective_state_update
 
-    of_heads = (-1, *state.shape[2:])
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    call = partial(
-        selective_state_update,
-        state,
-        x,
-        dt[..., None].expand_as(x),
-        A[:, None, None].expand(of_heads),
-        B,
-        C,
-        D[:, None].expand(of_heads[:2]),
-        dt_bias=dt_bias[:, None].expand(of_heads[:2]),
-        dt_softplus=True,
-        out=y,
-        algorithm=algorithm,
-    )
+    call = of_heads(selective_state_update, x, A, B, C, D, dt, dt_bias, state, out=y, algorithm=algorithm)
 
     def run() -> tuple[Tensor, Tensor]:
         call()

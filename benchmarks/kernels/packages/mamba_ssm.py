@@ -21,21 +21,40 @@ def state_update(
     """
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
-    # One number for all channels of a head, by strides of 0: the kernel has a way of its own for these.
-    of_heads = (-1, *state.shape[2:])
-    call = partial(
-        selective_state_update,
+    call = of_heads(selective_state_update, x, A, B, C, D, dt, dt_bias, state)
+    return lambda: (call(), state)
+
+
+def of_heads(
+    update: Callable[..., Tensor],
+    x: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    **options: object,
+) -> Callable[[], Tensor]:
+    """``update`` with the arguments of selective_state_update, from tensors as in ``state_update``.
+
+    One number for all channels of a head, by strides of 0: kernels have a way of their own for these.
+    """
+    sizes = (-1, *state.shape[2:])
+    return partial(
+        update,
         state,
         x,
         dt[..., None].expand_as(x),
-        A[:, None, None].expand(of_heads),
+        A[:, None, None].expand(sizes),
         B,
         C,
-        D[:, None].expand(of_heads[:2]),
-        dt_bias=dt_bias[:, None].expand(of_heads[:2]),
+        D[:, None].expand(sizes[:2]),
+        dt_bias=dt_bias[:, None].expand(sizes[:2]),
         dt_softplus=True,
+        **options,
     )
-    return lambda: (call(), state)
 
 
 def chunk_scan(
