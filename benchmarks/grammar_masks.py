@@ -24,9 +24,10 @@ from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, serve
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
 from hybridge.runtime.engines.device_sampling import table_bytes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.packed_sampling import PackedSampling
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, SampledToken, SamplingParams, TokenSampling
 from hybridge.runtime.sandbox.grammar import vocabulary

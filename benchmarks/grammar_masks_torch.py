@@ -17,7 +17,8 @@ from benchmarks.measure import spreads, take_turns
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, serve
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import OrderedResult, StepResult
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.paged_result import TorchStepResult

@@ -10,7 +10,9 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
 from hybridge.artifact.layer_types import ATTENTION, MAMBA
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
+from hybridge.runtime.engines.step_limits import StepLimits
 
 
 class ModelFreeEngine(PagedEngine):

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.model_free_engine import ModelFreeEngine, hybrid_config
 from benchmarks.prefix_traces import Trace
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.loop import ServingLoop

@@ -20,7 +20,8 @@ from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, serve
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig, RecurrentLayerConfig
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.chained_steps import Feeding
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, Sampler, SamplingParams, TokenSampling
 from hybridge.runtime.serving.loop import ServingLoop

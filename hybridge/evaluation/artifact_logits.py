@@ -9,7 +9,8 @@ import numpy as np
 
 from hybridge.inspection.artifact import inspect_artifact
 from hybridge.runtime.engines.factory import EngineOptions
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.serving.open import open_engine
 
 _BLOCK_SIZE = 16

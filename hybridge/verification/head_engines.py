@@ -19,7 +19,8 @@ from hybridge.runtime.engines.hidden_rows import NOWHERE, ArrayRows
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.verification.head_states import HeadStates
 
 PORTABLE = "onnxruntime-portable"

@@ -10,7 +10,9 @@ import numpy as np
 from hybridge.artifact import names
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.kv_dtypes import E4M3_BYTES, e4m3_from_floats, filled_with, floats_from_e4m3
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.verification.long_windows import FILLED, FilledCaches
 from hybridge.verification.observation import InnerValues, Observation
 

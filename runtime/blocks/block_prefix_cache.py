@@ -16,7 +16,7 @@ from hybridge.runtime.blocks.needs import CacheNeeds
 from hybridge.runtime.blocks.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch
 from hybridge.runtime.blocks.sequence_memory import SequenceMemory
 from hybridge.runtime.blocks.slot_pool import SlotPool
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 Hasher = Callable[[int, bytes], int]
 

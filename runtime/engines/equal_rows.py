@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 
 class EqualRows:

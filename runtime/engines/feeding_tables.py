@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.device_sampling import ChosenTokens
-from hybridge.runtime.engines.paged import Feeding
 from hybridge.trt_plugins.kernels.fused.token_feeding import MOST_STOPS
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.kv_slots import kv_slots
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,7 +9,9 @@ import numpy as np
 
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
+from hybridge.runtime.engines.step_limits import StepLimits
 
 # Numbers that are looked at one by one.
 _FEW = 32

@@ -9,7 +9,7 @@ import numpy as np
 from hybridge.artifact.bindings import NUM_SLOTS, Binding
 from hybridge.runtime.engines.packed_rows import TYPES, PackedRows, packed_rows
 from hybridge.runtime.engines.packed_state import PackedState, is_packable
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 
 class PackedSlots:

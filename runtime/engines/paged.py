@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -17,98 +16,16 @@ import numpy as np
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.packed_rows import EXACT
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.packed_state import PackedState
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.rollback.modes import AUTO
+from hybridge.runtime.engines.step_limits import StepLimits
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
-
-
-@dataclass(frozen=True, eq=False)
-class PackedInputs:
-    """One step. All arrays are C-contiguous, belong to the caller and may change once the step has returned.
-
-    input_ids [tokens] int64        new tokens of row 0, then of row 1, ...
-    positions [tokens] int64        position of each new token in its sequence, from 0
-    query_start_loc [rows + 1] int32  row r has the tokens query_start_loc[r] to query_start_loc[r + 1] - 1, at least 1
-    seq_lens [rows] int32           tokens of each row in the cache after this step; 0: a padding row
-    block_table [rows, max_blocks] int32  block of positions i * block_size and on; -1: read by no token of the row
-    slot_mapping [tokens] int32     block * block_size + offset where each token's KV is stored, none twice; -1: nowhere
-    state_indices [rows] int32      slot of each row, none twice; -1: a padding row, or a model without recurrent states
-    logits_indices [m] int32        tokens of this step whose logits are wanted, ascending; m may be 0
-    checkpoints [n, 2] int32  tokens of this step, ascending, none the last of its row, and for each a slot that is no
-                              row's and receives the row's state after the token; None: no token
-    deferred [rows] bool     rows whose recurrent states this step leaves unchanged until ``advance``; None: no row
-
-    A deferred row has at most ``max_rollback_tokens`` tokens, and no checkpoint. Other engines than those with
-    ``takes_checkpoints`` refuse them.
-
-    After a step of rows with one token each, its object may be passed again, with other values in input_ids, positions,
-    seq_lens and slot_mapping: each row has the token that follows. An engine need not look at the others again.
-
-    A row whose first new token has position 0 starts from a slot that the caller has zeroed. Padding rows come last,
-    have one token each (id 0, position 0, slot_mapping -1) and one logits index each, and touch no pool.
-    """
-
-    input_ids: np.ndarray
-    positions: np.ndarray
-    query_start_loc: np.ndarray
-    seq_lens: np.ndarray
-    block_table: np.ndarray
-    slot_mapping: np.ndarray
-    state_indices: np.ndarray
-    logits_indices: np.ndarray
-    deferred: np.ndarray | None = None
-    checkpoints: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """num_blocks KV blocks of block_size tokens, and num_slots recurrent states (0 where the model has none).
-
-    num_packed: slots more for states in 8 bits, ``packed`` ("int8" or "fp8"): no step reads or writes these.
-    """
-
-    num_blocks: int
-    block_size: int
-    num_slots: int
-    num_packed: int = 0
-    packed: str = EXACT
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """The most new tokens and the most rows (padding included) of one step."""
-
-    max_tokens: int
-    max_rows: int
-
-
-@dataclass(frozen=True)
-class Feeding:
-    """How rows get the tokens of the step before.
-
-    stops: by row, the tokens that end it, and are not fed. samplings: as in ``PagedEngine.launch``. sources: by row,
-    the index of its token in logits_indices of the step before, -1: its tokens are in ``input_ids``; None: in order.
-    """
-
-    stops: Sequence[Collection[int]]
-    samplings: Mapping[int, TokenSampling]
-    sources: Sequence[int] | None = None
-
-
-@dataclass(frozen=True)
-class PreparedNext:
-    """The choice of a step's tokens and the launch of the step after it, made ready, with nothing enqueued yet.
-
-    choose: as ``PagedEngine.choose``; first, once the masks are known. launch: as ``PagedEngine.launch_next``, after
-    whose exceptions, too, the chosen tokens can be read. Each is called once at most.
-    """
-
-    choose: Callable[[], StepResult]
-    launch: Callable[[], StepResult]
 
 
 class PagedEngine(ABC):

@@ -14,7 +14,8 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.paged import PAGED
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState, packed_bytes
-from hybridge.runtime.engines.paged import PagedEngine, StepLimits
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.step_limits import StepLimits
 
 
 class Pools(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 from hybridge.runtime.blocks.slot_pool import EvictingSlotPool, SlotPool
 from hybridge.runtime.engines.packed_rows import EXACT
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.eviction_policy import last_state
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics

@@ -16,7 +16,7 @@ from hybridge.runtime.blocks.needs import CacheNeeds
 from hybridge.runtime.blocks.prefix_cache import Checkpoint, PrefixCache, PrefixMatch
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
 from hybridge.runtime.blocks.slot_pool import EvictingSlotPool
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
 from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.checkpoint_positions import checkpoint_positions

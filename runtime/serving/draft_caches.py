@@ -6,7 +6,8 @@ from collections.abc import Container
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import CacheNeeds
-from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.serving.draft_rows import DraftedSequence
 from hybridge.runtime.serving.settings import GIB
 

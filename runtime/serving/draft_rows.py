@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybridge.runtime.engines.kv_slots import kv_slots
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 
 
 @dataclass(eq=False)

@@ -9,7 +9,9 @@ import numpy as np
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PagedEngine, PreparedNext
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import Scheduler, StepPlan, Swap

@@ -8,7 +8,8 @@ import numpy as np
 
 from hybridge.runtime.engines.hidden_rows import NOWHERE
 from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 from hybridge.runtime.scheduler import PlannedRow

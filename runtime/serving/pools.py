@@ -11,7 +11,8 @@ from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.equal_rows import EqualRows
 from hybridge.runtime.engines.packed_rows import EXACT
-from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.serving.settings import GIB, ServingSettings
 
 CACHED_SEQUENCES = 64

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridge.runtime.blocks import CacheNeeds
-from hybridge.runtime.engines.paged import PagedEngine, PoolSizes
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.eviction_policy import CostAwareEviction, LruEviction
 from hybridge.runtime.prefix_cache.host_tier import HostTier
 from hybridge.runtime.prefix_cache.metrics import CacheReport

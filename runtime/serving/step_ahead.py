@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hybridge.runtime.engines.paged import Feeding
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import CHOSEN_LATER, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.runtime.blocks import BlockManager
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.scheduler import NewBlock, RepeatedPlan, ScheduledSequence, StepPlan
 from hybridge.runtime.serving.packing import packed_inputs
 

@@ -31,7 +31,8 @@ from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
 from hybridge.runtime.engines.onnxruntime.paged_portable import PortablePagedEngine
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.hidden_states import TorchRows
 from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 
 
 @dataclass(eq=False)

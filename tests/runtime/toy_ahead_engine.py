@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import ArrayResult, StepResult
 from hybridge.runtime.sampling import CHOSEN_LATER, NO_SAMPLING, DrawError, SampledToken, TokenSampling
 from tests.runtime.toy_paged_engine import ToyPagedEngine

@@ -17,7 +17,10 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.layer_config import KVLayerConfig
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
+from hybridge.runtime.engines.step_limits import StepLimits
 from tests.runtime.toy_engine import toy_config
 
 VOCAB = 61

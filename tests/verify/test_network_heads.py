@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hybridge.artifact.names import LOGITS, layer_output
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from tests.exporter.test_mtp_export import (
     BLOCK,
     FAMILIES,

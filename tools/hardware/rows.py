@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 BLOCK_SIZE = 16
 

@@ -21,7 +21,10 @@ from hybridge.runtime.engines.dense_as_paged.host_copy import (
 from hybridge.runtime.engines.dense_as_paged.prompts import STEP_TOKENS, Prompt, feed
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes, StepLimits
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
+from hybridge.runtime.engines.step_limits import StepLimits
 from hybridge.runtime.engines.step_result import OrderedResult, RowsResult, StepResult
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling
 

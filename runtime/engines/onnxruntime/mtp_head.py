@@ -15,7 +15,7 @@ from hybridge.runtime.engines.hidden_rows import ArrayRows, HiddenRows
 from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead, finite
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.sampling import best_tokens
 
 

@@ -15,7 +15,7 @@ from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.onnxruntime.opened_graph import OpenedGraph
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.states import engine_specs
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 
 if TYPE_CHECKING:

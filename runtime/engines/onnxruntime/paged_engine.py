@@ -25,7 +25,8 @@ from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.session_graph import PagedGraph
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT, chosen_modes
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import numpy as np
 from hybridge.artifact import names
 from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape, decay_feeds, ragged_feeds
 from hybridge.runtime.engines.onnxruntime.graph_form import ROW_STARTS
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 
 @dataclass(frozen=True)

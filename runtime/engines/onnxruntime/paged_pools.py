@@ -13,8 +13,8 @@ from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.onnxruntime.slot_ranges import SlotRanges
 from hybridge.runtime.engines.packed_slots import PackedSlots
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 _NO_SNAPSHOTS: Mapping[str, int] = MappingProxyType({})
 

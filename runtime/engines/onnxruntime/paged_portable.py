@@ -28,7 +28,8 @@ from hybridge.runtime.engines.onnxruntime.rewrite import RewrittenGraph, widen_o
 from hybridge.runtime.engines.onnxruntime.session import create_session
 from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs, draft_inputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, OperatorCost, chosen_modes
 from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotSlots

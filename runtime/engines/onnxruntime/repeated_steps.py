@@ -11,7 +11,7 @@ from hybridge.runtime.engines.onnxruntime.engine_inputs import KvShape
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 
 
 class RepeatedSteps:

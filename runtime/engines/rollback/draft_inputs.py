@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.rollback import DeferredRows, SnapshotSlots
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybridge.artifact.config import MTP_CONFIG_FILE, MTP_MODEL_FILE
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.tensorrt_network.paged_engine import NativeNetworkPagedEngine, NetworkPagedEngine
 
 

@@ -22,7 +22,8 @@ from hybridge.artifact.names import (
 )
 from hybridge.artifact.path_kind import MODEL_FILE
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs, draft_inputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT

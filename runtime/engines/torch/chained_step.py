@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.chained_steps import Feeding
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_decode import PagedDecodeStep
 from hybridge.runtime.engines.torch.paged_pools import TorchPools

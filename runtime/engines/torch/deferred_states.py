@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs, StoredRows, draft_inputs
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT, OperatorCost
 from hybridge.runtime.engines.rollback.rollback import Rollback, SnapshotSlots

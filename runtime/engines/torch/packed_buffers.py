@@ -27,7 +27,7 @@ from hybridge.artifact.paged import (
     TOKENS,
     draft_step_inputs,
 )
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.graph import SNAPSHOT_SLOTS, STORED_TOKENS
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding

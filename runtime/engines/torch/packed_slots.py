@@ -12,7 +12,7 @@ import torch
 from hybridge.artifact.bindings import NUM_SLOTS, Binding
 from hybridge.runtime.engines.packed_rows import FP8, INT8, LARGEST, TYPES, PackedRows
 from hybridge.runtime.engines.packed_state import PackedState, is_packable
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype
 
 _TORCH_TYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC, SEQ_LENS
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.chained_steps import Feeding
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.best_tokens import BestTokens
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates
 from hybridge.runtime.engines.torch.device import TorchDevice

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hybridge.artifact.names import LOGITS, LOGITS_INDICES, QUERY_START_LOC
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.best_tokens import BestTokens
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_buffers import PackedBuffers, StepSize

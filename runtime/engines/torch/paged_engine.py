@@ -11,8 +11,10 @@ import torch
 
 from hybridge.artifact.names import LOGITS, layer_output
 from hybridge.artifact.path_kind import MODEL_FILE
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.rollback.modes import AUTO, SNAPSHOT, chosen_modes

@@ -13,8 +13,8 @@ from hybridge.artifact.errors import EngineError
 from hybridge.artifact.kv_dtypes import filled_with
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.packed_slots import PackedSlots
 from hybridge.runtime.engines.torch.tensors import array_from_tensor, tensor_from_array, torch_from_dtype

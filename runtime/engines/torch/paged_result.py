@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.feeding_tables import token_rows
-from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.step_result import StepResult, lost_logits, lost_token
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding

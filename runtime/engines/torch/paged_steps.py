@@ -10,9 +10,11 @@ import torch
 
 from hybridge.artifact.errors import UnsupportedError
 from hybridge.artifact.names import LOGITS, QUERY_START_LOC
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
 from hybridge.runtime.engines.feeding_tables import can_feed
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext, StepLimits
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
+from hybridge.runtime.engines.step_limits import StepLimits
 from hybridge.runtime.engines.torch.best_tokens import best_in
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.deferred_states import DeferredStates

@@ -9,7 +9,7 @@ import numpy as np
 from hybridge.artifact.bindings import Binding
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.fusion.state_rings import RingLayer
 from hybridge.runtime.engines.torch.paged_pools import TorchCopy, TorchPools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.torch.packed_buffers import StepSize
 from hybridge.runtime.engines.torch.packed_step import StepShape

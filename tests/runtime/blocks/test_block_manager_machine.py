@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hybridge.runtime.blocks import BlockManager, CacheNeeds, Reservation, SequenceMemory
 from hybridge.runtime.blocks.block_prefix_cache import BlockPrefixCache, block_cache
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from tests.runtime.blocks.fake_memory import FakeMemory
 from tests.support.effort import examples
 

@@ -4,7 +4,7 @@ import pytest
 
 from hybridge.runtime.blocks import BlockManager, CacheNeeds, Reservation, SequenceMemory
 from hybridge.runtime.blocks.block_prefix_cache import BlockPrefixCache
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 SIZE = 2
 

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import hybridge.runtime.engines.capacity
 from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
-from hybridge.runtime.engines.paged import HostCopy, PoolSizes
+from hybridge.runtime.engines.host_copy import HostCopy
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from tests.runtime.packed_steps import Row, packed_step
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA, VOCAB, ToyEngine, toy_config, toy_logits
 from tests.support.effort import examples

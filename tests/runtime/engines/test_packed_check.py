@@ -9,7 +9,9 @@ import pytest
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.packed_check import check_packed
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes, StepLimits
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
+from hybridge.runtime.engines.step_limits import StepLimits
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA
 from tests.runtime.toy_paged_engine import paged_config
 

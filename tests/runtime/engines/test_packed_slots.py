@@ -14,7 +14,7 @@ from hybridge.artifact.names import conv_state, kv_pool, recurrent_state
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.packed_rows import EXACT, FP8, INT8
 from hybridge.runtime.engines.packed_state import PackedState, packed_bytes
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 
 SLOTS, PACKED = 4, 3
 SIZES = {"onnxruntime": DType.FLOAT32, "torch": DType.FLOAT32, "torch-16": DType.BFLOAT16}

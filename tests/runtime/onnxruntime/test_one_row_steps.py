@@ -14,7 +14,8 @@ from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEn
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_pools import ArrayPools
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from tests.support.artifacts import ArtifactCache
 
 SIZES = PoolSizes(num_blocks=24, block_size=4, num_slots=5)

@@ -20,7 +20,8 @@ from hybridge.runtime.engines.onnxruntime.paged_attention import KV_POOL_ORDER, 
 from hybridge.runtime.engines.onnxruntime.paged_feeds import PagedRun, begun_blocks, by_slot, paged_runs, run_feeds
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.session import register_cpu_library
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.trt_plugins import torch_ops
 from tests.runtime.onnxruntime.op_graphs import NEWEST
 

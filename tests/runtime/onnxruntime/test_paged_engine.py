@@ -17,8 +17,10 @@ from hybridge.runtime.engines.onnxruntime.kernels import installed_kernels
 from hybridge.runtime.engines.onnxruntime.model_file import read_model
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_rewrite import rewrite_paged
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.verification.paged_sequences import PagedSequences
 from hybridge.verification.reference import Reference, ReferenceRun
 from tests.support.artifacts import ArtifactCache, Exported

@@ -15,7 +15,7 @@ from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEn
 from hybridge.runtime.engines.onnxruntime.paged_forms import PagedForm
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
 from hybridge.runtime.engines.onnxruntime.row_arrays import RowArrays
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from tests.support.artifacts import ArtifactCache
 from tests.support.deferred_rows import Rows, assert_alone
 from tests.support.effort import examples, sample

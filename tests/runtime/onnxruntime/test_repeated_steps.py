@@ -8,7 +8,8 @@ import pytest
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
 from hybridge.runtime.engines.onnxruntime.paged_session import PagedSession
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from tests.support.artifacts import ArtifactCache
 
 SIZES = PoolSizes(num_blocks=24, block_size=4, num_slots=5)

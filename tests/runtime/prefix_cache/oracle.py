@@ -11,7 +11,9 @@ import numpy as np
 from hybridge.artifact.bindings import NUM_BLOCKS
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.engines.onnxruntime.paged_engine import OnnxRuntimePagedEngine
-from hybridge.runtime.engines.paged import PackedInputs, PagedEngine, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.paged import PagedEngine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.prefix_cache.token_key import tokens_from_key
 from hybridge.runtime.serving.loop import ServingLoop

@@ -10,7 +10,7 @@ import pytest
 from hybridge.runtime.blocks.cached_block_pool import CachedBlockPool
 from hybridge.runtime.blocks.needs import CacheNeeds
 from hybridge.runtime.blocks.sequence_memory import NONE, SequenceMemory
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
 from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind as Kind
 from hybridge.runtime.prefix_cache.checkpoint_positions import checkpoint_positions

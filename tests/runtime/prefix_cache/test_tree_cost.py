@@ -9,7 +9,7 @@ import pytest
 
 from hybridge.runtime.blocks.needs import CacheNeeds
 from hybridge.runtime.blocks.sequence_memory import SequenceMemory
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.eviction_policy import CostAwareEviction, EvictionPolicy, LruEviction
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics
 from hybridge.runtime.prefix_cache.past_prompts import NoMemory

@@ -3,7 +3,7 @@
 import pytest
 
 from hybridge.artifact.errors import EngineError, RequestError
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.scheduler import (
     Priority,
     RepeatedPlan,

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.scheduler import Fcfs, Priority, ScheduledRequest, ScheduledSequence, State, StepPlan
 from tests.runtime.scheduler.toy_server import ToyServer
 from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION, PURE_MAMBA

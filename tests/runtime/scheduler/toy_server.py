@@ -7,7 +7,7 @@ import numpy as np
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.runtime.blocks import BlockManager, CacheNeeds
 from hybridge.runtime.blocks.block_prefix_cache import block_cache
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.scheduler import Policy, ScheduledSequence, Scheduler, SchedulerSettings, StepPlan
 from hybridge.runtime.scheduler.policy import Fcfs
 from hybridge.runtime.serving.executor import StepExecutor

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.host_copy import HostCopy
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import NO_SAMPLING, TokenSampling

@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.sampling import SamplingParams, TokenSampling
 from hybridge.runtime.sampling.edits import mask_of

@@ -12,8 +12,8 @@ import pytest
 from hybridge.artifact.errors import EngineError, RequestError, SettingError
 from hybridge.runtime.blocks import CacheNeeds
 from hybridge.runtime.engines.factory import EngineOptions
-from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.paged_factory import create_paged_engine
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.scheduler import StepPlan
 from hybridge.runtime.serving.executor import independent
 from hybridge.runtime.serving.packing import packed_inputs

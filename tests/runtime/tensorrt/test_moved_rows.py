@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridge.runtime.engines.dense_as_paged import DenseAsPaged
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.tensorrt.states import DeviceState
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB
 from tests.runtime.onnxruntime.steps import TOLERANCE, relative_error

@@ -14,7 +14,7 @@ from hybridge.artifact.errors import EngineError
 from hybridge.runtime.engines.mtp_factory import open_mtp_head
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.sampling import SamplingParams
 from hybridge.runtime.serving.settings import ServingSettings

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.equal_rows import EqualRows
-from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.generation import Request
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 
 from hybridge.artifact.names import is_recurrent_state
 from hybridge.runtime.engines.packed_rows import FP8, INT8, packed_rows
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.llm import LLM
 from hybridge.runtime.prefix_cache.settings import PrefixCacheSettings
 from hybridge.runtime.sampling import SamplingParams

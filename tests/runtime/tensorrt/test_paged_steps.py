@@ -16,7 +16,8 @@ from hybridge.artifact.errors import ArtifactError, EngineError
 from hybridge.cli.inspection_tables import tables_of
 from hybridge.cli.text import bytes_text
 from hybridge.inspection.engine import inspect_engine
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.tensorrt.errors import OutOfDeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.memory_plan import memory_plan
 from hybridge.runtime.engines.tensorrt.paged.step_parts import step_parts

@@ -16,7 +16,7 @@ from hybridge.runtime.engines.hidden_rows import ArrayRows
 from hybridge.runtime.engines.kv_slots import kv_slots
 from hybridge.runtime.engines.mtp_head import HeadInputs
 from hybridge.runtime.engines.onnxruntime.mtp_head import MtpHeadEngine
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.hidden_states import TorchRows
 from hybridge.runtime.engines.torch.mtp_head import TorchMtpHead
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine

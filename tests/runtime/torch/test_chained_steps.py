@@ -14,7 +14,8 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PreparedNext
+from hybridge.runtime.engines.chained_steps import Feeding, PreparedNext
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.engines.torch.chained_step import ChainedStep
 from hybridge.runtime.engines.torch.kernels import KernelRunner

@@ -14,9 +14,10 @@ import torch
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.names import INPUT_IDS, SEQ_LENS, SLOT_MAPPING, STATE_INDICES
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.device_sampling import ChosenTokens
 from hybridge.runtime.engines.equal_rows import EqualRows
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.row_feeding import RowFeeding

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.rollback.modes import REPLAY, SNAPSHOT
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from tests.runtime.torch.test_kernel_calls import QWEN

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the torch engine needs torch")
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.kernels import KernelRunner
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine

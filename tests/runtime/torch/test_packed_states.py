@@ -17,7 +17,7 @@ from hybridge.artifact.bindings import NUM_SLOTS, Binding
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.names import conv_state, recurrent_state
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.device import TorchDevice
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.paged_pools import TorchPools

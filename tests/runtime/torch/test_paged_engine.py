@@ -14,7 +14,8 @@ import torch
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch import best_tokens
 from hybridge.runtime.engines.torch.engine import TorchEngine
 from hybridge.runtime.engines.torch.fusion import Phase

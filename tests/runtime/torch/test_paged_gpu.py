@@ -11,7 +11,8 @@ import torch
 
 from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.equal_rows import EqualRows
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.generation import Request
 from hybridge.runtime.sampling import Sampler, SamplingParams, sample_rows

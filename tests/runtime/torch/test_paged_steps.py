@@ -12,7 +12,8 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 import torch
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.rollback.draft_inputs import draft_inputs
 from hybridge.runtime.engines.rollback.rollback import SnapshotSlots
 from hybridge.runtime.engines.torch import paged_steps

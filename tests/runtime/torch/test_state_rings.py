@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the torch engine needs torch")
 
 from hybridge.artifact.errors import EngineError, SettingError
 from hybridge.runtime.engines.artifact_graph import read_model
-from hybridge.runtime.engines.paged import PoolSizes
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.torch.fusion import Phase, fuse_graph
 from hybridge.runtime.engines.torch.paged_engine import TorchPagedEngine
 from hybridge.runtime.engines.torch.ringed_pools import RingedPools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.tensorrt.paged.step_bindings import StepBindings
 from hybridge.runtime.engines.tensorrt.paged.step_size import StepSize
 

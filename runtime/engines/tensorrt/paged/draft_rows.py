@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import draft_inputs
 from hybridge.runtime.engines.rollback.modes import AUTO, REPLAY, SNAPSHOT
 from hybridge.runtime.engines.rollback.rollback import DeferredRows, Rollback, SnapshotRows, SnapshotSlots

@@ -11,8 +11,10 @@ import numpy as np
 
 from hybridge.artifact.bindings import NUM_BLOCKS, NUM_SLOTS
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.packed_check import check_packed, check_token_ids
-from hybridge.runtime.engines.paged import Feeding, PackedInputs, PoolSizes
+from hybridge.runtime.engines.packed_inputs import PackedInputs
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.pooled import PackingEngine
 from hybridge.runtime.engines.rollback.modes import AUTO
 from hybridge.runtime.engines.step_result import StepResult

@@ -14,9 +14,9 @@ from hybridge.artifact.engine_record import ENGINE_FILE, HEAD_FOLDER, read_engin
 from hybridge.artifact.errors import EngineError
 from hybridge.artifact.limits import ONNX_BYTES
 from hybridge.artifact.untrusted_file import has_file, read_inside
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.hidden_rows import NOWHERE, HiddenRows
 from hybridge.runtime.engines.mtp_head import HeadInputs, MtpHead, finite
-from hybridge.runtime.engines.paged import Feeding
 from hybridge.runtime.engines.tensorrt.paged.engine import TensorRTPagedEngine
 from hybridge.runtime.engines.tensorrt.paged.hidden_rows import DeviceRows
 from hybridge.runtime.engines.tensorrt.paged.result import DeviceResult

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridge.artifact.names import LOGITS_INDICES, NUM_ACCEPTED_TOKENS, STATE_INDICES
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.device_sampling import ChosenTokens
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.rollback.draft_inputs import DraftInputs
 from hybridge.runtime.engines.tensorrt.bound_context import BoundContext
 from hybridge.runtime.engines.tensorrt.decode_step import DecodeStep

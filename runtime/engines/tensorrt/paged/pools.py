@@ -18,8 +18,8 @@ from hybridge.artifact.kv_dtypes import filled_with
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_slots import PackedSlots
 from hybridge.runtime.engines.packed_state import PackedState
-from hybridge.runtime.engines.paged import PoolSizes
 from hybridge.runtime.engines.pool_arrays import pool_array
+from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.engines.tensorrt.binding_check import StateBinding
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 

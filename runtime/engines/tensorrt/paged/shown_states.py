@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridge.artifact.config import RuntimeConfig
 from hybridge.artifact.errors import EngineError
-from hybridge.runtime.engines.paged import PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.hidden_rows import DeviceRows
 from hybridge.runtime.engines.tensorrt.paged.paged_steps import PagedSteps

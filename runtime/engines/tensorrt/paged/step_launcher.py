@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hybridge.runtime.engines.chained_steps import Feeding
 from hybridge.runtime.engines.feeding_tables import can_feed, token_rows
-from hybridge.runtime.engines.paged import Feeding, PackedInputs
+from hybridge.runtime.engines.packed_inputs import PackedInputs
 from hybridge.runtime.engines.tensorrt.memory import DeviceMemory
 from hybridge.runtime.engines.tensorrt.paged.draft_rows import DraftRows
 from hybridge.runtime.engines.tensorrt.paged.paged_steps import PagedSteps
