@@ -4,11 +4,13 @@
 // are the left operand of the next one. Thread 4g + t of warp w has rows 16w + g and 16w + g + 8; accumulator 4n + i is
 // row g + i / 2 * 8 and column 8n + 2t + i % 2, which is a token of u and o, and a key of the state.
 //
-// Macros: DATA_T, STATE_T, KEY_SIZE (64 or 128), VALUE_SIZE (a multiple of 64).
+// Macros: DATA_T, STATE_T, KEY_SIZE (64 or 128), VALUE_SIZE (a multiple of 64), CHANNEL_DECAY (one decay per key
+// channel, else one per head).
 #pragma once
 
 #include "common/mma.cuh"
 #include "common/group_products.cuh"
+#include "gated_delta_rule/prefill_column_sizes.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -25,6 +27,14 @@ static_assert(KEY_SIZE % PANEL == 0 && VALUE_SIZE % GROUP_COLUMNS == 0 && sizeof
 using Product = Mma<DATA_T>;
 using Inner = InnerType<DATA_T>::type;
 using Prepared = PreparedChunk<Inner>;
+// Keys and queries with decays of channels in them are Inner, and the state is kept at INNER_SHARE of its size.
+#if CHANNEL_DECAY
+using Key = Inner;
+constexpr float STATE_SHARE = INNER_SHARE;
+#else
+using Key = DATA_T;
+constexpr float STATE_SHARE = 1.0f;
+#endif
 using Sums = float[CHUNK / 2];
 using Operand = unsigned[TOKEN_STEPS][4];
 
@@ -83,14 +93,25 @@ struct WarpTile {
 struct GroupState {
     float value[KEY_SIZE / 2];
 
+    // The largest magnitude of the column of accumulators `first` and `first` + 1 of every four.
+    __device__ __forceinline__ float largest(int first) const {
+        float found[4] = {};
+#pragma unroll
+        for (int i = 0; i < KEY_SIZE / 8; ++i)
+            found[i % 4] = fmaxf(found[i % 4], fmaxf(fabsf(value[4 * i + first]), fabsf(value[4 * i + first + 1])));
+        float largest = fmaxf(fmaxf(found[0], found[1]), fmaxf(found[2], found[3]));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    }
+
     // state: of the head, at the group's first column.
     __device__ __forceinline__ void load(const STATE_T* state) {
 #pragma unroll
-        for (int i = 0; i < KEY_SIZE / 2; ++i) value[i] = to_float(state[place(i)]);
+        for (int i = 0; i < KEY_SIZE / 2; ++i) value[i] = STATE_SHARE * to_float(state[place(i)]);
     }
     __device__ __forceinline__ void store(STATE_T* state) const {
 #pragma unroll
-        for (int i = 0; i < KEY_SIZE / 2; ++i) state[place(i)] = from_float<STATE_T>(value[i]);
+        for (int i = 0; i < KEY_SIZE / 2; ++i) state[place(i)] = from_float<STATE_T>(value[i] * (1.0f / STATE_SHARE));
     }
     __device__ static __forceinline__ int place(int i) {
         const int lane = threadIdx.x % 32, column = threadIdx.x / 32 % 4 * 16 + lane / 4 + i / 2 % 2 * 8;
@@ -99,22 +120,22 @@ struct GroupState {
     // Starts sums = rows @ state of a [CHUNK][KEY_SIZE] tile. What sums held before is no operand, as it would be in
     // place.
     __device__ static __forceinline__ void start_read(Sums& sums, const unsigned (&state)[KEY_STEPS][4],
-                                                      const unsigned char* rows) {
+                                                      const void* rows) {
         const unsigned long long first = operand(rows);
         Sums started;
 #pragma unroll
         for (int j = 0; j < KEY_STEPS; ++j)
-            GroupProduct<DATA_T, CHUNK>::multiply(started, state[j],
+            GroupProduct<Key, CHUNK>::multiply(started, state[j],
                                                   first + j / 4 * (PANEL_BYTES >> 4) + j % 4 * NEXT_16_COLUMNS, j > 0);
         wgmma_commit();
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; ++i) sums[i] = started[i];
     }
     // Starts state += k^T @ written.
-    __device__ __forceinline__ void start_write(const Operand& written, const unsigned char* k) {
+    __device__ __forceinline__ void start_write(const Operand& written, const void* k) {
         const unsigned long long tokens = operand(k, PANEL_BYTES);
 #pragma unroll
-        for (int j = 0; j < TOKEN_STEPS; ++j) multiply_columns<DATA_T>(value, written[j], tokens + j * NEXT_16_ROWS);
+        for (int j = 0; j < TOKEN_STEPS; ++j) multiply_columns<Key>(value, written[j], tokens + j * NEXT_16_ROWS);
         wgmma_commit();
     }
 };

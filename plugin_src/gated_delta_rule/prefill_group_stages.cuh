@@ -16,12 +16,35 @@ constexpr int CONSUMERS = 128 * GROUPS, PRODUCERS = 32 * LOADERS, THREADS = CONS
 constexpr int SLICE = GROUPS * GROUP_COLUMNS;
 constexpr int SLICES = VALUE_SIZE / SLICE;
 
+// What the first kernel left of a chunk.
+#if CHANNEL_DECAY
+using Left = PreparedChannels<Inner, CHUNK * KEY_SIZE, KEY_SIZE>;
+static_assert(sizeof(Left::k_read) == KEY_PANELS * PANEL_BYTES, "tiles of keys and queries are whole panels");
+struct Stage {
+    alignas(1024) Left left;
+    alignas(1024) unsigned char v[GROUPS][PANEL_BYTES];  // and then o
+
+    __device__ __forceinline__ const void* k_read() const { return left.k_read; }
+    __device__ __forceinline__ const void* q_read() const { return left.q_read; }
+    __device__ __forceinline__ const void* k_write() const { return left.k_write; }
+    __device__ __forceinline__ const Prepared& chunk() const { return left.chunk; }
+    __device__ __forceinline__ const float* total() const { return left.total; }
+};
+#else
+using Left = Prepared;
 struct Stage {
     alignas(1024) unsigned char k[KEY_PANELS][PANEL_BYTES];
     alignas(1024) unsigned char q[KEY_PANELS][PANEL_BYTES];
     alignas(1024) unsigned char v[GROUPS][PANEL_BYTES];  // and then o
-    alignas(1024) Prepared chunk;
+    alignas(1024) Left left;
+
+    __device__ __forceinline__ const void* k_read() const { return k; }
+    __device__ __forceinline__ const void* q_read() const { return q; }
+    __device__ __forceinline__ const void* k_write() const { return k; }
+    __device__ __forceinline__ const Prepared& chunk() const { return left; }
+    __device__ __forceinline__ const float* total() const { return &left.total; }
 };
+#endif
 
 struct Shared {
     Stage stages[STAGES];
@@ -45,13 +68,13 @@ struct Tensors {
     DATA_T* o;
     const STATE_T* state;
     STATE_T* state_out;
-    const Prepared* chunks;
+    const Left* chunks;
     unsigned* waiting;
 
     __device__ __forceinline__ Tensors(const GatedDeltaPrefill& p, const RowView& view, int head, int column) {
         begin_tensors(*this, p, view, head, column);
         const int64_t chunk = first_chunk_slot(p, view, blockIdx.z) * p.value_heads + head;
-        chunks = static_cast<const Prepared*>(p.chunks) + chunk;
+        chunks = static_cast<const Left*>(p.chunks) + chunk;
         waiting = p.waiting + chunk;
     }
 };
@@ -136,19 +159,23 @@ __device__ __forceinline__ void produce(Shared& shared, const Tensors& in, const
         const int done = first - STAGES * CHUNK;
         if (done >= 0) write_tile(stage.v, in.o + int64_t(done) * p.o_token, p.o_token, length - done);
         if (valid <= 0) continue;
+#if !CHANNEL_DECAY
         load_tile(stage.k, in.k + int64_t(first) * p.k_token, p.k_token, valid);
+#endif
         load_tile(stage.v, in.v + int64_t(first) * p.v_token, p.v_token, valid);
+#if !CHANNEL_DECAY
         load_tile(stage.q, in.q + int64_t(first) * p.q_token, p.q_token, valid);
+#endif
         barrier_arrive_after_copies(full);
-        if (threadIdx.x < CONSUMERS + 32) announced.wait((length - first + CHUNK - 1) / CHUNK);
+        if (!CHANNEL_DECAY && threadIdx.x < CONSUMERS + 32) announced.wait((length - first + CHUNK - 1) / CHUNK);
         if (threadIdx.x == CONSUMERS) {
-            const Prepared* chunk = in.chunks + int64_t(first / CHUNK) * p.value_heads;
+            const Left* chunk = in.chunks + int64_t(first / CHUNK) * p.value_heads;
             fence_for_bulk_copies();
-            barrier_arrive_expecting(full, sizeof(Prepared));
+            barrier_arrive_expecting(full, sizeof(Left));
             if constexpr (SLICES == 1)
-                copy_bulk_once(&stage.chunk, chunk, sizeof(Prepared), full);
+                copy_bulk_once(&stage.left, chunk, sizeof(Left), full);
             else
-                copy_bulk(&stage.chunk, chunk, sizeof(Prepared), full);
+                copy_bulk(&stage.left, chunk, sizeof(Left), full);
         }
         __syncwarp();
     }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "common/mma.cuh"
+#include "gated_delta_rule/prefill_column_sizes.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
 namespace {
@@ -164,33 +165,19 @@ __device__ __forceinline__ void add_earlier(TokenSums& to, const TokenSums& from
     }
 }
 
-// Powers of two that bring the largest elements of a thread's two columns to between 1024 and 2048; and back.
-struct ColumnSizes {
-    static constexpr unsigned EXPONENT = 0xffu << 23, TARGET = (127u + 10) << 23, LEAST = 20u << 23, MOST = 220u << 23;
-    float fit[2], back[2];
-
-    __device__ __forceinline__ ColumnSizes(float first, float second) {
-        const float largest[2] = {first, second};
+// A left operand of the state, each column brought to its size.
+__device__ __forceinline__ Product::A fitted(const ColumnSizes& sizes, const float (*tiles)[4]) {
+    float sized[2][4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const unsigned exponent = min(max(__float_as_uint(largest[i]) & EXPONENT, LEAST), MOST);
-            back[i] = __uint_as_float(exponent - TARGET + (127u << 23));
-            fit[i] = __uint_as_float(TARGET - exponent + (127u << 23));
-        }
-    }
-    __device__ __forceinline__ Product::A fitted(const float (*tiles)[4]) const {
-        float sized[2][4];
+    for (int i = 0; i < 8; ++i) sized[i / 4][i % 4] = tiles[i / 4][i % 4] * sizes.fit[i % 4 / 2];
+    return Product::a_from_accumulators(sized);
+}
+__device__ __forceinline__ void restore(const ColumnSizes& sizes, TokenSums& sums) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sized[i / 4][i % 4] = tiles[i / 4][i % 4] * fit[i % 4 / 2];
-        return Product::a_from_accumulators(sized);
-    }
-    __device__ __forceinline__ void restore(TokenSums& sums) const {
+    for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
-        for (int n = 0; n < TOKEN_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[n][i] *= back[i / 2];
-    }
-};
+        for (int i = 0; i < 4; ++i) sums[n][i] *= sizes.back[i / 2];
+}
 
 // A warp's columns of the state; tile n has keys 8n + 2t and 8n + 2t + 1.
 struct StateColumns {
@@ -224,7 +211,7 @@ struct StateColumns {
             for (int i = 0; i < 4; ++i) k_state[n][i] = q_state[n][i] = 0.0f;
 #pragma unroll
         for (int j = 0; j < KEY_SIZE; j += Product::K) {
-            const Product::A state = SIZED ? sizes.fitted(value + j / 8) : Product::a_from_accumulators(value + j / 8);
+            const Product::A state = SIZED ? fitted(sizes, value + j / 8) : Product::a_from_accumulators(value + j / 8);
 #pragma unroll
             for (int n = 0; n < TOKEN_TILES; n += 2) {
                 Product::B keys[2], queries[2];
@@ -237,8 +224,8 @@ struct StateColumns {
             }
         }
         if (SIZED) {
-            sizes.restore(k_state);
-            sizes.restore(q_state);
+            restore(sizes, k_state);
+            restore(sizes, q_state);
         }
     }
     // The largest magnitude of the column of elements `first` and `first` + 1 of each tile.

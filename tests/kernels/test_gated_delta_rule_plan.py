@@ -222,8 +222,28 @@ def test_decays_of_key_channels_run_in_chunks_where_these_fit(device):
     chunk = 3 * 64 * 128 * 2 + 2 * 10 * 256 * 2 + 4 * (4 * 64 + 4) + 4 * 128
     assert plan(call, device).workspace_bytes == 2 * 32 * (-(-chunk // 128) * 128)
     large = call_of(time=500, key_size=256, dtype=F32, decay="key_channel")
-    (launch,) = plan(large, device).launches
-    assert launch.source.entry == "gated_delta_rule_decode"
+    assert len(plan(large, device).launches) == (2 if device is H200 else 1)
+
+
+def test_decays_of_key_channels_have_warpgroups_on_hopper():
+    def launches(rows: int = 2, device: DeviceTraits = H200, **call: object) -> tuple[KernelLaunch, ...]:
+        return plan(call_of(rows=rows, time=100, decay="key_channel", **call), device).launches  # type: ignore[arg-type]
+
+    for rows, value_size, groups, stages in ((1, 128, "1", "3"), (8, 128, "2", "2"), (8, 192, "1", "3")):
+        prepare, states = launches(rows, value_size=value_size)
+        assert states.source.entry == "gated_delta_rule_prefill_groups" and variant(prepare)["PANELS"] == "1"
+        found = variant(states)
+        assert (found["CHANNEL_DECAY"], found["GROUPS"], found["STAGES"]) == ("1", groups, stages)
+        assert "waiting" not in states.pointers and states.shared_bytes <= H200.shared_bytes
+    others = (
+        launches(device=ADA),
+        launches(key_size=96),
+        launches(value_size=96),
+        launches(dtype=F32),
+        launches(gap=4),
+    )
+    for prepare, states in others:
+        assert states.source.entry == "gated_delta_rule_prefill" and variant(prepare)["PANELS"] == "0"
 
 
 def test_heads_are_cut_until_blocks_fill_the_device():

@@ -25,7 +25,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Case:
-    """gap: elements between the tokens of q, k, v and beta, which are then slices of one wider tensor.
+    """gap: elements between the tokens of q, k, v and beta, which are then slices of one wider tensor; g_gap: of g.
 
     decay_rate: the log of the decay lies between -decay_rate and 0. beta: its factor. alike: length of a vector that
     all keys and queries share. small: planned as for a GPU with little shared memory.
@@ -42,6 +42,7 @@ class Case:
     decay: str = "head"
     norm: int = 1
     gap: int = 0
+    g_gap: int = 0
     lengths: tuple[int, ...] | None = None
     decay_rate: float = 1.0
     beta: float = 1.0
@@ -83,7 +84,8 @@ def inputs_of(case: Case, seed: int = 0) -> list[torch.Tensor]:
         parts[1].copy_(parts[1].float() / case.key_size**0.5)
     parts[3].copy_(case.beta * torch.sigmoid(parts[3].float()))
     decays = case.key_size if case.decay == "key_channel" else 1
-    g = -case.decay_rate * torch.rand(*lead, case.value_heads, decays, device="cuda")
+    g = -case.decay_rate * torch.rand(*lead, case.g_gap + case.value_heads * decays, device="cuda")
+    g = g[..., case.g_gap :].unflatten(-1, (case.value_heads, decays))
     lengths = torch.tensor(case.lengths or [case.time] * case.rows, dtype=torch.int32, device="cuda")
     padding = torch.arange(case.time, device="cuda") >= lengths[:, None]
     for part in (*parts, g):
@@ -130,8 +132,8 @@ def check(case: Case, in_place: bool = False) -> None:
 
 BASE = Case()
 CHANNELS = replace(BASE, decay="key_channel")
-# 16 bits with much and with little shared memory, and float; 16 bits and float with one decay per key channel.
-BASES = [BASE, replace(BASE, small=True), replace(BASE, dtype=F32), CHANNELS, replace(CHANNELS, dtype=F32)]
+# 16 bits with much and with little shared memory, and float; the same with one decay per key channel.
+BASES = [replace(base, **change) for base in (BASE, CHANNELS) for change in ({}, {"small": True}, {"dtype": F32})]
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
@@ -164,8 +166,8 @@ def test_heads(key_heads, value_heads, base):
 @kernels
 @pytest.mark.parametrize(
     "change",
-    [{"gap": 64}, {"gap": 10}, {"gap": 3}, {"norm": 0}, {"beta": 2.0}, {"decay_rate": 0.0}, {"decay_rate": 1e-3},
-     {"decay_rate": 100.0}, {"alike": 1.0}, {"alike": 1.0, "decay_rate": 1e-2},
+    [{"gap": 64}, {"gap": 10}, {"gap": 3}, {"g_gap": 2}, {"g_gap": 3}, {"norm": 0}, {"beta": 2.0}, {"decay_rate": 0.0},
+     {"decay_rate": 1e-3}, {"decay_rate": 100.0}, {"alike": 1.0}, {"alike": 1.0, "decay_rate": 1e-2},
      {"alike": 1.0, "beta": 2.0, "decay_rate": 1e-2}],
     ids=str,
 )  # fmt: skip
@@ -187,20 +189,22 @@ def test_decays_of_key_channels(dtype, time):
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("key_size", "value_size"), [(16, 48), (48, 16), (64, 192), (96, 64), (192, 128), (256, 256)])
 def test_sizes_with_decays_of_key_channels(key_size, value_size, dtype, narrow):
     sizes = {"key_size": key_size, "value_size": value_size, "state": dtype if narrow else F32}
     check(replace(CHANNELS, dtype=dtype, rows=1, time=150, **sizes))
 
 
+@pytest.mark.parametrize("change", [{}, {"rows": 40}, {"small": True}], ids=str)
 @pytest.mark.parametrize("magnitude", [1e-2, 1e5])
-def test_channel_states_may_have_any_size(magnitude):
-    inputs = inputs_of(CHANNELS)
+def test_channel_states_may_have_any_size(magnitude, change):
+    case = replace(CHANNELS, **change)
+    inputs = inputs_of(case)
     inputs[2].mul_(magnitude)
     inputs[5].mul_(magnitude)
-    o, state = run(CHANNELS, inputs)
-    expected_o, expected_state = reference(CHANNELS, inputs)
+    o, state = run(case, inputs)
+    expected_o, expected_state = reference(case, inputs)
     assert relative(o, expected_o) <= TOLERANCE[BF16]
     assert relative(state, expected_state) <= TOLERANCE[BF16]
 
@@ -214,14 +218,13 @@ def test_ragged_rows(in_place, base):
 
 @pytest.mark.parametrize("sizes", [(128, 128), (64, 128), (128, 64), (64, 192)], ids=str)
 @pytest.mark.parametrize("dtype", [F16, BF16])
-def test_more_heads_than_multiprocessors(dtype, sizes):
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+def test_more_heads_than_multiprocessors(decay, dtype, sizes):
     """Blocks of two warpgroups where columns allow, at ragged lengths."""
     key_size, value_size = sizes
     lengths = (200, 64, 0, 1, 129, 200, 63, 192, 17)
-    case = Case(
-        rows=9, key_heads=8, value_heads=16, key_size=key_size, value_size=value_size, dtype=dtype, lengths=lengths
-    )
-    check(case, in_place=True)
+    heads = {"key_heads": 8, "value_heads": 16, "key_size": key_size, "value_size": value_size}
+    check(Case(rows=9, dtype=dtype, decay=decay, lengths=lengths, **heads), in_place=True)
 
 
 @kernels

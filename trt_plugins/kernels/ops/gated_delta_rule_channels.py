@@ -14,13 +14,16 @@ from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import (
     chunk_slots,
     columns_launch,
     prefill_params,
+    states_pointers,
 )
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, takes
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
 
 FILE, ENTRY = "gated_delta_rule/prefill_channels.cu", "gated_delta_rule_prepare_channels"
-_THREADS = 256
-_LARGEST_HOT_KEY = 128  # wider ones have two channels per thread
+_THREADS = 128
+_BLOCKS = 4  # of 16 tokens of a chunk
+_LARGEST_HOT_KEY = 128
 
 
 def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:
@@ -31,8 +34,9 @@ def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:
     chunks = -(-call.time // CHUNK)
     params = prefill_params(call, chunks)
     work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
+    panels = variant.aligned and takes(call, device)
     prepare = KernelLaunch(
-        _source(variant),
+        _source(variant, panels),
         (chunks, call.value_heads, call.rows),
         (_THREADS, 1, 1),
         params,
@@ -40,7 +44,11 @@ def plan_channels(call: DeltaCall, device: DeviceTraits) -> CallPlan | None:
         _shared_bytes(variant),
         overlap=device.is_hopper_or_later,
     )
-    states = columns_launch(call, device, variant, params, work)
+    if panels:
+        groups = Groups.of(call, device, variant.chunk_bytes)
+        states = groups.launch(params, call, states_pointers(call, work))
+    else:
+        states = columns_launch(call, device, variant, params, work)
     workspace = chunk_slots(call, chunks) * call.value_heads * variant.chunk_bytes
     return CallPlan((prepare, states), workspace, states.source.label)
 
@@ -50,6 +58,8 @@ def channels_sources() -> Iterator[KernelSource]:
     base = Chunked(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, 2, 2, channel_decay=True)
     for dtype in CUDA_TYPES:
         yield _source(replace(base, dtype=dtype))
+        if dtype is not DType.FLOAT32:
+            yield _source(replace(base, dtype=dtype), panels=True)
         stages = 1 if dtype is DType.FLOAT32 else 2
         for state in {DType.FLOAT32, dtype}:
             for warps in (2, 8):
@@ -61,12 +71,14 @@ def channels_sources() -> Iterator[KernelSource]:
             yield sized.columns_source()
 
 
-def _source(variant: Chunked) -> KernelSource:
+def _source(variant: Chunked, panels: bool = False) -> KernelSource:
+    """panels: tiles are left for prefill_groups.cu."""
     defines = {
         "DATA_T": variant.dtype,
         "KEY_SIZE": variant.key_size,
         "NORMED": variant.normed,
         "ALIGNED": variant.aligned,
+        "PANELS": panels,
     }
     hot = variant.is_hot and variant.key_size <= _LARGEST_HOT_KEY
     return KernelSource.of(FILE, ENTRY, defines, hot=hot)
@@ -75,5 +87,6 @@ def _source(variant: Chunked) -> KernelSource:
 def _shared_bytes(variant: Chunked) -> int:
     """Size of Shared in prefill_channels.cu."""
     aligned_tile = -(-variant.tile_bytes // 128) * 128
-    floats = CHUNK * (CHUNK + 4) + 2 * variant.key_size + 6 * CHUNK
-    return -(-(4 * aligned_tile + 4 * floats) // 128) * 128
+    square = 4 * CHUNK * (CHUNK + 4)
+    floats = 3 * _BLOCKS * variant.key_size + 6 * CHUNK
+    return -(-(max(2 * aligned_tile, square) + aligned_tile + 4 * floats) // 128) * 128

@@ -29,6 +29,7 @@ _PREPARE_THREADS = 128
 _COUNTER_BYTES = 4
 _ITEM_WORDS = 4 + 2 * 8  # Items and two of Item in prefill_prepare.cu
 _COLUMNS_OF_WARP = 16
+_DECAYS_BYTES = 8  # of the widest access to decays of key channels
 _MOST_WARPS, _LEAST_WARPS = 8, 2
 _LOADERS = 2
 _LARGEST_HOT_KEY = 192
@@ -55,6 +56,8 @@ class Chunked:
     def of(cls, call: DeltaCall, device: DeviceTraits) -> Chunked:
         """The variant for the second kernel's work and shared memory."""
         aligned = call.token_access_bytes("q", "k", "v", "o") == ACCESS_BYTES
+        if call.channel_decay:
+            aligned &= call.token_access_bytes("g") >= _DECAYS_BYTES
         sizes = (call.dtype, call.state.dtype, call.key_size, call.value_size)
         variant = cls(*sizes, call.normed, aligned, _MOST_WARPS, 2, call.channel_decay)
         while variant.warps > _LEAST_WARPS and (
@@ -147,7 +150,7 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
         pairs = Pairs.of(call)
         source, shared_bytes = pairs.source(), pairs.shared_bytes
         blocks = min(blocks, device.multiprocessors * (1 if params.together else BLOCKS_AT_ONCE))
-        states = groups.launch(params, call, _states_pointers(call, work))
+        states = groups.launch(params, call, states_pointers(call, work))
         counters = prepared * _COUNTER_BYTES
     else:
         params = prefill_params(call, chunks)
@@ -174,13 +177,13 @@ def columns_launch(
         (params.values_per_key * variant.slices, call.key_heads, call.rows),
         ((variant.warps + variant.loaders) * _WARP, 1, 1),
         params,
-        _states_pointers(call, work),
+        states_pointers(call, work),
         variant.columns_bytes,
         overlap=device.is_hopper_or_later,
     )
 
 
-def _states_pointers(call: DeltaCall, work: dict[str, PointerSource]) -> dict[str, PointerSource]:
+def states_pointers(call: DeltaCall, work: dict[str, PointerSource]) -> dict[str, PointerSource]:
     return call.inputs("q", "k", "v", "state") | call.outputs() | work
 
 

@@ -18,6 +18,7 @@ _KEY_SIZES = (64, 128)
 _GROUP_COLUMNS = 64
 _CHUNK, _PANEL_BYTES, _ALIGNMENT = 64, 8192, 1024
 _STAGES = 3
+_WIDE_CHANNEL_STAGES = 2  # of two groups with one decay per key channel, whose chunks are larger
 _LOADERS = {1: 2, 2: 4}  # warps that copy, by the warpgroups of a block
 _WARP = 32
 
@@ -26,7 +27,7 @@ _WARP = 32
 class Groups:
     """The macros of prefill_groups.cu. groups: warpgroups of a block, with 64 columns each.
 
-    chunk_bytes: size of PreparedChunk in prefill_params.cuh.
+    chunk_bytes: size of PreparedChunk, or of PreparedChannels, in prefill_params.cuh.
     """
 
     dtype: DType
@@ -35,11 +36,13 @@ class Groups:
     value_size: int
     groups: int
     chunk_bytes: int = 0
+    channel_decay: bool = False
 
     @classmethod
     def of(cls, call: DeltaCall, device: DeviceTraits, chunk_bytes: int) -> Groups:
         """The variant for a call that ``takes`` accepts."""
-        groups = cls(call.dtype, call.state.dtype, call.key_size, call.value_size, 1, chunk_bytes)
+        sizes = (call.dtype, call.state.dtype, call.key_size, call.value_size)
+        groups = cls(*sizes, 1, chunk_bytes, call.channel_decay)
         many = groups.slices % 2 == 0 and call.rows * call.value_heads * groups.slices > device.multiprocessors
         return replace(groups, groups=2) if many else groups
 
@@ -53,11 +56,15 @@ class Groups:
         return 4 * _WARP * self.groups + _WARP * _LOADERS[self.groups]
 
     @property
+    def stages(self) -> int:
+        return _WIDE_CHANNEL_STAGES if self.channel_decay and self.groups > 1 else _STAGES
+
+    @property
     def shared_bytes(self) -> int:
-        """Size of Shared in prefill_groups.cu."""
-        panels = 2 * self.key_size // _GROUP_COLUMNS + self.groups
+        """Size of Shared in prefill_groups.cu; with one decay per key channel, k and q are in the chunk."""
+        panels = self.groups + (0 if self.channel_decay else 2 * self.key_size // _GROUP_COLUMNS)
         stage = panels * _PANEL_BYTES + -(-self.chunk_bytes // _ALIGNMENT) * _ALIGNMENT
-        return _STAGES * stage + _ALIGNMENT
+        return self.stages * stage + _ALIGNMENT
 
     def fits_together(self, call: DeltaCall, device: DeviceTraits) -> bool:
         """Whether all blocks run at once, each with one of the first kernel, which prepares chunks just ahead.
@@ -84,7 +91,8 @@ class Groups:
             "VALUE_SIZE": self.value_size,
             "GROUPS": self.groups,
             "LOADERS": _LOADERS[self.groups],
-            "STAGES": _STAGES,
+            "STAGES": self.stages,
+            "CHANNEL_DECAY": self.channel_decay,
         }
         return KernelSource.of(FILE, ENTRY, defines)
 
@@ -105,6 +113,9 @@ def groups_sources() -> Iterator[KernelSource]:
     base = Groups(DType.BFLOAT16, DType.FLOAT32, 128, 128, 1)
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
         for state in (DType.FLOAT32, dtype):
-            yield from (replace(base, dtype=dtype, state=state, groups=groups).source() for groups in _LOADERS)
+            for channels in (False, True):
+                several = (replace(base, dtype=dtype, state=state, groups=groups) for groups in _LOADERS)
+                yield from (replace(each, channel_decay=channels).source() for each in several)
     for key_size, value_size, groups in ((64, 64, 1), (64, 128, 2), (128, 192, 1), (128, 256, 2)):
         yield replace(base, key_size=key_size, value_size=value_size, groups=groups).source()
+        yield replace(base, key_size=key_size, value_size=value_size, groups=groups, channel_decay=True).source()
