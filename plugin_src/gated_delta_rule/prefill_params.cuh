@@ -67,14 +67,16 @@ constexpr float INNER_SHARE = 1.0f / 16.0f;
 // of one unit cover all banks (of 16 bits: the hardware's 32-byte swizzle).
 template <typename T>
 struct Triangle {
-    static constexpr int UNIT = 16 / sizeof(T);
+    static constexpr int UNIT = 16 / sizeof(T), UNITS = BLOCK / UNIT;  // of a row of a block
     static constexpr int ELEMENTS = CHUNK / BLOCK * (CHUNK / BLOCK + 1) / 2 * BLOCK * BLOCK;
 
     __device__ static __forceinline__ int unit(int row, int index) {
         const int column = index * UNIT, i = row / BLOCK, j = column / BLOCK;
-        constexpr int UNITS = BLOCK / UNIT;
-        const int place = (index % UNITS) ^ (row * UNITS / 8 % UNITS);
-        return ((first_block(j) + i - j) * BLOCK + row % BLOCK) * BLOCK + place * UNIT;
+        return (first_block(j) + i - j) * (BLOCK * BLOCK) + first_unit(row % BLOCK, index % UNITS);
+    }
+    // Of the first block.
+    __device__ static __forceinline__ int first_unit(int row, int index) {
+        return row * BLOCK + (index ^ row * UNITS / 8 % UNITS) * UNIT;
     }
     // The number of block (j, j).
     __host__ __device__ static constexpr int first_block(int j) { return j * (2 * CHUNK / BLOCK + 1 - j) / 2; }

@@ -11,6 +11,17 @@
 #include "gated_delta_rule/prefill_column_sizes.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
+// All blocks of a triangle lie at known distances from the first one, which has row and index. rows, step: of whole
+// blocks.
+template <typename T>
+struct Steps<Triangle<T>> {
+    __device__ static __forceinline__ int unit(int row, int index, int rows, int step) {
+        using L = Triangle<T>;
+        const int i = rows / BLOCK, j = step * L::UNIT / BLOCK;
+        return (L::first_block(j) + i - j) * (BLOCK * BLOCK) + L::first_unit(row, index);
+    }
+};
+
 namespace {
 
 constexpr int COLUMNS_OF_WARP = 16;
@@ -30,7 +41,7 @@ using Inner = InnerType<DATA_T>::type;
 using InnerProduct = Mma<Inner>;
 using Key = Choice<CHANNEL_DECAY, Inner, DATA_T>::type;  // of k and q, which have decays of key channels in them
 using Product = Mma<Key>;
-using Tile = TileLayout<Key, KEY_SIZE>;
+using Tile = SteppedLayout<Key, KEY_SIZE>;
 using Prepared = PreparedChunk<Inner>;
 using Channels = PreparedChannels<Inner, Tile::elements(CHUNK), KEY_SIZE>;
 using Lower = Triangle<Inner>;
@@ -62,8 +73,8 @@ using Pair = Mma<PairType<DATA_T>::type>;
 
 constexpr bool PAIRED = sizeof(DATA_T) == 2 && ALIGNED;
 
-// The largest key size that leaves registers for the values of a chunk; the compiler needs a few more for these two.
-#if __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1100
+// The largest key size that leaves registers for the values of a chunk; the compiler needs a few more from sm_100 on.
+#if __CUDA_ARCH__ >= 1000
 constexpr int LARGEST_KEY_AHEAD = 128;
 #else
 constexpr int LARGEST_KEY_AHEAD = 192;
@@ -80,32 +91,42 @@ struct ChunkValues {
     // v: at the chunk's first token and the warp's first column.
     __device__ __forceinline__ ChunkValues(const DATA_T* v, int64_t token_stride, int valid)
         : from(v), token_stride(token_stride), valid(valid) {
+        if (!AHEAD) return;
+        const DATA_T* at = v + lane_token() * token_stride + threadIdx.x % 4 * 4;
 #pragma unroll
-        for (int n = 0; AHEAD && n < TOKEN_TILES; ++n) words[AHEAD ? n : 0] = load_pairs(n);
+        for (int n = 0; n < TOKEN_TILES; ++n, at += 8 * token_stride) words[AHEAD ? n : 0] = load_pairs(n, at);
     }
+    __device__ static __forceinline__ int lane_token() { return threadIdx.x % 32 / 4; }
     // Four neighbouring columns of one token.
-    __device__ __forceinline__ uint2 load_pairs(int n) const {
-        const int token = n * 8 + threadIdx.x % 32 / 4;
-        return token < valid ? *reinterpret_cast<const uint2*>(from + token * token_stride + threadIdx.x % 4 * 4)
-                             : make_uint2(0, 0);
+    __device__ __forceinline__ uint2 load_pairs(int n, const DATA_T* at) const {
+        return n * 8 + lane_token() < valid ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
     }
-    // sums = v of token tile n.
-    __device__ __forceinline__ void unpack(int n, float (&sums)[4]) const {
+    __device__ __forceinline__ uint2 load_pairs(int n) const {
+        return load_pairs(n, from + (n * 8 + lane_token()) * token_stride + threadIdx.x % 4 * 4);
+    }
+    // Tokens 8n + 2t and 8n + 2t + 1 of token tile n, as pairs: of columns column_of(g) and column_of(g + 8).
+    __device__ __forceinline__ uint2 pairs(int n) const {
         if constexpr (PAIRED) {
-            const uint2 pairs = AHEAD ? words[AHEAD ? n : 0] : load_pairs(n);
-            const float2 low = Pair::unpack(transposed_pairs(pairs.x));
-            const float2 high = Pair::unpack(transposed_pairs(pairs.y));
-            sums[0] = low.x;
-            sums[1] = low.y;
-            sums[2] = high.x;
-            sums[3] = high.y;
-        } else {
-            const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+            const uint2 columns = AHEAD ? words[AHEAD ? n : 0] : load_pairs(n);
+            return make_uint2(transposed_pairs(columns.x), transposed_pairs(columns.y));
+        }
+        float values[4];
+        load_elements(n, values);
+        return make_uint2(Pair::pack(values[0], values[1]), Pair::pack(values[2], values[3]));
+    }
+    __device__ static __forceinline__ void unpack_pairs(uint2 pairs, float (&sums)[4]) {
+        const float2 low = Pair::unpack(pairs.x), high = Pair::unpack(pairs.y);
+        sums[0] = low.x;
+        sums[1] = low.y;
+        sums[2] = high.x;
+        sums[3] = high.y;
+    }
+    __device__ __forceinline__ void load_elements(int n, float (&values)[4]) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int token = n * 8 + 2 * t + i % 2;
-                sums[i] = token < valid ? to_float(from[token * token_stride + column_of(g + i / 2 * 8)]) : 0.0f;
-            }
+        for (int i = 0; i < 4; ++i) {
+            const int token = n * 8 + 2 * t + i % 2;
+            values[i] = token < valid ? to_float(from[token * token_stride + column_of(g + i / 2 * 8)]) : 0.0f;
         }
     }
 };
@@ -113,13 +134,13 @@ struct ChunkValues {
 // o: at the chunk's first token and the warp's first column.
 __device__ __forceinline__ void store_outputs(DATA_T* o, int64_t token_stride, int valid, const TokenSums& sums) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    DATA_T* to = o + g * token_stride + 4 * t;
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; ++n) {
+    for (int n = 0; n < TOKEN_TILES; ++n, to += 8 * token_stride) {
         if constexpr (PAIRED) {
             const unsigned low = transposed_pairs(Pair::pack(sums[n][0], sums[n][1]));
             const unsigned high = transposed_pairs(Pair::pack(sums[n][2], sums[n][3]));
-            const int token = n * 8 + g;
-            if (token < valid) *reinterpret_cast<uint2*>(o + token * token_stride + 4 * t) = make_uint2(low, high);
+            if (n * 8 + g < valid) *reinterpret_cast<uint2*>(to) = make_uint2(low, high);
         } else {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -143,25 +164,46 @@ __device__ __forceinline__ void scale_tokens(TokenSums& sums, const float* facto
     }
 }
 
-// to[i] += sum over tokens j <= i of from[j] * triangle[i][j]. Blocks of 16 tokens go from the last to the first, so
-// that `to` and `from` may be the same.
-__device__ __forceinline__ void add_earlier(TokenSums& to, const TokenSums& from, const Inner* triangle) {
+// to[i] += sum over tokens j <= i of from[j] * triangle[i][j]; from(k): the left operand of tokens k and on. Blocks of
+// 16 tokens go from the last to the first, so that `from` may be made of `to`.
+template <typename FROM>
+__device__ __forceinline__ void add_earlier(TokenSums& to, const Inner* triangle, FROM from) {
+    constexpr int STEPS = BLOCK / InnerProduct::K;
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = CHUNK / BLOCK - 1; i >= 0; --i) {
-        float sum[2][4];
+    for (int j = CHUNK - BLOCK; j >= 0; j -= BLOCK) {
+        InnerProduct::A earlier[STEPS];
 #pragma unroll
-        for (int e = 0; e < 8; ++e) sum[e / 4][e % 4] = to[2 * i + e / 4][e % 4];
+        for (int k = 0; k < STEPS; ++k) earlier[k] = from(j + k * InnerProduct::K);
 #pragma unroll
-        for (int k = 0; k < (i + 1) * BLOCK; k += InnerProduct::K) {
-            const InnerProduct::A earlier = InnerProduct::a_from_accumulators(from + k / 8);
-            InnerProduct::B rows[2];
-            InnerProduct::load_b<Lower>(rows, triangle, i * BLOCK, k, lane);
-            InnerProduct::multiply(sum[0], earlier, rows[0]);
-            InnerProduct::multiply(sum[1], earlier, rows[1]);
-        }
+        for (int i = j; i < CHUNK; i += BLOCK)
 #pragma unroll
-        for (int e = 0; e < 8; ++e) to[2 * i + e / 4][e % 4] = sum[e / 4][e % 4];
+            for (int k = 0; k < STEPS; ++k) {
+                InnerProduct::B rows[2];
+                InnerProduct::load_b<Lower>(rows, triangle, i, j + k * InnerProduct::K, lane);
+                InnerProduct::multiply(to[i / 8], earlier[k], rows[0]);
+                InnerProduct::multiply(to[i / 8 + 1], earlier[k], rows[1]);
+            }
+    }
+}
+__device__ __forceinline__ void add_earlier(TokenSums& to, const Inner* triangle, const TokenSums& from) {
+    add_earlier(to, triangle, [&](int k) { return InnerProduct::a_from_accumulators(from + k / 8); });
+}
+
+// u = beta (v - read * u), for u = k @ state; values(n, v) is to set v to that of token tile n.
+template <typename VALUES>
+__device__ __forceinline__ void subtract_prediction(TokenSums& u, const Prepared& chunk, VALUES values) {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; ++n) {
+        const float2 read = *reinterpret_cast<const float2*>(chunk.read + n * 8 + 2 * t);
+        const float2 beta = *reinterpret_cast<const float2*>(chunk.beta + n * 8 + 2 * t);
+        float v[4];
+        values(n, v);
+        u[n][0] = beta.x * (v[0] - read.x * u[n][0]);
+        u[n][1] = beta.y * (v[1] - read.y * u[n][1]);
+        u[n][2] = beta.x * (v[2] - read.x * u[n][2]);
+        u[n][3] = beta.y * (v[3] - read.y * u[n][3]);
     }
 }
 
@@ -172,11 +214,11 @@ __device__ __forceinline__ Product::A fitted(const ColumnSizes& sizes, const flo
     for (int i = 0; i < 8; ++i) sized[i / 4][i % 4] = tiles[i / 4][i % 4] * sizes.fit[i % 4 / 2];
     return Product::a_from_accumulators(sized);
 }
-__device__ __forceinline__ void restore(const ColumnSizes& sizes, TokenSums& sums) {
+__device__ __forceinline__ void restore(const float (&back)[2], TokenSums& sums) {
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[n][i] *= sizes.back[i / 2];
+        for (int i = 0; i < 4; ++i) sums[n][i] *= back[i / 2];
 }
 
 // A warp's columns of the state; tile n has keys 8n + 2t and 8n + 2t + 1.
@@ -185,48 +227,25 @@ struct StateColumns {
 
     // state: of the head, at the warp's first column.
     __device__ __forceinline__ void load(const STATE_T* state) {
+        state += first_element();
         each([&](float& element, int at) { element = STATE_SHARE * to_float(state[at]); });
     }
     __device__ __forceinline__ void store(STATE_T* state) {
+        state += first_element();
         each([&](float& element, int at) { state[at] = from_float<STATE_T>(element * (1.0f / STATE_SHARE)); });
+    }
+    // Where this lane's elements begin, which the compiler is not to keep from the loads to the stores.
+    __device__ static __forceinline__ int first_element() {
+        unsigned lane = threadIdx.x % 32;
+        asm volatile("" : "+r"(lane));
+        return lane % 4 * 2 * VALUE_SIZE + column_of(lane / 4);
     }
     template <typename ACCESS>
     __device__ __forceinline__ void each(ACCESS access) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                access(value[n][i], (n * 8 + 2 * t + i % 2) * VALUE_SIZE + column_of(g + i / 2 * 8));
-    }
-    // k @ state and q @ state of every token. As half, columns of the state are first brought to the same size, so that
-    // none is too large, whatever the data.
-    __device__ __forceinline__ void read(TokenSums& k_state, TokenSums& q_state, const Key* k, const Key* q) const {
-        constexpr bool SIZED = CHANNEL_DECAY && sizeof(Key) == 2;
-        const int lane = threadIdx.x % 32;
-        const ColumnSizes sizes(SIZED ? largest(0) : 0.0f, SIZED ? largest(2) : 0.0f);
-#pragma unroll
-        for (int n = 0; n < TOKEN_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) k_state[n][i] = q_state[n][i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < KEY_SIZE; j += Product::K) {
-            const Product::A state = SIZED ? fitted(sizes, value + j / 8) : Product::a_from_accumulators(value + j / 8);
-#pragma unroll
-            for (int n = 0; n < TOKEN_TILES; n += 2) {
-                Product::B keys[2], queries[2];
-                Product::load_b<Tile>(keys, k, n * 8, j, lane);
-                Product::load_b<Tile>(queries, q, n * 8, j, lane);
-                Product::multiply(k_state[n], state, keys[0]);
-                Product::multiply(k_state[n + 1], state, keys[1]);
-                Product::multiply(q_state[n], state, queries[0]);
-                Product::multiply(q_state[n + 1], state, queries[1]);
-            }
-        }
-        if (SIZED) {
-            restore(sizes, k_state);
-            restore(sizes, q_state);
-        }
+            for (int i = 0; i < 4; ++i) access(value[n][i], (n * 8 + i % 2) * VALUE_SIZE + column_of(i / 2 * 8));
     }
     // The largest magnitude of the column of elements `first` and `first` + 1 of each tile.
     __device__ __forceinline__ float largest(int first) const {
