@@ -1,4 +1,4 @@
-// (I + L)^-1 of the strictly lower triangles of two value heads on Hopper, for prefill_prepare_pairs.cu.
+// (I + L)^-1 of the strictly lower triangles of two value heads, for prefill_prepare_pairs.cu.
 //
 // Blocks of 16 x 16: D_j, the inverses of those on the diagonal, by forward substitution in float, then column after
 // column X_jj = D_j, X_ij = -D_i (sum of L_ik X_kj over j <= k < i). All factors are true inverses, so that nothing
@@ -8,8 +8,6 @@
 
 #include "common/mma.cuh"
 #include "gated_delta_rule/prefill_substitution.cuh"
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 namespace {
 
@@ -21,6 +19,30 @@ constexpr int BLOCKS = CHUNK / BLOCK, BLOCK_ELEMENTS = BLOCK * BLOCK;
 __device__ __forceinline__ int lane_place() {
     const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, unit = lane / 8 % 2;
     return row * BLOCK + (unit ^ (row / 4 % 2)) * 8;
+}
+
+// Matrices to a block; each lane has two neighbours of a row of each. place: lane_place().
+__device__ __forceinline__ void put_block(__half* block, int place, const unsigned (&matrices)[4]) {
+#if GROUP_PRODUCTS
+    store_matrices(shared_address(block + place), matrices[0], matrices[1], matrices[2], matrices[3]);
+#else
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<unsigned*>(block + (g + i / 2 * 8) * BLOCK + (i % 2 ^ g / 4) * 8 + 2 * t) = matrices[i];
+#endif
+}
+// The same, each matrix transposed.
+__device__ __forceinline__ void put_block_transposed(__half* block, int place, const unsigned (&matrices)[4]) {
+#if GROUP_PRODUCTS
+    store_matrices_transposed(shared_address(block + place), matrices[0], matrices[1], matrices[2], matrices[3]);
+#else
+    unsigned turned[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned[i]) : "r"(matrices[i]));
+    put_block(block, place, turned);
+#endif
 }
 
 // Floats as sums of two halves, each a left operand.
@@ -135,8 +157,7 @@ struct InverseColumn {
         for (int e = 0; e < 8; ++e) sum[e / 4][e % 4] = -sum[e / 4][e % 4];
         found.split(sum);
         __syncwarp();
-        const unsigned(&high)[4] = found.high.r;
-        store_matrices_transposed(shared_address(scratch + place), high[0], high[1], high[2], high[3]);
+        put_block_transposed(scratch, place, found.high.r);
         __syncwarp();
         store_block(triangle, scratch, j + D, j);
         if constexpr (D + 1 < BLOCKS) {
@@ -147,5 +168,3 @@ struct InverseColumn {
 };
 
 }  // namespace
-
-#endif

@@ -1,4 +1,4 @@
-// First kernel of chunked prefill: products of a chunk's tokens with each other, for all chunks at once.
+// First kernel of chunked prefill in float32: products of a chunk's tokens with each other, for all chunks at once.
 //
 // With G the sums of g within the chunk, k' = k / |k| and q' = scale * q / |q|, for tokens j before i:
 //   L_ij = beta_i exp(G_i - G_j) k'_i k'_j,   inverse = (I + L)^-1,
@@ -6,9 +6,8 @@
 // so that the second kernel has u = inverse (beta (v - exp(G) k' S)) and o = exp(G) q' S + scores u ("Gated Delta
 // Networks", arXiv 2412.06464, section 3.3). A block computes K K^T and Q K^T once for all value heads of its key head.
 //
-// Macros: DATA_T; KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th chunk of
-// a key head; four warps, of which warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written
-// (`waiting`).
+// Macros: DATA_T (float); KEY_SIZE; NORMED; ALIGNED. Grid: any number of blocks, each of which takes every gridDim-th
+// chunk of a key head; four warps, of which warp w has tokens 16w to 16w + 15.
 #include "common/math.cuh"
 #include "gated_delta_rule/prefill_inverse.cuh"
 #include "gated_delta_rule/prefill_items.cuh"
@@ -16,16 +15,10 @@
 
 namespace {
 
-#if __CUDA_ARCH__ == 900
-constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 4 : 1;
-#else  // whose compilers need a few more registers, or whose shared memory has room for fewer
-constexpr int BLOCKS_AT_ONCE = sizeof(DATA_T) == 2 ? 3 : 1;
-#endif
 constexpr float NORM_EPSILON = 1e-6f;
 
 using Product = Mma<DATA_T>;
-using Inner = InnerType<DATA_T>::type;
-using Prepared = PreparedChunk<Inner>;
+using Prepared = PreparedChunk<float>;
 using Tile = TileLayout<DATA_T, KEY_SIZE>;
 
 struct Shared {
@@ -128,8 +121,7 @@ struct Pairs {
         return exp2_approx((head.log_decay[to] - head.log_decay[from]) + (head.rest[to] - head.rest[from]));
     }
     __device__ static __forceinline__ void store_scores(Prepared& chunk, int i, int j, float first, float second) {
-        *reinterpret_cast<Vector<Inner, 2>*>(chunk.scores + Triangle<Inner>::at(i, j)) = {from_float<Inner>(first),
-                                                                                            from_float<Inner>(second)};
+        *reinterpret_cast<float2*>(chunk.scores + Triangle<float>::at(i, j)) = make_float2(first, second);
     }
 };
 
@@ -154,7 +146,7 @@ __device__ __forceinline__ void store_pairs(const Pairs& pairs, Shared& shared, 
 
 // The inverse without its diagonal, and the factors of tokens.
 __device__ __forceinline__ void store_chunk(Prepared& chunk, const Shared& shared, const HeadTokens& head) {
-    store_inverse<Inner, THREADS>(chunk.inverse, shared.square);
+    store_inverse<float, THREADS>(chunk.inverse, shared.square);
     const float total = head.log_decay[CHUNK - 1], total_rest = head.rest[CHUNK - 1];
     if (threadIdx.x < CHUNK) {
         const int j = threadIdx.x;
@@ -185,8 +177,8 @@ __device__ __forceinline__ void wait_for_tiles(const Shared&) {
 __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill& p, HeadInputs& inputs,
                                         const Item& item, const Item& later) {
     const int warp = threadIdx.x / 32;
-    const int64_t place = int64_t(item.slot) * p.value_heads + item.key_head * p.values_per_key;
-    Prepared* chunks = static_cast<Prepared*>(p.chunks) + place;
+    const int64_t first = int64_t(item.slot) * p.value_heads + item.key_head * p.values_per_key;
+    Prepared* chunks = static_cast<Prepared*>(p.chunks) + first;
     Pairs pairs;
     multiply_pairs(pairs, shared, p.scale);
     for (int i = 0; i < p.values_per_key; ++i) {
@@ -204,13 +196,12 @@ __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill&
         invert_triangle(shared.square);
         store_chunk(chunks[i], shared, tokens);
         __syncthreads();  // before the next head overwrites what this one read
-        if (p.waiting && threadIdx.x == 0) allow_readers(p.waiting + place + i, p.readers);
     }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+extern "C" __global__ void __launch_bounds__(THREADS)
 gated_delta_rule_prepare(const __grid_constant__ GatedDeltaPrefill params) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);

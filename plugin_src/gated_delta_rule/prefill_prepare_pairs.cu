@@ -1,22 +1,33 @@
-// First kernel of chunked prefill on Hopper: what prefill_prepare.cu computes, for two value heads of a key head at a
-// time.
+// First kernel of chunked prefill for 16 bits: what prefill_prepare.cu computes in float32, for two value heads of a
+// key head at a time.
 //
-// K K^T and Q K^T are products of a whole warpgroup. The two heads share every barrier, and fill a warp where a block
-// of one occupies sixteen lanes.
+// The two heads share every barrier, and fill a warp where a block of one occupies sixteen lanes.
 //
-// Macros: DATA_T (16 bits); KEY_SIZE (64 or 128); NORMED. Grid: as prefill_prepare.cu; warp w has tokens 16w to
-// 16w + 15. Rows of q and k start at multiples of 16 bytes.
+// Macros: DATA_T (16 bits); KEY_SIZE; NORMED; ALIGNED; GROUP_PRODUCTS (1, on sm_90a with KEY_SIZE 64 or 128 and
+// ALIGNED: K K^T and Q K^T are products of a whole warpgroup; 0: each warp multiplies the blocks up to the diagonal).
+// Grid: as prefill_prepare.cu; warp w has tokens 16w to 16w + 15. A chunk is announced as soon as it is written
+// (`waiting`).
+#if GROUP_PRODUCTS
 #include "common/wgmma.cuh"
+#endif
 #include "gated_delta_rule/prefill_pair_inverse.cuh"
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if !GROUP_PRODUCTS || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #include "gated_delta_rule/prefill_items.cuh"
+#include "gated_delta_rule/prefill_tiles.cuh"
 
 namespace {
 
 constexpr int HEADS = 2;  // at a time
-constexpr int PANEL_BYTES = CHUNK * ROW_BYTES, TILE_BYTES = KEY_SIZE / PANEL * PANEL_BYTES;
+#if GROUP_PRODUCTS
+constexpr int PANEL_BYTES = CHUNK * ROW_BYTES, TILE_BYTES = KEY_SIZE / PANEL * PANEL_BYTES, TILE_ALIGNMENT = 1024;
+#else
+using Tile = TileLayout<DATA_T, KEY_SIZE>;
+constexpr int TILE_BYTES = Tile::elements(CHUNK) * sizeof(DATA_T), TILE_ALIGNMENT = 128;
+#endif
+// Of a multiprocessor; more registers where loads are element by element, and no room for more where tiles are large.
+constexpr int BLOCKS_AT_ONCE = ALIGNED && KEY_SIZE <= 128 ? 4 : 3;
 constexpr float NORM_EPSILON = 1e-6f;
 
 using Product = Mma<DATA_T>;
@@ -37,8 +48,8 @@ struct Factors {
 };
 
 struct Shared {
-    alignas(1024) unsigned char k[TILE_BYTES];
-    alignas(1024) unsigned char q[TILE_BYTES];
+    alignas(TILE_ALIGNMENT) unsigned char k[TILE_BYTES];
+    alignas(TILE_ALIGNMENT) unsigned char q[TILE_BYTES];
     HeadTriangle triangles[HEADS];
     HeadTokens tokens[HEADS];
     union {
@@ -56,7 +67,9 @@ __device__ __forceinline__ int this_thread() {
     return thread;
 }
 
-__device__ __forceinline__ void load_panels(unsigned char* tile, const DATA_T* from, int64_t row_stride, int valid) {
+// `valid` rows of q or k, zeros below.
+__device__ __forceinline__ void load_tile(unsigned char* tile, const DATA_T* from, int64_t row_stride, int valid) {
+#if GROUP_PRODUCTS
     constexpr int UNITS = KEY_SIZE / 8, STEP = THREADS / UNITS;
     const int thread = this_thread(), unit = thread % UNITS, first = thread / UNITS;
     const DATA_T* row = from + first * row_stride + unit * 8;
@@ -65,11 +78,15 @@ __device__ __forceinline__ void load_panels(unsigned char* tile, const DATA_T* f
         const bool inside = first + i * STEP < valid;
         copy_async_16(tile + panel_unit<CHUNK>(first + i * STEP, unit), inside ? row : from, inside);
     }
+#else
+    load_tokens<DATA_T, KEY_SIZE, THREADS, ALIGNED>(reinterpret_cast<DATA_T*>(tile), from, row_stride, valid,
+                                                    this_thread());
+#endif
 }
 
 __device__ __forceinline__ void load_tiles(Shared& shared, const Item& item, const GatedDeltaPrefill& p) {
-    load_panels(shared.k, item.first_of(p.k, p.k_row, p.k_token, p.k_head), p.k_token, item.valid);
-    load_panels(shared.q, item.first_of(p.q, p.q_row, p.q_token, p.q_head), p.q_token, item.valid);
+    load_tile(shared.k, item.first_of(p.k, p.k_row, p.k_token, p.k_head), p.k_token, item.valid);
+    load_tile(shared.q, item.first_of(p.q, p.q_row, p.q_token, p.q_head), p.q_token, item.valid);
     commit_copies();
 }
 
@@ -89,7 +106,8 @@ struct Pairs {
         for (int e = 0; e < 8; ++e)
             own[e] = warp < 2 ? (warp == 0 ? sums[e] : sums[8 + e]) : (warp == 2 ? sums[16 + e] : sums[24 + e]);
     }
-    __device__ __forceinline__ void multiply(Shared& shared, float scale) {
+#if GROUP_PRODUCTS
+    __device__ __forceinline__ void multiply_group(const Shared& shared, float (&q_q)[2][4]) {
         const unsigned long long k = operand(shared.k), q = operand(shared.q);
         wgmma_fence();
 #pragma unroll
@@ -99,8 +117,7 @@ struct Pairs {
             multiply_rows<DATA_T>(q_k, q + at, k + at, j > 0);
         }
         wgmma_commit();
-        const int lane = threadIdx.x % 32, g = lane / 4, warp = threadIdx.x / 32;
-        float q_q[2][4] = {};
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         if (NORMED) {
             const int place = panel_unit<CHUNK>(warp * BLOCK + lane % 16, lane / 16);
 #pragma unroll
@@ -115,6 +132,46 @@ struct Pairs {
         wgmma_wait<0>();
         in_flight(k_k);
         in_flight(q_k);
+    }
+#else
+    // Of later blocks there are zeros.
+    __device__ __forceinline__ void multiply_blocks(const Shared& shared, float (&q_q)[2][4]) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const DATA_T *k = reinterpret_cast<const DATA_T*>(shared.k), *q = reinterpret_cast<const DATA_T*>(shared.q);
+        float k_blocks[CHUNK / 8][4] = {}, q_blocks[CHUNK / 8][4] = {};
+#pragma unroll 4
+        for (int c = 0; c < KEY_SIZE; c += Product::K) {
+            const Product::A keys = Product::load_a<Tile>(k, warp * BLOCK, c, lane);
+            const Product::A queries = Product::load_a<Tile>(q, warp * BLOCK, c, lane);
+#pragma unroll
+            for (int j = 0; j < BLOCKS; ++j) {
+                if (j > warp) break;
+                Product::B earlier[2];
+                Product::load_b<Tile>(earlier, k, j * BLOCK, c, lane);
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    Product::multiply(k_blocks[2 * j + n], keys, earlier[n]);
+                    Product::multiply(q_blocks[2 * j + n], queries, earlier[n]);
+                }
+            }
+#pragma unroll
+            for (int n = 0; NORMED && n < 2; ++n) Product::multiply(q_q[n], queries, Product::b_from_a(queries, n));
+        }
+#pragma unroll
+        for (int e = 0; e < CHUNK / 2; ++e) {
+            k_k[e] = k_blocks[e / 4][e % 4];
+            q_k[e] = q_blocks[e / 4][e % 4];
+        }
+    }
+#endif
+    __device__ __forceinline__ void multiply(Shared& shared, float scale) {
+        const int lane = threadIdx.x % 32, g = lane / 4, warp = threadIdx.x / 32;
+        float q_q[2][4] = {};
+#if GROUP_PRODUCTS
+        multiply_group(shared, q_q);
+#else
+        multiply_blocks(shared, q_q);
+#endif
         float k_here[8];
         own_of(k_here, k_k);
         // The lane with an element of the diagonal has that row's square.
@@ -160,9 +217,8 @@ struct Pairs {
             }
             Parts parts;
             parts.split(values);
-            const unsigned(&high)[4] = parts.high.r, (&low)[4] = parts.low.r;
-            store_matrices(shared_address(block.high + place), high[0], high[1], high[2], high[3]);
-            store_matrices(shared_address(block.low + place), low[0], low[1], low[2], low[3]);
+            put_block(block.high, place, parts.high.r);
+            put_block(block.low, place, parts.low.r);
             store_scores(triangle.diagonal[warp], scores, weights, j);
         }
         store_own(shared, head, scores);
@@ -201,9 +257,13 @@ struct Pairs {
                                                         const float (&weights)[2][4], int j) {
         const int warp = threadIdx.x / 32;
         __half* block = own.scratch[j % 2];
-        store_matrices(shared_address(block + lane_place()), Half::pack(weights[0][0], weights[0][1]),
-                       Half::pack(weights[0][2], weights[0][3]), Half::pack(weights[1][0], weights[1][1]),
-                       Half::pack(weights[1][2], weights[1][3]));
+        unsigned matrices[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float(&row)[4] = weights[i / 2];
+            matrices[i] = Half::pack(row[i % 2 * 2], row[i % 2 * 2 + 1]);
+        }
+        put_block(block, lane_place(), matrices);
         __syncwarp();
         store_block(scores, block, warp, j);
     }
@@ -232,7 +292,9 @@ __device__ __forceinline__ void store_factors(Shared& shared, int head, Prepared
 
 __device__ __forceinline__ void wait_for_tiles(const Shared&) {
     wait_copies<0>();
+#if GROUP_PRODUCTS
     fence_for_wgmma();
+#endif
     __syncthreads();
 }
 
@@ -276,11 +338,13 @@ __device__ __forceinline__ void prepare(Shared& shared, const GatedDeltaPrefill&
 
 }  // namespace
 
+#else
+constexpr int BLOCKS_AT_ONCE = 4;
 #endif
 
-extern "C" __global__ void __launch_bounds__(128, 4)
+extern "C" __global__ void __launch_bounds__(128, BLOCKS_AT_ONCE)
 gated_delta_rule_prepare_pairs(const __grid_constant__ GatedDeltaPrefill params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if !GROUP_PRODUCTS || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     prepare_items<HEADS>(shared, params);

@@ -15,6 +15,9 @@ from tests.support.kernel_calls import H200, ORIN, op_call
 
 BF16, F32 = torch.bfloat16, torch.float32
 ADA = replace(H200, capability=(8, 9), multiprocessors=128, shared_bytes=101376)
+AMPERE = replace(H200, capability=(8, 0), shared_bytes=166912)
+A100 = replace(AMPERE, multiprocessors=108)
+PAIRS = "gated_delta_rule_prefill_pairs"
 
 
 def call_of(
@@ -178,10 +181,11 @@ def test_refuses_states_that_are_strided_or_not_aligned():
 def test_many_tokens_run_in_chunks(device):
     prepare, columns = plan(call_of(rows=2, time=1000), device).launches
     hopper = ("gated_delta_rule_prepare_pairs", "gated_delta_rule_prefill_groups")
-    others = ("gated_delta_rule_prepare", "gated_delta_rule_prefill")
+    others = ("gated_delta_rule_prepare_pairs", "gated_delta_rule_prefill")
     assert (prepare.source.entry, columns.source.entry) == (hopper if device is H200 else others)
-    # With the second kernel one block per multiprocessor, else one for each chunk of a key head.
-    assert prepare.grid == ((132 if device is H200 else 16 * 16 * 2), 1, 1) and columns.grid[1:] == (16, 2)
+    # With the second kernel one block per multiprocessor, else up to four, each with several chunks of key heads.
+    at_once = 132 if device is H200 else min(16 * 16 * 2, 4 * device.multiprocessors)
+    assert prepare.grid == (at_once, 1, 1) and columns.grid[1:] == (16, 2)
     assert prepare.pointers["chunks"].memory is columns.pointers["chunks"].memory is Memory.WORKSPACE
     assert prepare.overlap is columns.overlap is (device is H200)
 
@@ -237,35 +241,54 @@ def test_decays_of_key_channels_have_warpgroups_on_hopper():
         assert "waiting" not in states.pointers and states.shared_bytes <= H200.shared_bytes
     others = (
         launches(device=ADA),
-        launches(key_size=96),
-        launches(value_size=96),
+        launches(8, key_size=96),
+        launches(8, value_size=96),
         launches(dtype=F32),
-        launches(gap=4),
+        launches(8, gap=4),
     )
     for prepare, states in others:
         assert states.source.entry == "gated_delta_rule_prefill" and variant(prepare)["PANELS"] == "0"
 
 
-def test_heads_are_cut_until_blocks_fill_the_device():
-    ampere = replace(H200, capability=(8, 0))
+def second(device: DeviceTraits, **call: object) -> KernelLaunch:
+    return plan(call_of(**{"time": 100} | call), device).launches[1]  # type: ignore[arg-type]
 
-    def warps(rows: int, device: DeviceTraits = ampere) -> str:
-        return dict(plan(call_of(rows=rows, time=100), device).launches[1].source.defines)["WARPS"]
+
+def test_heads_are_cut_while_blocks_fit_the_device_at_once():
+    def warps(rows: int, device: DeviceTraits = AMPERE, **call: object) -> str:
+        return variant(second(device, rows=rows, **call))["WARPS"]
 
     assert [warps(rows) for rows in (1, 2, 4, 8)] == ["2", "4", "8", "8"]
+    assert [warps(rows, A100) for rows in (1, 2, 4)] == ["4", "8", "8"]
+    # Cuts into 64 columns have three blocks a head.
+    assert [warps(1, value_heads=heads, value_size=192) for heads in (16, 32, 48)] == ["2", "4", "8"]
+    assert warps(8, value_size=32) == "2"
     assert warps(1, ORIN) == "8"
 
 
-def test_hopper_has_whole_warpgroups_where_tiles_are_whole_panels():
-    def second(**call: object) -> KernelLaunch:
-        return plan(call_of(time=100, **call), H200).launches[1]  # type: ignore[arg-type]
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+def test_few_blocks_have_warps_for_their_outputs(decay):
+    pairs = [second(AMPERE, rows=rows, decay=decay) for rows in (1, 2, 4, 8)]
+    assert [launch.source.entry for launch in pairs] == 2 * [PAIRS] + 2 * ["gated_delta_rule_prefill"]
+    assert [launch.block[0] // 32 for launch in pairs] == [2 + 2 + 4, 4 + 4 + 4, 8, 8]
+    assert all(launch.shared_bytes <= AMPERE.shared_bytes for launch in pairs)
 
-    one, two = second(rows=1), second(rows=8)
+
+def test_warps_for_outputs_need_registers_and_shared_memory():
+    one_row = {"rows": 1, "time": 100}
+    assert second(ADA, **one_row).source.entry == PAIRS
+    assert second(ADA, rows=2).source.entry == "gated_delta_rule_prefill"
+    for other in ({"dtype": F32}, {"key_size": 192}, {"decay": "key_channel"}, {"rows": 8, "value_size": 16}):
+        assert second(ADA, **one_row | other).source.entry == "gated_delta_rule_prefill"
+
+
+def test_hopper_has_whole_warpgroups_where_tiles_are_whole_panels():
+    one, two = second(H200, rows=1), second(H200, rows=8)
     assert [dict(launch.source.defines)["GROUPS"] for launch in (one, two)] == ["1", "2"]
     assert (one.grid, one.block) == ((4, 16, 1), (192, 1, 1)) and (two.grid, two.block) == ((2, 16, 8), (384, 1, 1))
-    assert dict(second(rows=64, value_size=192).source.defines)["GROUPS"] == "1"
-    for other in (second(key_size=96), second(value_size=96), second(dtype=F32), second(gap=4)):
-        assert other.source.entry == "gated_delta_rule_prefill"
+    assert dict(second(H200, rows=64, value_size=192).source.defines)["GROUPS"] == "1"
+    for other in ({"key_size": 96}, {"value_size": 96}, {"dtype": F32}, {"gap": 4}):
+        assert second(H200, rows=8, **other).source.entry == "gated_delta_rule_prefill"
 
 
 @pytest.mark.parametrize("device", [H200, ORIN, ADA], ids=["H200", "Orin", "Ada"])
@@ -301,7 +324,7 @@ def test_rows_that_are_not_aligned_load_element_by_element():
 def test_variants_compile_without_local_memory():
     pytest.importorskip("cuda.core", reason="needs cuda-core and NVRTC (extra cuda)")
     chosen = {source.file: source for source in sources() if source.hot}
-    assert len(chosen) == 10
+    assert len(chosen) == 11
     for source in chosen.values():
         architecture = "sm_90a" if "groups" in source.file else "sm_87"
         assert compile_kernel(source, architecture).report.problem is None

@@ -13,9 +13,11 @@ from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill import (
     Chunked,
     chunk_slots,
     columns_launch,
+    cut_sources,
     prefill_params,
     states_pointers,
 )
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_column_pairs import LARGEST_KEY
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, takes
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
 from hybridge.trt_plugins.kernels.source import CUDA_TYPES, KernelSource
@@ -62,13 +64,14 @@ def channels_sources() -> Iterator[KernelSource]:
             yield _source(replace(base, dtype=dtype), panels=True)
         stages = 1 if dtype is DType.FLOAT32 else 2
         for state in {DType.FLOAT32, dtype}:
-            for warps in (2, 8):
-                yield replace(base, dtype=dtype, state=state, warps=warps, stages=stages).columns_source()
+            yield from cut_sources(replace(base, dtype=dtype, state=state, stages=stages))
     for key_size, value_size in ((64, 64), (96, 192), (192, 192), (16, 16)):
         for aligned in (True, False):
             sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
             yield _source(sized)
             yield sized.columns_source()
+            if key_size <= LARGEST_KEY:
+                yield sized.pairs_source()
 
 
 def _source(variant: Chunked, panels: bool = False) -> KernelSource:

@@ -15,6 +15,7 @@ from hybridge.artifact.errors import UnsupportedError
 from hybridge.trt_plugins.kernels.call import CallPlan, DeviceTraits, KernelLaunch, Memory, PointerSource
 from hybridge.trt_plugins.kernels.ops.decode_tile import ACCESS_BYTES
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
+from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_column_pairs import LARGEST_KEY, MOST_WARPS, ColumnPairs
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_groups import Groups, groups_sources, takes
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_prefill_pairs import BLOCKS_AT_ONCE, Pairs, pairs_sources
 from hybridge.trt_plugins.kernels.ops.rows import row_pointers
@@ -33,8 +34,6 @@ _DECAYS_BYTES = 8  # of the widest access to decays of key channels
 _MOST_WARPS, _LEAST_WARPS = 8, 2
 _LOADERS = 2
 _LARGEST_HOT_KEY = 192
-# Blocks a multiprocessor below which a head is cut between more blocks.
-_FULL = 0.75
 _TRIANGLE = 10 * 16 * 16  # elements of a lower triangle of 64 x 64 in blocks of 16 x 16
 
 
@@ -60,11 +59,12 @@ class Chunked:
             aligned &= call.token_access_bytes("g") >= _DECAYS_BYTES
         sizes = (call.dtype, call.state.dtype, call.key_size, call.value_size)
         variant = cls(*sizes, call.normed, aligned, _MOST_WARPS, 2, call.channel_decay)
-        while variant.warps > _LEAST_WARPS and (
-            variant.warps * _COLUMNS_OF_WARP >= 2 * call.value_size
-            or call.rows * call.value_heads * variant.slices < _FULL * device.multiprocessors
-        ):
-            variant = replace(variant, warps=variant.warps // 2)
+        while variant.warps > _LEAST_WARPS:
+            halved = replace(variant, warps=variant.warps // 2)
+            one_wave = call.rows * call.value_heads * halved.slices <= device.multiprocessors
+            if not one_wave and variant.warps * _COLUMNS_OF_WARP < 2 * call.value_size:
+                break
+            variant = halved
         return variant if variant.columns_bytes <= device.shared_bytes else replace(variant, stages=1)
 
     @property
@@ -116,21 +116,35 @@ class Chunked:
             "NORMED": self.normed,
             "ALIGNED": self.aligned,
         }
-        return KernelSource.of(PREPARE_FILE, PREPARE_ENTRY, defines, hot=self.is_hot)
+        return KernelSource.of(PREPARE_FILE, PREPARE_ENTRY, defines)
 
-    def columns_source(self) -> KernelSource:
-        defines = {
+    def columns_defines(self) -> dict[str, object]:
+        return {
             "DATA_T": self.dtype,
             "STATE_T": self.state,
             "KEY_SIZE": self.key_size,
             "VALUE_SIZE": self.value_size,
-            "WARPS": self.warps,
-            "LOADERS": self.loaders,
-            "STAGES": self.stages,
             "ALIGNED": self.aligned,
             "CHANNEL_DECAY": self.channel_decay,
         }
-        return KernelSource.of(COLUMNS_FILE, COLUMNS_ENTRY, defines, hot=self.is_hot)
+
+    def columns_source(self) -> KernelSource:
+        own = {"WARPS": self.warps, "LOADERS": self.loaders, "STAGES": self.stages}
+        return KernelSource.of(COLUMNS_FILE, COLUMNS_ENTRY, self.columns_defines() | own, hot=self.is_hot)
+
+    @property
+    def pairs(self) -> ColumnPairs:
+        """The same columns with warps of their own for the outputs."""
+        return ColumnPairs(self.warps, self.key_size, self.channel_decay, self.columns_bytes)
+
+    def pairs_source(self) -> KernelSource:
+        return self.pairs.source(self.columns_defines(), self.is_hot)
+
+    def has_pairs(self, call: DeltaCall, device: DeviceTraits) -> bool:
+        """Whether its blocks leave room on the device for more warps of 16-bit data."""
+        small = self.dtype is not DType.FLOAT32 and self.key_size <= LARGEST_KEY and self.warps <= MOST_WARPS
+        one_wave = call.rows * call.value_heads * self.slices <= device.multiprocessors
+        return small and one_wave and self.stages == 2 and self.pairs.shared_bytes <= device.shared_bytes
 
 
 def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
@@ -140,25 +154,21 @@ def plan_prefill(call: DeltaCall, device: DeviceTraits) -> CallPlan:
     blocks = chunks * call.key_heads * call.rows
     prepared = chunk_slots(call, chunks) * call.value_heads
     work = {"chunks": PointerSource(Memory.WORKSPACE)} | row_pointers(call.call, "rows.")
-    source, shared_bytes = variant.prepare_source(), variant.prepare_bytes
+    params, counters = prefill_params(call, chunks), 0
     if takes(call, device):
         groups = Groups.of(call, device, variant.chunk_bytes)
-        params = prefill_params(call, chunks)
         params.readers, params.together = groups.slices, groups.fits_together(call, device)
         work["waiting"] = PointerSource(Memory.COUNTERS)
         params.rows_at_once = groups.rows_at_once(call, device)
-        pairs = Pairs.of(call)
-        source, shared_bytes = pairs.source(), pairs.shared_bytes
-        blocks = min(blocks, device.multiprocessors * (1 if params.together else BLOCKS_AT_ONCE))
         states = groups.launch(params, call, states_pointers(call, work))
         counters = prepared * _COUNTER_BYTES
     else:
-        params = prefill_params(call, chunks)
         states = columns_launch(call, device, variant, params, work)
-        counters = 0
+    at_once = device.multiprocessors * (1 if params.together else BLOCKS_AT_ONCE)
+    source, shared_bytes = _prepare(call, device, variant)
     prepare = KernelLaunch(
         source,
-        (blocks, 1, 1),
+        (min(blocks, at_once), 1, 1),
         (_PREPARE_THREADS, 1, 1),
         params,
         call.inputs("q", "k", "g", "beta") | work,
@@ -172,13 +182,17 @@ def columns_launch(
     call: DeltaCall, device: DeviceTraits, variant: Chunked, params: Any, work: dict[str, PointerSource]
 ) -> KernelLaunch:
     """The second kernel where it is not one of whole warpgroups."""
+    source, threads = variant.columns_source(), (variant.warps + variant.loaders) * _WARP
+    shared_bytes = variant.columns_bytes
+    if variant.has_pairs(call, device):
+        source, threads, shared_bytes = variant.pairs_source(), variant.pairs.threads, variant.pairs.shared_bytes
     return KernelLaunch(
-        variant.columns_source(),
+        source,
         (params.values_per_key * variant.slices, call.key_heads, call.rows),
-        ((variant.warps + variant.loaders) * _WARP, 1, 1),
+        (threads, 1, 1),
         params,
         states_pointers(call, work),
-        variant.columns_bytes,
+        shared_bytes,
         overlap=device.is_hopper_or_later,
     )
 
@@ -190,24 +204,34 @@ def states_pointers(call: DeltaCall, work: dict[str, PointerSource]) -> dict[str
 def prefill_sources() -> Iterator[KernelSource]:
     """Every type and cut at the usual sizes, other sizes in bfloat16, and both loads."""
     base = Chunked(DType.BFLOAT16, DType.FLOAT32, 128, 128, True, True, _LEAST_WARPS, 2)
+    yield replace(base, dtype=DType.FLOAT32).prepare_source()
     for dtype in CUDA_TYPES:
         stages = 1 if dtype is DType.FLOAT32 else 2
-        yield replace(base, dtype=dtype).prepare_source()
         for state in {DType.FLOAT32, dtype}:
-            for warps in (_LEAST_WARPS, _MOST_WARPS):
-                yield replace(base, dtype=dtype, state=state, warps=warps, stages=stages).columns_source()
+            yield from cut_sources(replace(base, dtype=dtype, state=state, stages=stages))
     for key_size, value_size in ((64, 64), (96, 192), (192, 192), (256, 256), (16, 16)):
         for aligned in (True, False):
             sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)
-            yield sized.prepare_source()
+            yield replace(sized, dtype=DType.FLOAT32).prepare_source()
             yield sized.columns_source()
+            if key_size <= LARGEST_KEY:
+                yield sized.pairs_source()
     yield from pairs_sources()
     yield from groups_sources()
 
 
+def cut_sources(base: Chunked) -> Iterator[KernelSource]:
+    """The second kernel with few and with many columns a block."""
+    for warps in (_LEAST_WARPS, _MOST_WARPS):
+        yield replace(base, warps=warps).columns_source()
+    if base.dtype is not DType.FLOAT32:
+        for warps in (_LEAST_WARPS, MOST_WARPS):
+            yield replace(base, warps=warps).pairs_source()
+
+
 def _variant(call: DeltaCall, device: DeviceTraits) -> Chunked:
     variant = Chunked.of(call, device)
-    needed = max(variant.columns_bytes, variant.prepare_bytes)
+    needed = max(variant.columns_bytes, _prepare(call, device, variant)[1])
     if needed > device.shared_bytes:
         raise UnsupportedError(
             f"{call.call.spec.name}: expected a GPU with {needed} bytes of shared memory a block for "
@@ -215,6 +239,14 @@ def _variant(call: DeltaCall, device: DeviceTraits) -> Chunked:
             "portable form (plugins off)"
         )
     return variant
+
+
+def _prepare(call: DeltaCall, device: DeviceTraits, variant: Chunked) -> tuple[KernelSource, int]:
+    """The first kernel, and its bytes of shared memory."""
+    if variant.dtype is DType.FLOAT32:
+        return variant.prepare_source(), variant.prepare_bytes
+    pairs = Pairs.of(call, variant.tile_bytes, variant.aligned, takes(call, device))
+    return pairs.source(), pairs.shared_bytes
 
 
 def prefill_params(call: DeltaCall, chunks: int) -> Any:
