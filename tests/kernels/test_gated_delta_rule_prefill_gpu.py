@@ -21,6 +21,11 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 3e-3}
 STATE_TOLERANCE = {F32: 0.0, F16: 1e-3, BF16: 3e-3}  # one rounding of the state on top
 NAN = float("nan")
+# GPUs before Hopper, with much and with little shared memory.
+OLDER: dict[str, dict[str, Any]] = {
+    "sm_80": {"capability": (8, 0), "shared_bytes": 166912},
+    "sm_89": {"capability": (8, 9), "shared_bytes": 101376},
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Case:
     """gap: elements between the tokens of q, k, v and beta, which are then slices of one wider tensor; g_gap: of g.
 
     decay_rate: the log of the decay lies between -decay_rate and 0. beta: its factor. alike: length of a vector that
-    all keys and queries share. small: planned as for a GPU with little shared memory.
+    all keys and queries share. older: planned as for this GPU before Hopper.
     """
 
     rows: int = 2
@@ -47,7 +52,7 @@ class Case:
     decay_rate: float = 1.0
     beta: float = 1.0
     alike: float = 0.0
-    small: bool = False
+    older: str = ""
 
     def __str__(self) -> str:
         changed = [f"{k}={v}" for k, v in vars(self).items() if v != getattr(type(self), k)]
@@ -55,8 +60,7 @@ class Case:
 
     @property
     def traits(self) -> DeviceTraits:
-        traits = KernelDevice.current().traits
-        return replace(traits, capability=(8, 9), shared_bytes=101376) if self.small else traits
+        return replace(KernelDevice.current().traits, **OLDER.get(self.older, {}))
 
     @property
     def attributes(self) -> dict[str, object]:
@@ -132,8 +136,9 @@ def check(case: Case, in_place: bool = False) -> None:
 
 BASE = Case()
 CHANNELS = replace(BASE, decay="key_channel")
-# 16 bits with much and with little shared memory, and float; the same with one decay per key channel.
-BASES = [replace(base, **change) for base in (BASE, CHANNELS) for change in ({}, {"small": True}, {"dtype": F32})]
+# 16 bits on Hopper and before it, and float; the same with one decay per key channel.
+BASES = [replace(base, **change) for base in (BASE, CHANNELS) for change in ({}, {"older": "sm_89"}, {"dtype": F32})]
+BASES.append(replace(CHANNELS, older="sm_80"))
 kernels = pytest.mark.parametrize("base", BASES, ids=str)
 
 
@@ -196,7 +201,7 @@ def test_sizes_with_decays_of_key_channels(key_size, value_size, dtype, narrow):
     check(replace(CHANNELS, dtype=dtype, rows=1, time=150, **sizes))
 
 
-@pytest.mark.parametrize("change", [{}, {"rows": 40}, {"small": True}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"rows": 40}, {"older": "sm_80"}, {"older": "sm_89"}], ids=str)
 @pytest.mark.parametrize("magnitude", [1e-2, 1e5])
 def test_channel_states_may_have_any_size(magnitude, change):
     case = replace(CHANNELS, **change)
@@ -225,6 +230,17 @@ def test_more_heads_than_multiprocessors(decay, dtype, sizes):
     lengths = (200, 64, 0, 1, 129, 200, 63, 192, 17)
     heads = {"key_heads": 8, "value_heads": 16, "key_size": key_size, "value_size": value_size}
     check(Case(rows=9, dtype=dtype, decay=decay, lengths=lengths, **heads), in_place=True)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("key_size", [128, 48])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("decay", ["head", "key_channel"])
+def test_cuts_of_heads_before_hopper(decay, dtype, key_size, rows):
+    """Blocks of two, four and eight warps with columns of the state, at ragged lengths."""
+    lengths = (129, 200, 64, 0, 1, 200, 63, 192, 17)[:rows]
+    heads = {"key_heads": 8, "value_heads": 16, "key_size": key_size, "decay": decay}
+    check(Case(rows=rows, dtype=dtype, lengths=lengths, older="sm_80", **heads), in_place=True)
 
 
 @kernels
