@@ -20,6 +20,7 @@ constexpr int DEPTH = HEAD_DIM / QUARTERS;   // columns of queries and keys that
 constexpr int COLUMNS = HEAD_DIM / WARPS;    // of the values that a warp adds up
 constexpr int PARTS = KEYS < 32 ? 1 : 2;     // of the keys of a step
 constexpr int WARP_KEYS = KEYS / PARTS;      // that a warp multiplies
+constexpr int LATER = SLOTS - 2 * TILES;     // tiles on their way that the next step does not need
 static_assert(DEPTH % 16 == 0 && COLUMNS % 8 == 0 && WARP_KEYS % 16 == 0, "whole products");
 
 using M = Mma<DATA_T>;
@@ -29,7 +30,7 @@ struct Shared {
         alignas(128) DATA_T queries[Layout::elements(QUERIES)];  // until they are in registers
         alignas(128) float scores[QUARTERS][QUERIES][SCORES_PITCH];
     };
-    Slots slots;
+    alignas(128) Slots slots;
     Weights weights;
 };
 
@@ -133,7 +134,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     paged_attention_wide(const __grid_constant__ WideAttention wide) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    if (threadIdx.x == 0) Ring::start(shared.slots);
     wait_for_earlier_kernels();
     const PagedAttention& p = wide.call;
     const Work work(wide);
@@ -145,26 +145,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     copy_queries(shared, p, work);
     Ring ring(p, work);
-#if __CUDA_ARCH__ >= 900
-    fence_for_bulk_copies();
-#endif
-    __syncthreads();  // the slots are ready
     ring.copy(shared.slots, p, work, SLOTS - TILES);
-    wait_copies<0>();
-    __syncthreads();  // the queries are there
+    wait_copies<LATER>();
+    __syncthreads();  // the queries and the first step's tiles are there
     const Queries queries(shared.queries, quarter * DEPTH);
     Softmax softmax(p, work);
     Sums sums;
-    int slot = 0, parity = 0;  // of the step's next tile
-    __syncthreads();           // scores may take the place of the queries
+    int slot = 0;     // of the step's next tile
+    __syncthreads();  // scores may take the place of the queries
     for (int key = work.begin; key < work.end; key += KEYS) {
         const DATA_T* tiles[TILES];
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
-            tiles[i] = shared.slots.tiles[slot];
-            barrier_wait(&shared.slots.arrived[slot], parity);
+            tiles[i] = shared.slots[slot];
             slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            parity ^= slot == 0;
         }
         if (part < PARTS) {
             const int first = part * WARP_KEYS;
@@ -174,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();  // the scores are there, and every warp is done with the step before
         ring.copy(shared.slots, p, work, TILES);
         softmax.weigh(shared.scores, shared.weights, p, key, work.end, factor);
-        __syncthreads();  // the weights are there
+        wait_copies<LATER>();
+        __syncthreads();  // the weights are there, and the tiles of the next step
         sums.correct(shared.weights.corrections);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) sums.add(shared.weights.tile, tiles[i], i * TILE_KEYS, warp * COLUMNS);

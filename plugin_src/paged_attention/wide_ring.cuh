@@ -3,7 +3,7 @@
 // Macros: DATA_T, HEAD_DIM, QUERIES, KEYS, SLOTS, as in wide_heads.cu.
 #pragma once
 
-#include "common/bulk_copy.cuh"
+#include "common/async_copy.cuh"
 #include "common/mma.cuh"
 #include "paged_attention/wide_work.cuh"
 
@@ -14,7 +14,7 @@ constexpr int TILES = KEYS / TILE_KEYS;             // of a step
 static_assert(sizeof(DATA_T) == 2 && UNITS % 8 == 0, "rows of an odd number of units begin in different banks");
 static_assert(SLOTS >= 2 * TILES, "a step's tiles are copied during the step before");
 
-// Rows in one piece each, as bulk copies write them.
+// Rows in one piece each, of which neighbours begin in different banks.
 struct Layout {
     static constexpr int PITCH = HEAD_DIM + 8;
 
@@ -22,71 +22,49 @@ struct Layout {
     __device__ static __forceinline__ int unit(int row, int index) { return row * PITCH + index * 8; }
 };
 
-struct Slots {
-    alignas(128) DATA_T tiles[SLOTS][Layout::elements(TILE_KEYS)];
-    alignas(8) uint64_t arrived[SLOTS];
-};
+using Slots = DATA_T[SLOTS][Layout::elements(TILE_KEYS)];
 
-// Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. Tile t
-// is copied by warp t % WARPS, a lane of which knows the place of each row.
+// Copies tiles of TILE_KEYS positions one after another to the slots, from the first to the last of all steps. A warp
+// copies ROWS positions of each tile, LANES of its lanes one of them. Every tile is a group of copies, which is empty
+// past the end.
 struct Ring {
-    int64_t offset;             // of the lane's row of the warp's next tile; negative: none, zeros are stored
-    int next = 0, slot = 0;     // the tile that is copied next, and its slot
-    int count;
+    static constexpr int ROWS = TILE_KEYS / WARPS, LANES = 32 / ROWS;
+    int64_t offset;          // of what the lane copies first of the next tile; negative: none, zeros are stored
+    int position, slot = 0;  // of the lane's row of the next tile, and the tile's slot
 
-    __device__ __forceinline__ Ring(const PagedAttention& p, const Work& work)
-        : count((work.end - work.begin + KEYS - 1) / KEYS * TILES) {
-        find(p, work, threadIdx.x / 32);
+    __device__ __forceinline__ Ring(const PagedAttention& p, const Work& work) : position(work.begin + row()) {
+        find(p, work);
     }
-    // By one thread, before any other uses the slots.
-    __device__ static __forceinline__ void start(Slots& slots) {
-#if __CUDA_ARCH__ >= 900
-        for (uint64_t& barrier : slots.arrived) barrier_init(&barrier, 1);
-        barriers_publish();
-#else
-        for (uint64_t& barrier : slots.arrived) barrier_init(&barrier, 32);
-#endif
-    }
-    // Starts the copies of the next `tiles` tiles, up to the last one.
+    // Starts the copies of the next `tiles` tiles.
     __device__ __forceinline__ void copy(Slots& slots, const PagedAttention& p, const Work& work, int tiles) {
-        for (int i = 0; i < tiles && next < count; ++i, ++next) {
-            if (next % WARPS == threadIdx.x / 32) {
-                copy_tile(slots.tiles[slot], &slots.arrived[slot], static_cast<const DATA_T*>(p.kv_pool));
-                find(p, work, next + WARPS);
-            }
+        for (int i = 0; i < tiles; ++i) {
+            // Every tile of a step is written, also those past the end.
+            const bool used = position - row() < work.end + KEYS - TILE_KEYS;
+            if (used) copy_row(slots[slot], static_cast<const DATA_T*>(p.kv_pool));
+            commit_copies();
+            position += TILE_KEYS;
+            find(p, work);  // on its way until that tile is copied
             slot = slot + 1 == SLOTS ? 0 : slot + 1;
         }
     }
 
   private:
-    __device__ __forceinline__ void find(const PagedAttention& p, const Work& work, int tile) {
-        const int row = threadIdx.x % 32, position = work.begin + tile * TILE_KEYS + row;
+    __device__ static __forceinline__ int row() { return threadIdx.x / LANES; }
+    __device__ static __forceinline__ int unit() { return threadIdx.x % LANES; }
+
+    __device__ __forceinline__ void find(const PagedAttention& p, const Work& work) {
         offset = -1;
-        if (row >= TILE_KEYS || position >= work.end) return;
-        const int block = p.block_table[work.row * p.table_row + position / p.block_size];
-        if (block >= 0) offset = block * p.pool_block + position % p.block_size * p.pool_slot + work.head * p.pool_head;
+        if (position >= work.end) return;
+        const unsigned index = static_cast<unsigned>(position) / static_cast<unsigned>(p.block_size);
+        const int block = p.block_table[work.row * p.table_row + index], in_block = position - index * p.block_size;
+        const int64_t at = block * p.pool_block + in_block * p.pool_slot + work.head * p.pool_head;
+        offset = block < 0 ? -1 : at + unit() * 8;
     }
-    __device__ __forceinline__ void copy_tile(DATA_T* tile, uint64_t* arrived, const DATA_T* pool) const {
-        const int lane = threadIdx.x % 32;
-#if __CUDA_ARCH__ >= 900
-        const unsigned valid = __ballot_sync(~0u, offset >= 0);
-        if (offset < 0 && lane < TILE_KEYS) {
-            for (int unit = 0; unit < UNITS; ++unit)
-                *reinterpret_cast<uint4*>(tile + Layout::unit(lane, unit)) = make_uint4(0, 0, 0, 0);
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive_expecting(arrived, __popc(valid) * HEAD_DIM * int(sizeof(DATA_T)));
-        __syncwarp();
-        if (offset >= 0)
-            copy_bulk(tile + Layout::unit(lane, 0), pool + offset, HEAD_DIM * int(sizeof(DATA_T)), arrived);
-#else
-        for (int row = 0; row < TILE_KEYS; ++row) {
-            const int64_t from = __shfl_sync(~0u, offset, row);
+    __device__ __forceinline__ void copy_row(DATA_T* tile, const DATA_T* pool) const {
+        DATA_T* const to = tile + Layout::unit(row(), unit());
+        const DATA_T* const from = pool + (offset < 0 ? 0 : offset);
 #pragma unroll
-            for (int unit = lane; unit < UNITS; unit += 32)
-                copy_async_16(tile + Layout::unit(row, unit), pool + (from < 0 ? 0 : from) + unit * 8, from >= 0);
-        }
-        barrier_arrive_after_copies(arrived);
-#endif
+        for (int i = 0; i < UNITS; i += LANES)
+            if (i + LANES <= UNITS || i + unit() < UNITS) copy_async_16(to + i * 8, from + i * 8, offset >= 0);
     }
 };

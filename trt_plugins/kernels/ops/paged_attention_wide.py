@@ -61,7 +61,7 @@ class _Form:
             return tiles + numbers + 8 * (4 * self.slots + 2 * _WGMMA_WEIGHTS + 1)
         row, units = 2 * (head_dim + 8), self.keys // 8
         queries, scores = row * QUERIES, 4 * _QUARTERS * QUERIES * (self.keys + 8)
-        ring = row * self.slots * min(self.keys, _TILE) + 128  # barriers are padded to the alignment of what follows
+        ring = row * self.slots * min(self.keys, _TILE)
         weights = QUERIES * (units + (units % 2 == 0 and units % 8 > 0)) * 16  # TileLayout in common/mma.cuh
         return max(queries, scores) + ring + weights + 8 * QUERIES
 
