@@ -193,6 +193,8 @@ __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2
                                              const PagedAttention& p, const Scope& scope, int key, float factor) {
     // Whether a token of the tile does not see every key.
     const bool partly = key + TILE_KEYS - 1 > again(scope.seen_by_all) || key < again(scope.seen_by_last);
+    float most[ROW_TILES][2];
+    bool passes = false;
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) {
         if constexpr (SOFTCAP) bound_scores<sizeof(DATA_T) == 4>(s[m], p);
@@ -202,13 +204,20 @@ __device__ __forceinline__ void weigh_scores(float (&s)[ROW_TILES][TILE_KEYS / 2
             const int positions[2] = {cached + row / p.group, cached + (row + 8) / p.group};
             hide_scores(s[m], positions, key, visible_span(p));
         }
-        float correction[2];
-        if (rows.softmax[m].follow(s[m], correction, factor)) {
+        rows.softmax[m].find_most(s[m], most[m]);
+        passes |= rows.softmax[m].passes(most[m], factor);
+    }
+    if (__any_sync(~0u, passes)) {
+#pragma unroll
+        for (int m = 0; m < ROW_TILES; ++m) {
+            float correction[2];
+            rows.softmax[m].follow_most(most[m], correction, factor);
 #pragma unroll
             for (int i = 0; i < COLUMNS / 2; ++i) rows.y[m][i] *= correction[i / 2 % 2];
         }
-        rows.softmax[m].weigh(s[m], factor);
     }
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; ++m) rows.softmax[m].weigh(s[m], factor);
 }
 
 // Adds what the second team has to the first one, through shared memory that no thread reads any more.

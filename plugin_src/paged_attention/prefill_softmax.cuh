@@ -65,13 +65,27 @@ struct RunningSoftmax {
     template <int N>
     __device__ __forceinline__ bool follow(const float (&s)[N], float (&correction)[2], float factor) {
         float most[2];
+        find_most(s, most);
+        if (!__any_sync(~0u, passes(most, factor))) return false;
+        follow_most(most, correction, factor);
+        return true;
+    }
+    // Its parts, for warps that ask once for all their rows. The thread's largest score in each row;
+    template <int N>
+    __device__ __forceinline__ void find_most(const float (&s)[N], float (&most)[2]) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             most[half] = fmaxf(s[2 * half], s[2 * half + 1]);
 #pragma unroll
             for (int i = 2 * half + 4; i < N; i += 4) most[half] = fmaxf(most[half], fmaxf(s[i], s[i + 1]));
         }
-        if (!__any_sync(~0u, passes(most[0], 0, factor) || passes(most[1], 1, factor))) return false;
+    }
+    // whether one of them asks for a new reference;
+    __device__ __forceinline__ bool passes(const float (&most)[2], float factor) const {
+        return passes(most[0], 0, factor) || passes(most[1], 1, factor);
+    }
+    // new references, where rows need them.
+    __device__ __forceinline__ void follow_most(float (&most)[2], float (&correction)[2], float factor) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             most[half] = fmaxf(most[half], __shfl_xor_sync(~0u, most[half], 1));
@@ -82,7 +96,6 @@ struct RunningSoftmax {
             correction[half] = follows ? exp2_approx(before * factor - shift(half, factor)) : 1.0f;
             sum[half] *= correction[half];
         }
-        return true;
     }
     // Scores become weights.
     template <int N>
