@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
-
-import numpy as np
-import onnxruntime as ort
 
 from benchmarks.agreement import logits_gate, random_prompt, tokens_gate
 from benchmarks.artifacts import (
@@ -23,6 +17,7 @@ from benchmarks.artifacts import (
 from benchmarks.machine import ReadBandwidth
 from benchmarks.measure import Spread, seconds, spreads, take_turns
 from benchmarks.peer import Peer
+from benchmarks.python_time import python_time
 from benchmarks.random_checkpoint import DECODE_MODEL, Config, write_random_checkpoint
 from benchmarks.runner import Gate, Report, Target, require
 from hybridge.runtime.engines import DenseEngine, create_dense_engine
@@ -136,40 +131,12 @@ class _Contest:
             "bandwidth_share": {name: Spread.of_ratios(share, bandwidth) for name, share in shares.items()},
             "prefill_tokens_per_s": spreads(fill),
             "prefill_ratio": Spread.of_ratios(fill["ours"], fill["peer"]),
-            "python_overhead_us": self._python_overhead(),
+            "python_overhead_us": python_time(self._generate, self._settings.repeats),
         }
 
     def _generate(self) -> list[int]:
         params = SamplingParams(ignore_eos=True)
         return list(self._llm.generate(self._prompt.tolist(), params, self._new_tokens).token_ids)
-
-    def _python_overhead(self) -> dict[str, Any]:
-        """Microseconds from the end of one run of ONNX Runtime to the beginning of the next, in LLM.generate."""
-        gaps: list[float] = []
-        for _ in range(self._settings.repeats):
-            with session_runs() as runs:
-                self._generate()
-            gaps += [after[0] - before[1] for before, after in pairwise(runs)]
-        p50, p95 = (1e6 * float(value) for value in np.percentile(gaps, [50, 95]))
-        return {"median": p50, "p95": p95, "steps": len(gaps)}
-
-
-@contextmanager
-def session_runs() -> Iterator[list[tuple[float, float]]]:
-    """Begin and end (time.perf_counter) of every run of ONNX Runtime with bound inputs while entered."""
-    runs: list[tuple[float, float]] = []
-    original = ort.InferenceSession.run_with_iobinding
-
-    def timed(session: Any, *arguments: Any, **options: Any) -> None:
-        started = time.perf_counter()
-        original(session, *arguments, **options)
-        runs.append((started, time.perf_counter()))
-
-    ort.InferenceSession.run_with_iobinding = timed
-    try:
-        yield runs
-    finally:
-        ort.InferenceSession.run_with_iobinding = original
 
 
 def _targets(model: str, result: Mapping[str, Any]) -> tuple[Target, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.agreement import BFLOAT16_TOLERANCE, error_gate, random_prompt
 from benchmarks.artifacts import DEMO_CHECKPOINT, exported, linked_artifact, scratch_folder, work_folder
 from benchmarks.measure import Spread, seconds, spreads, take_turns, timed
+from benchmarks.python_time import python_time
 from benchmarks.random_checkpoint import GPU_MODEL, Config
 from benchmarks.runner import Gate, Report, Target, require
 from benchmarks.traffic import Served, host_microseconds, old_objects_frozen, poisson_arrivals, serve
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LEAST_RATIO = {"cpu": 2.0, "cuda": 20.0}
 MOST_HOST_MICROSECONDS = 150.0
+MOST_PYTHON_MICROSECONDS = 60.0
 Prompts = Sequence[list[int]]
 
 
@@ -75,6 +77,7 @@ def run(settings: ServingBenchmarkSettings) -> Report:
             wrong = sum(tokens != right for other in others for tokens, right in zip(other, first, strict=True))
             gates = require(Gate("answers that differ from those of the dense engine", float(wrong), 0.0))
             times = take_turns({name: timed(way) for name, way in ways.items()}, settings.repeats)
+            python = {name: python_time(ways[name], settings.repeats) for name in ways if name.startswith("paged")}
             each = median(times["paged, batched"]) / settings.requests
             latencies = _latencies(paged.loop, prompts, new_tokens, each, settings.loads)
         first_token = {
@@ -85,10 +88,13 @@ def run(settings: ServingBenchmarkSettings) -> Report:
     results = {
         "tokens_per_second": {name: Spread.of(tokens / t for t in values) for name, values in times.items()},
         "ratio": ratio,
+        "python_us": python,
         "latency_ms": latencies,
         "first_token_ms": first_token,
     }
-    return Report(gates, results, (_ratio_target(settings.batch, ratio, "cpu"),))
+    title = f"Python outside ONNX Runtime a paged step of {settings.batch} rows"
+    python_target = Target(title, python["paged, batched"]["median"], "at most", MOST_PYTHON_MICROSECONDS, "us")
+    return Report(gates, results, (_ratio_target(settings.batch, ratio, "cpu"), python_target))
 
 
 @dataclass(frozen=True)

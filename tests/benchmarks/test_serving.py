@@ -22,6 +22,7 @@ def test_it_serves_in_four_ways() -> None:
     )
     document = correct("serving", settings)
     assert len(document["results"]["tokens_per_second"]) == 4
+    assert all(each["steps"] and each["median"] > 0 for each in document["results"]["python_us"].values())
     first_token = document["results"]["first_token_ms"]["70"]
     # The same prompt again computes one token of 70.
     assert first_token["same prompt again"]["median"] < first_token["new prompt"]["median"]
