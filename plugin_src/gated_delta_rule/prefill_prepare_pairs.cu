@@ -26,8 +26,13 @@ constexpr int PANEL_BYTES = CHUNK * ROW_BYTES, TILE_BYTES = KEY_SIZE / PANEL * P
 using Tile = TileLayout<DATA_T, KEY_SIZE>;
 constexpr int TILE_BYTES = Tile::elements(CHUNK) * sizeof(DATA_T), TILE_ALIGNMENT = 128;
 #endif
-// Of a multiprocessor; more registers where loads are element by element, and no room for more where tiles are large.
+// Of a multiprocessor; more registers before Hopper, where loads are element by element, and where tiles are so large
+// that no more blocks have room.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int BLOCKS_AT_ONCE = 3;
+#else
 constexpr int BLOCKS_AT_ONCE = ALIGNED && KEY_SIZE <= 128 ? 4 : 3;
+#endif
 constexpr float NORM_EPSILON = 1e-6f;
 
 using Product = Mma<DATA_T>;

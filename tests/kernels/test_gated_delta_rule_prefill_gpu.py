@@ -21,10 +21,10 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {F32: 1e-5, F16: 1e-3, BF16: 3e-3}
 STATE_TOLERANCE = {F32: 0.0, F16: 1e-3, BF16: 3e-3}  # one rounding of the state on top
 NAN = float("nan")
-# GPUs before Hopper, with much and with little shared memory.
+# GPUs before Hopper, with much and with little shared memory, and as many multiprocessors as the cuts of rows expect.
 OLDER: dict[str, dict[str, Any]] = {
-    "sm_80": {"capability": (8, 0), "shared_bytes": 166912},
-    "sm_89": {"capability": (8, 9), "shared_bytes": 101376},
+    "sm_80": {"capability": (8, 0), "shared_bytes": 166912, "multiprocessors": 132},
+    "sm_89": {"capability": (8, 9), "shared_bytes": 101376, "multiprocessors": 132},
 }
 
 

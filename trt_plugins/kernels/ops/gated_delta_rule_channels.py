@@ -62,9 +62,11 @@ def channels_sources() -> Iterator[KernelSource]:
         yield _source(replace(base, dtype=dtype))
         if dtype is not DType.FLOAT32:
             yield _source(replace(base, dtype=dtype), panels=True)
+            yield from cut_sources(replace(base, dtype=dtype, stages=1))
         stages = 1 if dtype is DType.FLOAT32 else 2
         for state in {DType.FLOAT32, dtype}:
             yield from cut_sources(replace(base, dtype=dtype, state=state, stages=stages))
+    yield _source(replace(base, key_size=64, value_size=64), panels=True)
     for key_size, value_size in ((64, 64), (96, 192), (192, 192), (16, 16)):
         for aligned in (True, False):
             sized = replace(base, key_size=key_size, value_size=value_size, aligned=aligned, normed=aligned)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 from hybridge.artifact.dtypes import DType
 from hybridge.trt_plugins.kernels.ops.gated_delta_rule_call import DeltaCall
@@ -58,7 +59,7 @@ def pairs_sources() -> Iterator[KernelSource]:
     """Both types and products, and sizes with and without norms and alignment."""
     base = Pairs(DType.BFLOAT16, 128, True, 0)
     for dtype in (DType.BFLOAT16, DType.FLOAT16):
-        for key_size, normed in ((128, True), (64, False)):
+        for key_size, normed in product((128, 64), (True, False)):
             sized = replace(base, dtype=dtype, key_size=key_size, normed=normed)
             yield from (replace(sized, group_products=whole).source() for whole in (True, False))
     for key_size in (16, 96, 192, 256):
