@@ -72,16 +72,4 @@ __device__ __forceinline__ void load_chunk(Stage& stage, const Tensors& in, cons
     commit_copies();
 }
 
-// Zeros at the padding tokens of a dense row; the state as it was where the row has no token.
-template <int THREADS>
-__device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view,
-                                           int columns) {
-    for (int i = threadIdx.x; i < (view.written - view.length) * columns; i += THREADS)
-        in.o[int64_t(view.length + i / columns) * p.o_token + i % columns] = from_float<DATA_T>(0.0f);
-    if (view.length == 0 && in.state != in.state_out) {
-        for (int i = threadIdx.x; i < KEY_SIZE * columns; i += THREADS)
-            in.state_out[i / columns * VALUE_SIZE + i % columns] = in.state[i / columns * VALUE_SIZE + i % columns];
-    }
-}
-
 }  // namespace

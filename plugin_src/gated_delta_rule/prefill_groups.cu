@@ -187,17 +187,12 @@ __device__ __forceinline__ void consume(Shared& shared, const Tensors& in, int l
     state.store(in.state_out + group * GROUP_COLUMNS);
 }
 
-// Zeros at the padding tokens of a dense row; the state as it was where the row has no token. Such rows alone wait for
-// the first kernel before they begin: behind the split of the registers this would spill.
-__device__ __forceinline__ void finish_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view) {
+// Rows with padding and rows without tokens. They alone wait for the first kernel before they begin: behind the split
+// of the registers this would spill.
+__device__ __forceinline__ void finish_short_row(const Tensors& in, const GatedDeltaPrefill& p, const RowView& view) {
     if (view.length > 0 && view.length == view.written) return;
     wait_for_earlier_kernels();
-    for (int i = threadIdx.x; i < (view.written - view.length) * SLICE; i += THREADS)
-        in.o[int64_t(view.length + i / SLICE) * p.o_token + i % SLICE] = from_float<DATA_T>(0.0f);
-    if (view.length == 0 && in.state != in.state_out) {
-        for (int i = threadIdx.x; i < KEY_SIZE * SLICE; i += THREADS)
-            in.state_out[i / SLICE * VALUE_SIZE + i % SLICE] = in.state[i / SLICE * VALUE_SIZE + i % SLICE];
-    }
+    finish_row<THREADS>(in, p, view, SLICE);
 }
 
 }  // namespace
@@ -222,7 +217,7 @@ gated_delta_rule_prefill_groups(const __grid_constant__ GatedDeltaPrefill params
     if (view.slot < 0) return wait_for_earlier_kernels();
     const int head = blockIdx.y * params.values_per_key + blockIdx.x / SLICES;
     const Tensors in(params, view, head, blockIdx.x % SLICES * SLICE);
-    finish_row(in, params, view);
+    finish_short_row(in, params, view);
     if (view.length == 0) return;
     __syncthreads();
     // The same value in all lanes, which the compiler is to know: it waits after each product of a branch that might

@@ -1,8 +1,9 @@
-// Where the tensors of a block of gated delta rule prefill begin.
+// Where the tensors of a block of gated delta rule prefill begin, and what it writes beside the chunks of its row.
 //
 // Macros: DATA_T, STATE_T, KEY_SIZE, VALUE_SIZE.
 #pragma once
 
+#include "common/element.cuh"
 #include "common/rows.cuh"
 #include "gated_delta_rule/prefill_params.cuh"
 
@@ -17,4 +18,17 @@ __device__ __forceinline__ void begin_tensors(Block& in, const GatedDeltaPrefill
     in.o = static_cast<DATA_T*>(p.o) + view.row * p.o_row + token * p.o_token + head * p.o_head + column;
     in.state = static_cast<const STATE_T*>(p.state) + view.slot * p.state_slot + columns;
     in.state_out = static_cast<STATE_T*>(p.state_out) + view.slot * p.state_out_slot + columns;
+}
+
+// Zeros at the padding tokens of a dense row; the state as it was where the row has no token. By THREADS threads, for
+// `columns` columns from the block's first one on.
+template <int THREADS, typename Block>
+__device__ __forceinline__ void finish_row(const Block& in, const GatedDeltaPrefill& p, const RowView& view,
+                                           int columns) {
+    for (int i = threadIdx.x; i < (view.written - view.length) * columns; i += THREADS)
+        in.o[int64_t(view.length + i / columns) * p.o_token + i % columns] = from_float<DATA_T>(0.0f);
+    if (view.length == 0 && in.state != in.state_out) {
+        for (int i = threadIdx.x; i < KEY_SIZE * columns; i += THREADS)
+            in.state_out[i / columns * VALUE_SIZE + i % columns] = in.state[i / columns * VALUE_SIZE + i % columns];
+    }
 }
