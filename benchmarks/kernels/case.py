@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.kernels.peers import Peer, all_times, contest, refused
+from benchmarks.kernels.peers import Peer, contest, refused
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import FEWER_REPLAYS, input_sets, recorded, replay_times
 
-# Copy bandwidth of the card that the peers were measured on (NVIDIA H200), bytes read plus bytes written.
+# Copy bandwidth of an NVIDIA H200, bytes read plus bytes written.
 COPY_GBPS = 4272.0
 _OURS = ""  # the name of no peer
 
@@ -23,8 +23,7 @@ class KernelCase:
     """One row.
 
     bytes: fewest bytes that the call moves (each input read once, each output written once).
-    peers: name to microseconds on the same card model, from benchmarks/kernels/peers.json.
-    timed_peers: the peers that are timed in the same run.
+    peers: they are timed in the same run.
     at_least: goal for the fastest peer's time over ours, or what it is for the peers' times; None where none is set.
     bandwidth_share: goal for the floor over our time; None where no target is set.
     tolerance: largest relative norm of the error.
@@ -35,10 +34,9 @@ class KernelCase:
     bytes: int
     tolerance: float
     prepare: Callable[[], Prepared]
-    peers: Mapping[str, float] = field(default_factory=dict)
     at_least: float | Callable[[Mapping[str, float]], float] | None = None
     bandwidth_share: float | None = None
-    timed_peers: Callable[[], Mapping[str, Peer]] = dict
+    peers: Callable[[], Mapping[str, Peer]] = dict
 
     def goal(self, peers: Mapping[str, float]) -> float | None:
         """``at_least`` beside peers that take so many microseconds, by name."""
@@ -48,7 +46,7 @@ class KernelCase:
 def checked(case: KernelCase) -> dict[str, Any]:
     """The row without a time. Its peers run too, so that all kernels are compiled when they are measured."""
     row = _compared(case, case.prepare())
-    left_out = refused(case.timed_peers())
+    left_out = refused(case.peers())
     torch.cuda.empty_cache()  # other processes may check other cases on the same GPU
     return row | ({"peers_left_out": left_out} if left_out else {})
 
@@ -60,7 +58,7 @@ def measured(case: KernelCase) -> dict[str, Any]:
     if not row["correct"]:
         return row
     sets = [first, *(case.prepare() for _ in range(input_sets(case.bytes) - 1))]
-    rivals = contest(case.timed_peers(), len(sets))
+    rivals = contest(case.peers(), len(sets))
     times = replay_times({_OURS: recorded([prepared.run for prepared in sets]), **rivals.recordings})
     time = times.pop(_OURS)
     # The first set's states have gone on by as many steps as were timed.
@@ -69,7 +67,7 @@ def measured(case: KernelCase) -> dict[str, Any]:
         return row
     floor = case.bytes / COPY_GBPS / 1e3
     row |= {"us": time, "floor_us": floor, "copy_bandwidth_share": floor / time.median, "input_sets": len(sets)}
-    peers = all_times(case.peers, {name: each.median for name, each in times.items()}, rivals.slower)
+    peers = {name: each.median for name, each in times.items()}
     goals = {"copy_bandwidth_share": case.bandwidth_share}
     if case.bandwidth_share is not None:
         row["same_size_copy_share"] = _copy_time(case.bytes) / time.median

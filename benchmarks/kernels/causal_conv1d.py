@@ -14,7 +14,7 @@ import torch
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.packages import causal_conv1d as package
 from benchmarks.kernels.packages import fla
-from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.peers import Peer, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import int32, normal, operator_call, worst_error
 from hybridge.trt_plugins.catalog import spec_of
@@ -33,9 +33,8 @@ def cases() -> Iterator[KernelCase]:
     updates = [(f"update b{rows}", (rows, CHANNELS), 1.5 if rows >= 64 else 1.0) for rows in (1, 8, 64, 256)]
     prefills = [(f"prefill L{time}", (1, time, CHANNELS), 1.0) for time in (1024, 4096, 16384)]
     for name, shape, at_least in (*updates, *prefills):
-        peers = peer_times("causal_conv1d", name)
-        prepare, timed = partial(_prepared, shape, WIDTH), partial(_peers, shape)
-        yield KernelCase(name, _bytes(shape, WIDTH), TOLERANCE, prepare, peers, at_least, timed_peers=timed)
+        prepare, peers = partial(_prepared, shape, WIDTH), partial(_peers, shape)
+        yield KernelCase(name, _bytes(shape, WIDTH), TOLERANCE, prepare, at_least, peers=peers)
     for width in SHORT_WIDTHS:
         for name, shape in ((f"update b{rows}", (rows, CHANNELS)) for rows in (1, 8, 64, 256)):
             share = BANDWIDTH_SHARE if shape[0] >= 64 else None

@@ -6,14 +6,16 @@ One decay a head at the shape of Qwen3-Next, one a key channel at that of Kimi L
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.packages import fla
-from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.packages import fla, flash_qla, flashinfer
+from benchmarks.kernels.peers import Peer, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, normal, operator_call, poisoned, worst_error
 from hybridge.trt_plugins.catalog import spec_of
@@ -25,7 +27,7 @@ KEY_HEADS, VALUE_HEADS, SIZE = 16, 32, 128
 CHANNELS_SINCE, CHANNELS_SHARE = 64, 0.9
 TOLERANCE = 3e-3  # o is bfloat16
 AT_LEAST = {1: 1.2, 8: 1.2}
-# Minimum speed relative to the best peer, else 1; flashinfer's time excludes the norms of q and k, ours includes them.
+NORMALIZED = "(q, k already normalised)"
 PREFILL_AT_LEAST = {"b1 L16384": 1 / 0.95}
 BANDWIDTH_SINCE, BANDWIDTH_SHARE = 256, 0.92
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -45,9 +47,9 @@ def decode_cases() -> Iterator[KernelCase]:
         for name, dtype in STATES.items():
             case = f"b{rows} {name} state"
             share = BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE else None
-            yield _case("gated_delta_rule_decode", case, [1] * rows, dtype, AT_LEAST.get(rows, 1.0), share)
+            yield _case(case, [1] * rows, dtype, AT_LEAST.get(rows, 1.0), share)
         for name, dtype in STATES_8BIT.items():
-            yield _case("gated_delta_rule_decode", f"b{rows} {name} state", [1] * rows, dtype)
+            yield _case(f"b{rows} {name} state", [1] * rows, dtype)
 
 
 def prefill_cases() -> Iterator[KernelCase]:
@@ -55,10 +57,10 @@ def prefill_cases() -> Iterator[KernelCase]:
     for rows, time in ((1, 1024), (1, 4096), (1, 16384), (8, 1024)):
         case = f"b{rows} L{time}"
         at_least = PREFILL_AT_LEAST.get(case, 1.0)
-        yield _case("gated_delta_rule_prefill", case, [time] * rows, torch.float32, at_least)
+        yield _case(case, [time] * rows, torch.float32, at_least)
     for rows, time, name in ((8, 1024, "f32"), (64, LONGEST_WALK, "f32"), (64, LONGEST_WALK, "bf16")):
         lengths = [time * row // (rows - 1) for row in range(rows)]
-        yield _case("gated_delta_rule_prefill", f"b{rows} L0-{time} {name} state", lengths, STATES[name])
+        yield _case(f"b{rows} L0-{time} {name} state", lengths, STATES[name])
 
 
 def channel_decode_cases() -> Iterator[KernelCase]:
@@ -66,19 +68,18 @@ def channel_decode_cases() -> Iterator[KernelCase]:
     for rows in (1, 8, 64, 256):
         for name, dtype in STATES.items():
             share = CHANNELS_SHARE if rows >= CHANNELS_SINCE else None
-            yield _case("kda_decode", f"b{rows} {name} state", [1] * rows, dtype, share=share, channels=True)
+            yield _case(f"b{rows} {name} state", [1] * rows, dtype, share=share, channels=True)
         for name, dtype in STATES_8BIT.items():
-            yield _case("kda_decode", f"b{rows} {name} state", [1] * rows, dtype, channels=True)
+            yield _case(f"b{rows} {name} state", [1] * rows, dtype, channels=True)
 
 
 def channel_prefill_cases() -> Iterator[KernelCase]:
     """One row of 1,024 and 4,096 tokens and eight of 1,024, with a decay for each key channel."""
     for rows, time in ((1, 1024), (1, 4096), (8, 1024)):
-        yield _case("kda_prefill", f"b{rows} L{time}", [time] * rows, torch.float32, at_least=1.0, channels=True)
+        yield _case(f"b{rows} L{time}", [time] * rows, torch.float32, at_least=1.0, channels=True)
 
 
 def _case(
-    group: str,
     case: str,
     lengths: list[int],
     state: torch.dtype,
@@ -99,7 +100,6 @@ def _case(
         tokens + states,
         tolerance,
         prepare,
-        peer_times(group, case),
         at_least,
         share,
         partial(_peers, lengths, state, channels),
@@ -107,20 +107,43 @@ def _case(
 
 
 def _peers(lengths: list[int], state: torch.dtype, channels: bool) -> Mapping[str, Peer]:
-    """fla-core's kernels: for equal rows, with states of float32, or what they update in place."""
-    calls: dict[str, Call] = {}
-    if max(lengths) == 1 and channels and state not in LARGEST:
-        calls = {"": fla.channel_delta_step}
-    elif state is torch.float32 and min(lengths) == max(lengths):
-        if max(lengths) == 1:
-            calls = {"": fla.gated_delta_step}
-        elif channels:
-            # Each of our decays is above exp(-5), which is what "safe gate" asks for.
-            calls = {"": fla.channel_delta_prompt, "safe gate": partial(fla.channel_delta_prompt, bounded=True)}
-        else:
-            calls = {"": fla.gated_delta_prompt}
-    prepares = {name: partial(_prepared, lengths, state, channels, call) for name, call in calls.items()}
-    return package_peers(fla.DISTRIBUTION, prepares)
+    """Of rows of equal lengths."""
+    if min(lengths) != max(lengths) or state in LARGEST:
+        return {}
+    found: dict[str, Peer] = {}
+    for package, calls in (_prompt_calls(channels) if max(lengths) > 1 else _step_calls(channels, state)).items():
+        prepares = {name: partial(_prepared, lengths, state, channels, call) for name, call in calls.items()}
+        found |= package_peers(package.DISTRIBUTION, prepares, package.NAME)
+    # Without the norms of q and k they do less than ours: not variants of those with norms.
+    return {name: replace(peer, package=NORMALIZED) if NORMALIZED in name else peer for name, peer in found.items()}
+
+
+def _step_calls(channels: bool, state: torch.dtype) -> dict[ModuleType, dict[str, Call]]:
+    """By package and variant: those that leave the state in its type."""
+    wide = state is torch.float32
+    if channels:
+        calls = {fla: fla.channel_delta_step} | ({} if wide else {flashinfer: flashinfer.channel_delta_step})
+    else:
+        calls = {flashinfer: flashinfer.gated_delta_step} | ({fla: fla.gated_delta_step} if wide else {})
+    return {package: {"": call} for package, call in calls.items()}
+
+
+def _prompt_calls(channels: bool) -> dict[ModuleType, dict[str, Call]]:
+    """By package and variant."""
+    if channels:
+        # Each of our decays is above exp(-5), which is what "safe gate" asks for.
+        bounded = partial(fla.channel_delta_prompt, bounded=True)
+        return {fla: {"": fla.channel_delta_prompt, "safe gate": bounded}}
+    prompt = flashinfer.gated_delta_prompt
+    variants: dict[str, Call] = {"": prompt, "whole rows": partial(prompt, use_cp=False)}
+    normalized: dict[str, Call] = {
+        f"{name} {NORMALIZED}".strip(): partial(call, normalized=True) for name, call in variants.items()
+    }
+    return {
+        fla: {"": fla.gated_delta_prompt},
+        flash_qla: {"": flash_qla.gated_delta_prompt},
+        flashinfer: variants | normalized,
+    }
 
 
 def token_inputs(*lead: int, channels: bool = False) -> list[torch.Tensor]:
@@ -130,7 +153,9 @@ def token_inputs(*lead: int, channels: bool = False) -> list[torch.Tensor]:
     """
     keys, values = (VALUE_HEADS if channels else KEY_HEADS) * SIZE, VALUE_HEADS * SIZE
     q, k, v = normal(*lead, 2 * keys + values, dtype=torch.bfloat16).split([keys, keys, values], -1)
-    g = -torch.nn.functional.softplus(normal(*lead, VALUE_HEADS, SIZE if channels else 1) - 2.0)
+    # Of 16-bit data, so that peers which compute g themselves can have the same.
+    raw = (normal(*lead, VALUE_HEADS, SIZE if channels else 1) - 2.0).to(torch.bfloat16)
+    g = -torch.nn.functional.softplus(raw.float())
     beta = torch.sigmoid(normal(*lead, VALUE_HEADS)).to(torch.bfloat16)
     return [*(tensor.unflatten(-1, (-1, SIZE)) for tensor in (q, k, v)), g, beta]
 

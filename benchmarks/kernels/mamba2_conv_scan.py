@@ -22,7 +22,7 @@ from hybridge.trt_plugins.reference.update_ssm_state import update_ssm_state
 
 KERNEL = 4
 TOLERANCE = 8e-3
-PEER = "two kernels (same run)"
+PEER = "two kernels"
 STATES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -37,7 +37,7 @@ def cases() -> Iterator[KernelCase]:
                 case = f"{name} b{rows} {state} state, joined"
                 prepare = partial(_prepared, model, rows, dtype)
                 peers = partial(_peer, model, rows, dtype)
-                yield KernelCase(case, moved, TOLERANCE, prepare, at_least=1.0, timed_peers=peers)
+                yield KernelCase(case, moved, TOLERANCE, prepare, at_least=1.0, peers=peers)
 
 
 def _prepared(model: Model, rows: int, dtype: torch.dtype, planner: Planner = plan) -> Prepared:

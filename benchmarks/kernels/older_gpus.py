@@ -12,7 +12,7 @@ from benchmarks.kernels.peers import Peer
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import planned_for
 
-PEER = "kernels of this GPU (same run)"
+PEER = "kernels of this GPU"
 AT_LEAST = 1 / 1.5
 # Multiprocessors and L2 are those of this GPU, which also runs the code: sm_86 stands for every GPU with 99 KiB.
 GPUS: Mapping[str, Mapping[str, Any]] = {
@@ -64,8 +64,7 @@ def _older(case: KernelCase, name: str, traits: Mapping[str, Any]) -> KernelCase
         case,
         name=name,
         prepare=prepare,
-        peers={},
         at_least=AT_LEAST,
         bandwidth_share=None,
-        timed_peers=lambda: {PEER: Peer(case.prepare, case.tolerance)},
+        peers=lambda: {PEER: Peer(case.prepare, case.tolerance)},
     )

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.packages import flashinfer
-from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.peers import Peer, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import TensorCall, error_of_parts, int32, normal, operator_call
 from benchmarks.kernels.timing import FOOTPRINT_BYTES
@@ -96,9 +96,8 @@ def decode_cases() -> Iterator[KernelCase]:
                 shape.nbytes(),
                 TOLERANCE,
                 partial(_prepared_decode, shape),
-                peer_times("paged_attention_decode", case),
                 partial(_decode_goal, case, rows * context >= LARGE),
-                timed_peers=partial(_decode_peers, shape),
+                peers=partial(_decode_peers, shape),
             )
             prepare = partial(_prepared_decode, shape, fp8=True)
             yield KernelCase(f"e4m3 {case}", shape.nbytes(fp8=True), TOLERANCE, prepare)
@@ -124,7 +123,7 @@ def prefill_cases() -> Iterator[KernelCase]:
         # The mask of queries at the end of longer keys runs on torch's flash kernel, whatever backend is chosen.
         backends = {name: each for name, each in SDPA.items() if not shape.past or name == "SDPA flash"}
         prepare, peers = partial(_prepared_prefill, shape), partial(_sdpa_peers, backends, shape)
-        yield KernelCase(name, shape.nbytes(), TOLERANCE, prepare, at_least=PREFILL_AT_LEAST, timed_peers=peers)
+        yield KernelCase(name, shape.nbytes(), TOLERANCE, prepare, at_least=PREFILL_AT_LEAST, peers=peers)
     for name in FP8_PREFILLS:
         shape = PREFILLS[name]
         prepare = partial(_prepared_prefill, shape, fp8=True)

@@ -1,21 +1,18 @@
-"""Public kernels beside ours: timed in the same run, or their times of one day."""
+"""Public kernels beside ours, timed in the same run."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import Recording, recorded, replay_times
 
-SAME_RUN = " (same run)"
 TOLERANCE = 1e-2  # data are 16-bit, and so is what some peers hand from one of their kernels to the next
 TUNED_PACKAGES = ("fla", "mamba_ssm")
 CHOICE_REPLAYS = 3
@@ -56,19 +53,23 @@ class Contest:
 def package_peers(
     distribution: str, prepares: Mapping[str, Callable[[], Prepared]], package: str = ""
 ) -> dict[str, Peer]:
-    """Peers by name, "PACKAGE VERSION variant (same run)", from ``prepare`` by variant, which imports the package.
+    """Peers by name, "PACKAGE VERSION variant", from ``prepare`` by variant, which imports the package.
 
-    Empty where the distribution is not installed. package: its name, where the distribution has another.
+    One that raises where the distribution is not installed. package: its name, where the distribution has another.
     """
+    package = package or distribution
     try:
         version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return {}
-    begin = f"{package or distribution} {version}"
+        return {package: Peer(partial(_missing, distribution))}
     return {
-        f"{begin} {variant}".rstrip() + SAME_RUN: Peer(prepare, package=distribution)
+        f"{package} {version} {variant}".rstrip(): Peer(prepare, package=distribution)
         for variant, prepare in prepares.items()
     }
+
+
+def _missing(distribution: str) -> NoReturn:
+    raise ModuleNotFoundError(f"{distribution} is not installed")
 
 
 def contest(peers: Mapping[str, Peer], sets: int) -> Contest:
@@ -129,36 +130,6 @@ def _reason(error: Exception) -> str:
     """One line, without the folders of files, which differ from machine to machine."""
     line = f"{type(error).__name__}: {error}".splitlines()[0]
     return re.sub(r"(?<!\w)/(?:[^\s/]+/)+", "", line)[:_LONGEST_REASON]
-
-
-def all_times(
-    constants: Mapping[str, float], timed: Mapping[str, float], slower: Iterable[str] = ()
-) -> dict[str, float]:
-    """Microseconds by name: those ``timed`` in this run, and ``constants`` of peers neither timed nor ``slower``."""
-    families = [f"{_family(name)} " for name in (*timed, *slower)]
-    kept = {
-        name: us
-        for name, us in constants.items()
-        if not any(family.startswith(f"{_family(name)} ") for family in families)
-    }
-    return {**kept, **timed}
-
-
-def peer_times(group: str, case: str) -> Mapping[str, float]:
-    """Peer to microseconds for one case, from benchmarks/kernels/peers.json; empty where none was measured."""
-    return _constants()["groups"].get(group, {}).get(case, {})
-
-
-def _family(name: str) -> str:
-    """A peer without its version: "flashinfer XQA"."""
-    return re.sub(r" \d\S*", "", name.removesuffix(SAME_RUN))
-
-
-@cache
-def _constants() -> dict[str, Any]:
-    """Times of public kernels on the same card model, with their versions."""
-    constants: dict[str, Any] = json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8"))
-    return constants
 
 
 def _tune_again() -> None:

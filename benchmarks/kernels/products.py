@@ -21,7 +21,7 @@ from hybridge.trt_plugins.kernels.fused import linear_decode, routed_experts
 from hybridge.trt_plugins.reference.routed_experts import routed_experts as reference
 
 TOLERANCE = 3e-3
-LINEAR_PEER = "torch F.linear (same run)"
+LINEAR_PEER = "torch F.linear"
 # Share of read bandwidth (4,533 GB/s on the card of COPY_GBPS) that is the goal for products of the larger weights.
 READ_SHARE = 0.92 * 4533.0 / COPY_GBPS
 LARGE_BYTES = 60_000_000
@@ -37,7 +37,7 @@ LINEAR_SHAPES = (
     ("lm_head", 131072, _HIDDEN, 1),
 )
 LinearShapes = tuple[tuple[int, int, int], ...]
-EXPERTS_PEER = "torch, gathered weights (same run)"
+EXPERTS_PEER = "torch, gathered weights"
 # Name, experts, top_k, hidden, intermediate: widths of Qwen3-Next-80B-A3B with 8 and of Qwen3-30B-A3B with all experts.
 EXPERTS_SHAPES = (("8 experts", 8, 2, 2048, 512), ("128 experts", 128, 8, 2048, 768))
 
@@ -60,7 +60,7 @@ def _linear_case(name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         partial(_prepared_linear, rows, shapes),
         at_least=1.0,
         bandwidth_share=READ_SHARE if size >= LARGE_BYTES else None,
-        timed_peers=lambda: {LINEAR_PEER: Peer(partial(_linear_peer, rows, shapes))},
+        peers=lambda: {LINEAR_PEER: Peer(partial(_linear_peer, rows, shapes))},
     )
 
 
@@ -111,7 +111,7 @@ def experts_cases() -> Iterator[KernelCase]:
                 TOLERANCE,
                 partial(prepared_experts, *sizes),
                 at_least=1.0,
-                timed_peers=partial(_experts_peers, *sizes),
+                peers=partial(_experts_peers, *sizes),
             )
 
 

@@ -40,9 +40,9 @@ FORMATS = {
 COPY_SHARE, PROMPT_TIME = 0.85, 1.15
 PROMPT_TOKENS = 4096
 INT4_PEER, FP8_PEER, PROMPT_PEER = (
-    f"torch {name} (same run)" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
+    f"torch {name}" for name in ("_weight_int4pack_mm", "_scaled_mm", "F.linear in bfloat16")
 )
-EXPERTS_PEER = "routed_experts in bfloat16 (same run)"
+EXPERTS_PEER = "routed_experts in bfloat16"
 
 
 def cases() -> Iterator[KernelCase]:
@@ -63,7 +63,7 @@ def cases() -> Iterator[KernelCase]:
         TOLERANCE,
         partial(_prepared_prompt, FORMATS["int4 128"], outputs, inputs),
         at_least=1 / PROMPT_TIME,
-        timed_peers=lambda: {PROMPT_PEER: Peer(partial(_prompt_peer, outputs, inputs), sets=1)},
+        peers=lambda: {PROMPT_PEER: Peer(partial(_prompt_peer, outputs, inputs), sets=1)},
     )
     for name, *expert_sizes in EXPERTS_SHAPES:
         yield _experts_case(name, 1, *expert_sizes)
@@ -86,7 +86,7 @@ def _case(form: str, name: str, rows: int, shapes: LinearShapes) -> KernelCase:
         partial(_prepared, weight, rows, shapes),
         at_least=1.0 if peer is not dict else None,
         bandwidth_share=COPY_SHARE,
-        timed_peers=peer,
+        peers=peer,
     )
 
 
@@ -101,7 +101,7 @@ def _experts_case(name: str, tokens: int, experts: int, top_k: int, hidden: int,
         partial(_prepared_experts, form, *sizes),
         at_least=1.0,
         # All experts in 16 bits are large.
-        timed_peers=lambda: {EXPERTS_PEER: Peer(partial(prepared_experts, *sizes), sets=LEAST_SETS)},
+        peers=lambda: {EXPERTS_PEER: Peer(partial(prepared_experts, *sizes), sets=LEAST_SETS)},
     )
 
 

@@ -34,11 +34,11 @@ FILTERS: tuple[tuple[str, float, dict[str, Any]], ...] = (
 def cases() -> Iterator[KernelCase]:
     """The error is the share of rows that do not get exactly the host's token."""
     greedy = SamplingParams(temperature=0)
-    yield KernelCase("greedy", BYTES, 0.0, partial(_prepared, greedy, 4.0), timed_peers=_greedy_peer)
+    yield KernelCase("greedy", BYTES, 0.0, partial(_prepared, greedy, 4.0), peers=_greedy_peer)
     for name, width, filters in FILTERS:
         params = SamplingParams(temperature=TEMPERATURE, seed=1, **filters)
         peers = partial(_sampled_peers, width, **filters)
-        yield KernelCase(name, BYTES, 0.0, partial(_prepared, params, width), at_least=1.0, timed_peers=peers)
+        yield KernelCase(name, BYTES, 0.0, partial(_prepared, params, width), at_least=1.0, peers=peers)
 
 
 def _prepared(params: SamplingParams, width: float) -> Prepared:
@@ -67,7 +67,7 @@ def _prepared(params: SamplingParams, width: float) -> Prepared:
 
 
 def _greedy_peer() -> Mapping[str, Peer]:
-    return {"torch argmax (same run)": Peer(_argmax, tolerance=0.0)}
+    return {"torch argmax": Peer(_argmax, tolerance=0.0)}
 
 
 def _argmax() -> Prepared:

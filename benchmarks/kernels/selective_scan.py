@@ -52,7 +52,7 @@ def prefill_cases() -> Iterator[KernelCase]:
                 TOLERANCE,
                 partial(_prepared, channels, rows, time, torch.float32),
                 at_least=1.0,
-                timed_peers=partial(_peers, channels, rows, time),
+                peers=partial(_peers, channels, rows, time),
             )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.packages import flashinfer, mamba_ssm
-from benchmarks.kernels.peers import Peer, package_peers, peer_times
+from benchmarks.kernels.peers import Peer, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.tensor_call import error_of_parts, int32, normal, operator_call, poisoned, worst_error
 from hybridge.trt_plugins.catalog import spec_of
@@ -78,7 +78,6 @@ def decode_cases() -> Iterator[KernelCase]:
                     _decode_bytes(MODELS[model], rows, dtype.itemsize, narrow),
                     STATE_TOLERANCE.get(dtype, TOLERANCE),
                     partial(_prepared_decode, MODELS[model], rows, dtype),
-                    peer_times("update_ssm_state_decode", name),
                     None if narrow else AT_LEAST.get(rows, 1.0),
                     BANDWIDTH_SHARE if rows >= BANDWIDTH_SINCE and not narrow else None,
                     dict if narrow else partial(_decode_peers, MODELS[model], rows, dtype),
@@ -165,9 +164,8 @@ def prefill_cases() -> Iterator[KernelCase]:
                 size,
                 TOLERANCE,
                 partial(_prepared_prefill, model, rows, time, _prefill_call),
-                peer_times("update_ssm_state_prefill", case),
                 1.0,
-                timed_peers=partial(_prefill_peers, model, rows, time),
+                peers=partial(_prefill_peers, model, rows, time),
             )
 
 

@@ -1,4 +1,4 @@
-"""Peers of a kernel are timed in its run only with a right result; the others are named, and constants stand in."""
+"""Peers of a kernel are timed in its run only with a right result; the others are named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="the kernel benchmarks need torch")
 
 from benchmarks.kernels import case, peers
 from benchmarks.kernels.case import KernelCase, checked, measured
-from benchmarks.kernels.peers import TOLERANCE, Peer, all_times, contest, package_peers
+from benchmarks.kernels.peers import TOLERANCE, Peer, contest, package_peers
 from benchmarks.kernels.prepared import Prepared
 from benchmarks.kernels.timing import Calls, Recording
 from benchmarks.measure import Spread
@@ -54,9 +54,9 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "replay_times", times)
 
 
-def _row(timed: Mapping[str, Peer], constants: Mapping[str, float], goal: Callable[..., float] | float = 1.0) -> dict:
+def _row(timed: Mapping[str, Peer], goal: Callable[..., float] | float = 1.0) -> dict:
     right = Prepared(lambda: None, lambda: 0.0)
-    return measured(KernelCase("", BYTES, 0.0, lambda: right, constants, goal, timed_peers=lambda: timed))
+    return measured(KernelCase("", BYTES, 0.0, lambda: right, goal, peers=lambda: timed))
 
 
 def test_a_right_peer_is_recorded_over_as_many_inputs_as_ours() -> None:
@@ -98,43 +98,37 @@ def test_the_fastest_right_variant_of_a_package_takes_part() -> None:
 def test_a_check_runs_the_peers_too() -> None:
     right = Prepared(lambda: None, lambda: 0.0)
     timed = {"bad": _peer(0.2), "raising": Peer(_raising_run), "right": _peer(0.0)}
-    row = checked(KernelCase("", BYTES, 0.0, lambda: right, timed_peers=lambda: timed))
+    row = checked(KernelCase("", BYTES, 0.0, lambda: right, peers=lambda: timed))
     assert row["correct"] and list(row["peers_left_out"]) == ["bad", "raising"] and "us" not in row
 
 
 def test_a_row_has_the_times_of_this_run_and_names_who_is_left_out() -> None:
-    row = _row({"fast 2.1 (same run)": _peer(0.0), "odd 1.0 (same run)": _peer(1.0)}, {"fast 2.0": 1.0, "odd 0.9": 4.0})
-    assert row["peers_us"] == {"odd 0.9": 4.0, "fast 2.1 (same run)": PEER_US}
-    assert row["best_peer"] == "fast 2.1 (same run)" and row["speed_up"] == PEER_US / OURS_US
-    assert list(row["peers_left_out"]) == ["odd 1.0 (same run)"]
+    row = _row({"fast 2.1": _peer(0.0), "odd 1.0": _peer(1.0)})
+    assert row["peers_us"] == {"fast 2.1": PEER_US}
+    assert row["best_peer"] == "fast 2.1" and row["speed_up"] == PEER_US / OURS_US
+    assert list(row["peers_left_out"]) == ["odd 1.0"]
 
 
-def test_a_row_names_slower_variants_whose_constants_give_way() -> None:
-    timed = {"a 2 slow (same run)": _peer(0.0, package="a"), "a 2 fast (same run)": _peer(0.0, package="a")}
-    row = _row(timed, {"a 1 slow": 1.0})
-    assert row["peers_us"] == {"a 2 fast (same run)": PEER_US}
-    assert row["peers_slower_us"] == {"a 2 slow (same run)": 2 * PEER_US}
+def test_a_row_names_slower_variants() -> None:
+    timed = {"a 2 slow": _peer(0.0, package="a"), "a 2 fast": _peer(0.0, package="a")}
+    row = _row(timed)
+    assert row["peers_us"] == {"a 2 fast": PEER_US}
+    assert row["peers_slower_us"] == {"a 2 slow": 2 * PEER_US}
 
 
-def test_a_row_without_a_peer_in_the_run_has_the_constants() -> None:
-    row = _row({}, {"fast 2.0": 1.0})
-    assert row["peers_us"] == {"fast 2.0": 1.0} and not row["targets"]["speed_up"]["met"]
-    assert "peers_left_out" not in row
+def test_a_row_without_a_right_peer_has_no_ratio() -> None:
+    row = _row(package_peers("no-such-distribution", {"": _raises}, "shown"))
+    assert row["peers_left_out"] == {"shown": "ModuleNotFoundError: no-such-distribution is not installed"}
+    assert "speed_up" not in row and "speed_up" not in row["targets"]
 
 
 def test_a_goal_may_depend_on_the_times_of_the_row() -> None:
-    row = _row({"fast 2.1 (same run)": _peer(0.0)}, {"other 1": 12.0}, lambda times: max(times.values()) / OURS_US)
-    assert row["targets"]["speed_up"]["at_least"] == 6.0
+    peers = {"fast 2.1": _peer(0.0), "slow 1": _peer(0.0)}
+    row = _row(peers, lambda times: max(times.values()) / OURS_US)
+    assert row["targets"]["speed_up"]["at_least"] == 2 * PEER_US / OURS_US
 
 
-def test_a_constant_gives_way_to_its_own_peer_only() -> None:
-    constants = {"fla-core 0.6.0": 1.0, "flashinfer 0.7.2 XQA": 2.0, "flashinfer 0.7.2 CUDA cores": 3.0}
-    timed = {"fla-core 0.6.1 safe gate (same run)": 4.0, "flashinfer 0.7.4 XQA (same run)": 5.0}
-    assert all_times(constants, timed) == {"flashinfer 0.7.2 CUDA cores": 3.0, **timed}
-
-
-def test_peers_of_a_package_have_its_version_and_none_where_it_is_missing() -> None:
+def test_peers_of_a_package_have_its_version() -> None:
     version = importlib.metadata.version("torch")
     found = package_peers("torch", {"": _raises, "chunk 128": _raises}, "shown")
-    assert list(found) == [f"shown {version} (same run)", f"shown {version} chunk 128 (same run)"]
-    assert package_peers("no-such-distribution", {"": _raises}) == {}
+    assert list(found) == [f"shown {version}", f"shown {version} chunk 128"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
-DISTRIBUTION = "fla-core"
+DISTRIBUTION = NAME = "fla-core"
+os.environ["FLA_FLASH_QLA"] = "0"  # FlashQLA, which it would use where that is installed, is a peer of its own
 Run = Callable[[], tuple[Tensor, Tensor]]
 _OPTIONS = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
 

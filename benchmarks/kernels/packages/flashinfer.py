@@ -1,4 +1,4 @@
-"""flashinfer: sampling, Mamba2's state update, attention of one token per row over blocks."""
+"""flashinfer: sampling, Mamba2's state update, the gated delta rule, attention of one token per row over blocks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from benchmarks.kernels.packages.mamba_ssm import of_heads
 
 DISTRIBUTION, NAME = "flashinfer-python", "flashinfer"
+Run = Callable[[], tuple[Tensor, Tensor]]
 WORKSPACE_BYTES = 128 << 20
 
 
@@ -45,6 +47,92 @@ def state_update(
     def run() -> tuple[Tensor, Tensor]:
         call()
         return y, state
+
+    return run
+
+
+def gated_delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Run:
+    """o and the state, which is updated in place; shapes as ``fla.gated_delta_step``, state float32 or bfloat16.
+
+    The kernel computes g and beta from 16-bit data itself.
+    """
+    from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+
+    q, k, v, a, b = (
+        each.unsqueeze(1).contiguous()
+        for each in (q, k, v, g.squeeze(-1).neg().expm1().log().to(q.dtype), beta.float().logit().to(q.dtype))
+    )
+    transposed, o, zeros = state.transpose(-1, -2).contiguous(), torch.empty_like(v), torch.zeros_like(g[0, :, 0])
+    # A 16-bit state without indices would cost a kernel that makes them.
+    indices = torch.arange(len(state), dtype=torch.int32, device=state.device)
+    where = {"initial_state": transposed, "initial_state_indices": indices} if state.dtype == q.dtype else {}
+    call = partial(
+        gated_delta_rule_decode_pretranspose,
+        *(q, k, v, None if where else transposed, zeros, a, zeros, b),
+        output=o,
+        **where,
+    )
+
+    def run() -> tuple[Tensor, Tensor]:
+        call()
+        return o.squeeze(1), transposed.transpose(-1, -2)
+
+    return run
+
+
+def gated_delta_prompt(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    use_cp: bool | str = "auto",
+    normalized: bool = False,
+) -> Run:
+    """o and the last states, as new tensors; shapes as ``fla.gated_delta_prompt``, state float32.
+
+    use_cp: splits of long rows. normalized: q and k are normalised beforehand. Decays are computed beforehand.
+    """
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    rows, time = q.shape[:2]
+    if normalized:
+        q, k = (functional.normalize(each.float(), dim=-1).to(each.dtype) for each in (q, k))
+    q, k, v, g, beta = (each.flatten(0, 1).contiguous() for each in (q, k, v, g.squeeze(-1).exp(), beta.float()))
+    before, o = state.transpose(-1, -2).contiguous(), torch.empty_like(v)
+    after = torch.empty_like(before)
+    call = partial(
+        chunk_gated_delta_rule,
+        *(q, k, v, g, beta),
+        initial_state=before,
+        output_final_state=True,
+        cu_seqlens=torch.arange(rows + 1, dtype=torch.int32, device=q.device) * time,
+        use_qk_l2norm_in_kernel=not normalized,
+        output=o,
+        output_state=after,
+        use_cp=use_cp,
+        max_seqlen=time,
+    )
+
+    def run() -> tuple[Tensor, Tensor]:
+        call()
+        return o.unflatten(0, (rows, time)), after.transpose(-1, -2)
+
+    return run
+
+
+def channel_delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Run:
+    """o and the state, which is updated in place; shapes as ``fla.channel_delta_step``, state bfloat16."""
+    from flashinfer.kda import recurrent_kda
+
+    tokens = [each.unsqueeze(1).to(q.dtype).contiguous() for each in (q, k, v, g, beta)]
+    transposed, o = state.transpose(-1, -2).contiguous(), torch.empty_like(tokens[2])
+    call = partial(recurrent_kda, *tokens, initial_state=transposed, output_final_state=True, output=o)
+
+    def run() -> tuple[Tensor, Tensor]:
+        call()
+        return o.squeeze(1), transposed.transpose(-1, -2)
 
     return run
 
