@@ -201,7 +201,9 @@ def test_sizes_with_decays_of_key_channels(key_size, value_size, dtype, narrow):
     check(replace(CHANNELS, dtype=dtype, rows=1, time=150, **sizes))
 
 
-@pytest.mark.parametrize("change", [{}, {"rows": 40}, {"older": "sm_80"}, {"older": "sm_89"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{}, {"rows": 40}, {"older": "sm_80"}, {"older": "sm_89"}, {"older": "sm_89", "rows": 40}], ids=str
+)
 @pytest.mark.parametrize("magnitude", [1e-2, 1e5])
 def test_channel_states_may_have_any_size(magnitude, change):
     case = replace(CHANNELS, **change)
@@ -312,13 +314,14 @@ def test_padding_rows_are_skipped(base):
     assert torch.equal(packed[5][[1, 3]], before[[1, 3]])
 
 
+@pytest.mark.parametrize("base", [BASE, CHANNELS], ids=["head", "key_channel"])
 @pytest.mark.parametrize("dtype", [F16, BF16])
-def test_the_error_does_not_grow_with_length(dtype):
+def test_the_error_does_not_grow_with_length(dtype, base):
     """16,384 tokens with decays close to 1; the last 4,096 outputs and the state.
 
     bfloat16 outputs come to 3.1e-3, half of it their own rounding (docs/explanation/kernels/gated_delta_rule.md).
     """
-    case = replace(BASE, rows=1, time=16384, key_heads=1, value_heads=2, dtype=dtype, decay_rate=1e-3)
+    case = replace(base, rows=1, time=16384, key_heads=1, value_heads=2, dtype=dtype, decay_rate=1e-3)
     inputs = inputs_of(case)
     o, state = run(case, inputs)
     expected_o, expected_state = reference(case, inputs)
