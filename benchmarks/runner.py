@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -115,11 +116,15 @@ class Benchmark:
         return settings
 
     def document(self, settings: Any = None, commit: str | None = None) -> dict[str, Any]:
-        """Run and return the JSON document. Without green gates it has no numbers."""
+        """Run and return the JSON document. Without green gates it has no numbers.
+
+        What the packages of peers print goes to standard error.
+        """
         settings = self.settings() if settings is None else settings
         other_work = OtherWork()
         try:
-            report = self.run(settings)
+            with redirect_stdout(sys.stderr):
+                report = self.run(settings)
         except WrongResults as wrong:
             report = Report(wrong.gates)
         found = machine_json()

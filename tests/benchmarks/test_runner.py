@@ -77,6 +77,7 @@ def test_settings_are_options(capsys: pytest.CaptureFixture[str]) -> None:
 
     def run(settings: Settings) -> Report:
         seen.append(settings)
+        print("a package's own message")
         return Report((Gate("logits", 0.0, 1e-4),), {"rate": Spread(2.0, 1.0, 3.0, 3)})
 
     arguments = "--json --repeats 3 --device cuda --loads 0.1 1 --most 2 --fast --work there --commit abc"
