@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from hybridge.artifact.dtypes import DType
-from hybridge.artifact.errors import CheckpointError, HybridgeError
+from hybridge.artifact.errors import CheckpointError, EngineError, HybridgeError, described
 from hybridge.artifact.json_fields import float_from_json
+from hybridge.artifact.transient import is_torch_device_error
 from hybridge.exporter.checkpoint.shards import read_shards, tensors_of
 from hybridge.requirements import require
 from hybridge.verification.reference_rounding import rounded_outputs
@@ -113,7 +114,8 @@ class TransformersModel:
 
     @contextlib.contextmanager
     def failures(self, what: str) -> Iterator[None]:
-        """Turn any error of transformers in the block into a CheckpointError of one sentence.
+        """Turn any error of transformers in the block into a CheckpointError of one sentence; EngineError where memory
+        is too small or a GPU fails.
 
         On the CPU transformers does not call kernels of installed packages.
         """
@@ -123,6 +125,11 @@ class TransformersModel:
         except (HybridgeError, MemoryError):
             raise
         except Exception as error:  # any type: a bad config value fails wherever it is first used
+            if is_torch_device_error(error):
+                raise EngineError(
+                    f"{self._checkpoint}: {self._library} cannot {what} it ({described(error)}): free memory or check "
+                    "the GPU"
+                ) from error
             cause = " ".join(str(error).split()) or "no message"
             raise CheckpointError(
                 f"{self._checkpoint}: {self._library} cannot {what} it ({type(error).__name__}: {cause}): there is "

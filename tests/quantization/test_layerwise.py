@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybridge.artifact.errors import EngineError
 from hybridge.quantization.input_products import InputProducts
 from hybridge.quantization.layerwise import LayerWalk
 from hybridge.verification.transformers_model import TransformersModel
@@ -50,6 +51,15 @@ def test_inputs_are_those_of_the_whole_model(tmp_path: Path, family: str) -> Non
     # Mamba alone has no input that two matrices share, nor have fused projections.
     seen = [module for module in linear if walked.of(module) is not None]
     assert (len(walked.groups) < len(seen)) is ("mamba" not in family and family != "phi3")
+
+
+def test_too_little_memory_is_not_the_checkpoints_fault(tmp_path: Path) -> None:
+    model = TransformersModel(save_tiny_model(tmp_path / "checkpoint", "llama"))
+    with (
+        pytest.raises(EngineError, match=r"cannot run it .OutOfMemoryError: CUDA out of memory"),
+        model.failures("run"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_factor_is_that_of_the_inverse() -> None:
