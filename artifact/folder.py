@@ -48,7 +48,7 @@ def atomic_folder(out: Path, overwrite: bool = False, kind: FolderKind = ARTIFAC
         with temporary_folder(out, PARTIAL) as temporary:
             temporary.chmod(0o777 & ~_umask())
             yield temporary
-            _sync(temporary)
+            sync_folder(temporary)
             # Checked again: another run may have written it in the meantime.
             check_output(out, overwrite, kind)
             _replace(temporary, out)
@@ -108,7 +108,7 @@ def _replace(temporary: Path, out: Path) -> None:
                     os.rename(old, out)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring new files to the disk, so that a power cut after the rename finds them; linked ones are there already."""
     for root, _, names in os.walk(folder):
         for path in (Path(root, name) for name in names):

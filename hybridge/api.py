@@ -113,8 +113,9 @@ def quantize(
     zero_points: give each group of int4 weights a zero point, which lowers the errors; TensorRT does not build
     them. keep_head: do not quantise the LM head.
 
-    resume: go on where a run of the same checkpoint, settings and text was killed or interrupted; it left the layers
-    that it had finished in a hidden folder beside ``out``, which the next run without ``resume`` removes.
+    resume: go on where a run of the same checkpoint, settings and text was killed or interrupted, or ended by a full
+    disk, too little memory or a failing GPU; it left the layers that it had finished in a hidden folder beside ``out``,
+    which the next run without ``resume`` removes.
 
     The head gets 8 bits otherwise. Embeddings, convolutions, norms, routers, gates of gated delta nets, prediction
     heads and vectors stay as they are. HybridgeError when it cannot be quantised or written; ``out`` is then unchanged.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
 from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import UnsupportedError, located
-from hybridge.artifact.folder import FolderKind, atomic_folder
+from hybridge.artifact.folder import FolderKind, atomic_folder, sync_folder
 from hybridge.artifact.progress import NoProgress, Progress
 from hybridge.exporter.checkpoint import Checkpoint, open_checkpoint
 from hybridge.exporter.checkpoint.checkpoint import CONFIG_FILE
@@ -40,8 +41,8 @@ def quantize_checkpoint(
     """Write ``checkpoint`` with quantised matrices into the folder ``out``, in the format of compressed-tensors.
 
     CheckpointError, UnsupportedError: it cannot be quantised as it is; OutputError: ``out`` cannot be written. In every
-    case ``out`` is then as before. Layers are quantised one after another, in blocks of rows; a killed run leaves those
-    that it finished in a hidden folder beside ``out``.
+    case ``out`` is then as before. Layers are quantised one after another, in blocks of rows; a run that is
+    killed, or stopped by a transient error, leaves those that it finished in a hidden folder beside ``out``.
     """
     options, progress = options or QuantizeOptions(), progress or NoProgress()
     checkpoint, out = Path(checkpoint), Path(out)
@@ -117,8 +118,14 @@ def _write(run: QuantizeRun, work: WorkFolder, folder: Path, out: Path, progress
         )
     report = QuantizeReport(str(out), options.format, options.method, total, nbytes, tuple(matrices), notes, groups)
     _write_json(folder / REPORT_FILE, report.to_json())
-    for shard in source.shards:
-        os.rename(work.folder / shard.path.name, folder / shard.path.name)
+    # A disk that is full only now must be found while the layers can be resumed.
+    sync_folder(folder)
+    with contextlib.ExitStack() as undo:
+        for shard in source.shards:
+            written, target = work.folder / shard.path.name, folder / shard.path.name
+            os.rename(written, target)
+            undo.callback(os.rename, target, written)
+        undo.pop_all()
     return report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -10,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridge.artifact.errors import OutputError, SettingError
+from hybridge.artifact.errors import EngineError, HybridgeError, OutputError, SettingError, described
 from hybridge.artifact.limits import JSON_BYTES
 from hybridge.artifact.temporary_folder import lock_folder
+from hybridge.artifact.transient import is_transient
 from hybridge.artifact.untrusted_file import has_file, read_inside
 from hybridge.artifact.user_cache import make_private
 
@@ -30,17 +32,22 @@ class WorkFolder:
     def __init__(self, folder: Path, steps: dict[str, Any]) -> None:
         self.folder, self._steps = folder, steps
 
+    @property
+    def has_results(self) -> bool:
+        """Whether any step is finished."""
+        return any(step != _DIGEST for step in self._steps)
+
     def result(self, step: str) -> Any:
         """The result that ``finish`` stored; None if the step is not finished."""
         return self._steps.get(step)
 
     def finish(self, step: str, result: Any) -> None:
         """Record that ``step`` is finished; ``result``, not None, is written as JSON."""
-        self._steps[step] = result
         with (self.folder / _JOURNAL).open("ab") as file:
             file.write(_line(step, result))
             file.flush()
             os.fsync(file.fileno())
+        self._steps[step] = result
 
     def forget(self, steps: list[str]) -> None:
         """Mark ``steps`` as unfinished."""
@@ -55,11 +62,12 @@ def work_path(out: Path) -> Path:
 
 @contextlib.contextmanager
 def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
-    """The work folder of ``out``, whose parent exists. ``resume``: continue a run that was killed.
+    """The work folder of ``out``, whose parent exists. ``resume``: continue a run that was stopped.
 
-    It is removed at the end, also by an error, but not by Ctrl-C. ``digest`` covers all that the results depend on.
+    It is removed at the end, also by an error, unless steps are finished and the error is transient or Ctrl-C; the
+    error then says how to resume. ``digest`` covers all that the results depend on.
     SettingError: to resume, but that run had another digest. OutputError: another run uses the folder, or another user
-    can change it.
+    can change it, or a system's error. EngineError: too little memory, or a GPU fails.
     """
     folder = work_path(out)
     with _locked(folder, out):
@@ -67,14 +75,33 @@ def work_folder(out: Path, digest: str, resume: bool) -> Iterator[WorkFolder]:
         if not steps:
             _clear(folder)
             steps = {_DIGEST: digest}
-        # Also anew without a last line that was cut off, which the next one would continue.
-        _write_journal(folder, steps)
+        work = WorkFolder(folder, steps)
         try:
-            yield WorkFolder(folder, steps)
-        except Exception:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+            # Also anew without a last line that was cut off, which the next one would continue.
+            _write_journal(folder, steps)
+            yield work
+        except BaseException as error:
+            if not work.has_results or (isinstance(error, Exception) and not is_transient(error)):
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            if not isinstance(error, Exception) or isinstance(error, BrokenPipeError):
+                raise
+            raise _resumable(error, out, folder) from error
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _resumable(error: Exception, out: Path, folder: Path) -> HybridgeError:
+    """What ``error`` says, and how to go on."""
+    remedy = f"{folder} keeps the finished layers: pass `resume=True` to continue"
+    if isinstance(error, HybridgeError):
+        return type(error)(f"{error}; {remedy}")
+    if isinstance(error, MemoryError):
+        return EngineError(f"{out}: the machine is out of memory: close other programs; {remedy}")
+    if not isinstance(error, OSError):
+        return EngineError(f"{out}: {described(error)}: free memory or check the GPU; {remedy}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(f"{out}: the disk is full: free space; {remedy}")
+    return OutputError(f"{error.filename or out}: {error.strerror or error}; {remedy}")
 
 
 @contextlib.contextmanager

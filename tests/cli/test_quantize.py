@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def test_an_interruption_names_what_is_left(
     assert outcome.code == 130 and left.is_dir()
     remedy = "run the command again with --resume to continue"
     assert outcome.error == f"interrupted: {left} keeps the finished layers: {remedy}"
+
+    def fill_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run, "check_unchanged", fill_disk)
+    outcome = hybridge(capfd, *arguments, "--resume")
+    full = f"{tmp_path / 'out'}: the disk is full: free space; {left} keeps the finished layers"
+    assert outcome.code == 2 and outcome.error == f"{full}: pass --resume to continue"
     monkeypatch.setattr(quantizer, "work_folder", interrupt)
     shutil.rmtree(left)
     assert hybridge(capfd, *arguments).error == "interrupted: the command did not finish and left no partial output"

@@ -1,7 +1,8 @@
-"""Writers of checkpoints and artifacts on a full disk, and killed ones: nothing half-written stays or is used."""
+"""Writers of checkpoints and artifacts on a full disk, and killed ones: no half-written output stays or is used."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -11,21 +12,30 @@ from typing import Any
 
 import pytest
 
+import hybridge
 from tests.support.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.slow
 CALLS: dict[str, dict[str, Any]] = {
     "quantize": {"method": "rtn"},
+    "quantize again": {"method": "rtn", "resume": True},
     "export": {"weights": "copy", "max_seq_len": 16},
     "export quantised": {"weights": "copy", "max_seq_len": 16, "quantize": "int4"},
 }
 # KiB by which a disk that was too small grows.
-STEPS = {"quantize": 8, "export": 48, "export quantised": 24}
+STEPS = {"quantize": 8, "quantize again": 8, "export": 48, "export quantised": 24}
+# What a full disk leaves beside nothing, and the remedies by what is left.
+_FOLDER = ".out.hybridge-quantize"
+WORK = {call: [(_FOLDER,)] if call.startswith("quantize") else [] for call in CALLS}
+REMEDIES = {
+    (): "free space or give another path; nothing was left behind",
+    (_FOLDER,): f"free space; /mnt/{_FOLDER} keeps the finished layers: pass `resume=True` to continue",
+}
 TINY_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 MOUNT = "mount -t tmpfs -o size=4k none /mnt"
 # Grows the disk until the call succeeds: prints what it raised, and left, on each smaller one.
 GROWING_DISK = """
-import json, subprocess, sys
+import hashlib, json, subprocess, sys
 from pathlib import Path
 import hybridge
 from hybridge.artifact.errors import OutputError
@@ -40,7 +50,9 @@ while size < 4096:
     size += step
     subprocess.run(["mount", "-o", f"remount,size={size}k", "/mnt"], check=True)
 files = [path for path in Path("/mnt/out").rglob("*") if path.is_file()]
-print(json.dumps([raised, sum(path.stat().st_size for path in files) / 1024 / size]))
+used = sum(path.stat().st_size for path in files) / 1024 / size
+digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+print(json.dumps([raised, used, digests, [path.name for path in Path("/mnt").iterdir()]]))
 """
 # Calls a function in a process that is killed in the middle of the given call of a function.
 KILLED = """
@@ -76,11 +88,16 @@ def test_a_disk_that_is_full_at_any_place(call: str, tmp_path: Path) -> None:
     checkpoint = save_tiny_model(tmp_path / "checkpoint", "llama", dtype="bfloat16")
     ended = run(GROWING_DISK, str(checkpoint), call.split()[0], CALLS[call], STEPS[call], before=MOUNT)
     assert ended.returncode == 0, ended.stderr
-    raised, used = json.loads(ended.stdout.splitlines()[-1])
-    assert len(raised) >= 4 and used > 0.5
+    raised, used, digests, names = json.loads(ended.stdout.splitlines()[-1])
+    assert len(raised) >= 4 and used > 0.5 and names == ["out"]
+    assert {tuple(left) for _, left in raised} == {(), *WORK[call]}
     for message, left in raised:
-        assert message == "/mnt/out: the disk is full: free space or give another path; nothing was left behind"
-        assert left == []
+        assert message == f"/mnt/out: the disk is full: {REMEDIES[tuple(left)]}"
+    if WORK[call]:
+        hybridge.quantize(checkpoint, tmp_path / "out", **{**CALLS[call], "resume": False})
+        whole = {name: hashlib.sha256(each).hexdigest() for name, each in contents(tmp_path / "out").items()}
+        report = "hybridge_quantization.json"
+        assert digests.keys() == whole.keys() and {**digests, report: ""} == {**whole, report: ""}
 
 
 @pytest.mark.parametrize("call", ["export", "export quantised"])

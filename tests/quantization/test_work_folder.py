@@ -1,18 +1,25 @@
-"""What a run that was stopped left is used only where it is whole and no other user can have changed it."""
+"""What a stopped run leaves, used only where it is whole and no other user can have changed it."""
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import hybridge
-from hybridge.artifact.errors import OutputError
-from hybridge.quantization import run
+from hybridge.artifact.errors import CheckpointError, HybridgeError, OutputError
+from hybridge.quantization import run, shard
 from hybridge.quantization.work_folder import WorkFolder, work_folder
+from tests.support.effort import EFFORT
 from tests.support.tiny_models import save_tiny_model
 
 DIGEST = "0" * 64
@@ -58,6 +65,82 @@ def test_damaged_files_are_written_again(tmp_path: Path, monkeypatch: pytest.Mon
         path.symlink_to(tmp_path / "other")
     hybridge.quantize(checkpoint, out, method="rtn", resume=True)
     assert (out / path.name).read_bytes() == (whole / path.name).read_bytes() and not (out / path.name).is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("place", "step", "pattern"),
+    # The last syncs, and the last rename, are those of a complete output.
+    [("fsync", 6, "-+r+-+"), ("write_matrix", 6, "r+"), ("rename", 1, "rr-")],
+)
+def test_a_disk_that_is_full_at_any_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, step: int, pattern: str
+) -> None:
+    """The finished steps stay from the first one on, and a run that resumes has the output of one that did not stop."""
+    checkpoint, out, work = tmp_path / "checkpoint", tmp_path / "out", tmp_path / ".out.hybridge-quantize"
+    model = AutoModelForCausalLM.from_pretrained(save_tiny_model(checkpoint, "llama"))
+    shutil.rmtree(checkpoint)
+    model.save_pretrained(checkpoint, max_shard_size=model.num_parameters() * 3)
+    hybridge.quantize(checkpoint, out, method="rtn")
+    whole = {path.name: path.read_bytes() for path in out.iterdir()}
+    owner = shard if place == "write_matrix" else os
+    function, left = getattr(owner, place), list[bool]()
+    for count in itertools.count(1, step if EFFORT == "push" else 1):
+        shutil.rmtree(out)
+        calls = itertools.count(1)
+
+        def failing(*arguments: Any, count: int = count, calls: Iterator[int] = calls) -> Any:
+            if next(calls) == count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, place, failing)
+            try:
+                hybridge.quantize(checkpoint, out, method="rtn")
+                break
+            except OutputError as error:
+                left.append(work.is_dir())
+                assert ("pass `resume=True` to continue" in str(error)) is left[-1]
+                assert ("nothing was left behind" in str(error)) is not left[-1]
+        assert not out.exists() and len(list(tmp_path.iterdir())) == 1 + left[-1]
+        hybridge.quantize(checkpoint, out, method="rtn", resume=True)
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
+    assert re.fullmatch(pattern, "".join("r" if each else "-" for each in left))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "out: the machine is out of memory: close other programs; "),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "OutOfMemoryError: CUDA out of memory: free memory or check the GPU; ",
+        ),
+        (OSError(errno.EIO, "I/O error", "shard"), "shard: I/O error; "),
+        (BrokenPipeError(errno.EPIPE, "closed"), ""),
+        (KeyboardInterrupt(), ""),
+        (CheckpointError("damaged"), None),
+        (ValueError("a bug"), None),
+    ],
+)
+def test_only_errors_that_may_not_come_again_leave_finished_layers(
+    tmp_path: Path, error: BaseException, message: str | None
+) -> None:
+    out, folder = tmp_path / "out", tmp_path / ".out.hybridge-quantize"
+    for finished in (False, True):
+        resumable = finished and message is not None
+        with (
+            pytest.raises(HybridgeError if resumable and message else type(error)) as caught,
+            work_folder(out, DIGEST, False) as work,
+        ):
+            if finished:
+                work.finish("one", [1])
+            raise error
+        assert folder.exists() is resumable
+        if resumable and message:
+            assert f"{message}{folder} keeps the finished layers: pass `resume=True` to continue" in str(caught.value)
+        else:
+            assert caught.value is error
 
 
 def interrupt(*_: Any) -> None:
