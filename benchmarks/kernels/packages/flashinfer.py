@@ -62,7 +62,7 @@ def gated_delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s
         each.unsqueeze(1).contiguous()
         for each in (q, k, v, g.squeeze(-1).neg().expm1().log().to(q.dtype), beta.float().logit().to(q.dtype))
     )
-    transposed, o, zeros = state.transpose(-1, -2).contiguous(), torch.empty_like(v), torch.zeros_like(g[0, :, 0])
+    transposed, o, zeros = _keys_last(state), torch.empty_like(v), torch.zeros_like(g[0, :, 0])
     # A 16-bit state without indices would cost a kernel that makes them.
     indices = torch.arange(len(state), dtype=torch.int32, device=state.device)
     where = {"initial_state": transposed, "initial_state_indices": indices} if state.dtype == q.dtype else {}
@@ -75,7 +75,7 @@ def gated_delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s
 
     def run() -> tuple[Tensor, Tensor]:
         call()
-        return o.squeeze(1), transposed.transpose(-1, -2)
+        return o.squeeze(1), state
 
     return run
 
@@ -127,14 +127,21 @@ def channel_delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor,
     from flashinfer.kda import recurrent_kda
 
     tokens = [each.unsqueeze(1).to(q.dtype).contiguous() for each in (q, k, v, g, beta)]
-    transposed, o = state.transpose(-1, -2).contiguous(), torch.empty_like(tokens[2])
-    call = partial(recurrent_kda, *tokens, initial_state=transposed, output_final_state=True, output=o)
+    o = torch.empty_like(tokens[2])
+    call = partial(recurrent_kda, *tokens, initial_state=_keys_last(state), output_final_state=True, output=o)
 
     def run() -> tuple[Tensor, Tensor]:
         call()
-        return o.squeeze(1), transposed.transpose(-1, -2)
+        return o.squeeze(1), state
 
     return run
+
+
+def _keys_last(state: Tensor) -> Tensor:
+    """The state as [rows, heads, value_size, key_size], contiguous. ``state`` becomes a view of it."""
+    transposed = state.transpose(-1, -2).contiguous()
+    state.data = transposed.transpose(-1, -2)
+    return transposed
 
 
 def paged_decode(query: Tensor, pools: Tensor, table: Tensor, tensor_cores: bool) -> Callable[[], Tensor]:
