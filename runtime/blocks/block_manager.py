@@ -117,6 +117,11 @@ class BlockManager:
             memory.slot = NONE
         self.release(memory)
 
+    def start_over(self) -> None:
+        """Take all memory from all sequences and the prefix cache, whatever they have."""
+        self.rows.free_all()
+        self.cache.start_over()
+
     # The steps of a reservation.
 
     def make_room(self, memory: SequenceMemory, end: int, spare: int, checkpoints: bool) -> bool:

@@ -13,8 +13,12 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._references = [0] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.free_all()
+
+    def free_all(self) -> None:
+        """Drop all references."""
+        self._references = [0] * self.num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_blocks))
 
     @property
     def free(self) -> int:
@@ -47,6 +51,12 @@ class BlockPool:
         for block in blocks:
             self._references[block] = 1
         return blocks
+
+    def take(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each of the blocks, free or not."""
+        for block in blocks:
+            self._references[block] += 1
+            self._free.pop(block, None)
 
     def retain(self, blocks: Iterable[int]) -> None:
         """Add one reference to each of the blocks; PoolError for a free one."""

@@ -102,6 +102,11 @@ class BlockPrefixCache(PrefixCache):
         self._by_hash.clear()
         self._of_block.clear()
 
+    def start_over(self) -> None:
+        super().start_over()
+        self._by_hash.clear()
+        self._of_block.clear()
+
     def blocks(self) -> Iterable[int]:
         return iter(self._of_block)
 

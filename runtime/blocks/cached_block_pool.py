@@ -14,9 +14,9 @@ class CachedBlockPool(BlockPool):
     cached: blocks that the cache has references to; evictable: those of them that have no other reference.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self._cached = [0] * num_blocks
+    def free_all(self) -> None:
+        super().free_all()
+        self._cached = [0] * self.num_blocks
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self.cached = 0
 

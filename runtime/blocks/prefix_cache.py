@@ -74,6 +74,12 @@ class PrefixCache(ABC):
     def clear(self) -> None:
         """Forget everything that no running sequence uses."""
 
+    def start_over(self) -> None:
+        """Forget everything, whatever the pools say; no sequence has memory any more."""
+        self.pool.free_all()
+        self.slots.free_all()
+        self.states.free_all()
+
     def checkpoints(self, memory: SequenceMemory, end: int) -> Sequence[Checkpoint]:
         """Slots for copies of the states after ``memory.stop`` tokens and later stops up to ``end``, in order."""
         return [Checkpoint(memory.stop, NONE)]

@@ -20,7 +20,12 @@ class RowTables:
                 f"expected memory for tables of {rows} rows of {max_blocks} blocks, found too little: lower "
                 "`max_batch_size` or `max_seq_len`"
             ) from None
-        self._free = list(range(rows))[::-1]
+        self.free_all()
+
+    def free_all(self) -> None:
+        """Give all rows back."""
+        self.array[:] = -1
+        self._free = list(range(len(self.array)))[::-1]
 
     @property
     def free(self) -> int:

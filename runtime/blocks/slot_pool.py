@@ -14,8 +14,12 @@ class SlotPool:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._free = list(range(num_slots))  # a heap
-        self._used: set[int] = set()
+        self.free_all()
+
+    def free_all(self, but: Iterable[int] = ()) -> None:
+        """Give all slots back, except those of ``but``, which are in use now."""
+        self._used = set(but)
+        self._free = sorted({*range(self.num_slots)} - self._used)  # a heap
 
     @property
     def free(self) -> int:

@@ -64,6 +64,12 @@ class EventLog:
         """Number of events dropped from the log since the last ``drain``; if any, a copy must start over."""
         return self.recorded - len(self._events)
 
+    def lose(self) -> None:
+        """Something has changed without an event."""
+        self._events.clear()
+        self._tokens = 0
+        self.recorded += 1
+
     def drain(self) -> list[Event]:
         """The events since the last call, oldest first, as far as the log still has them."""
         events = list(self._events)

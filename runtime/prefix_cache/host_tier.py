@@ -70,8 +70,12 @@ class HostTier:
     """At most ``budget`` bytes of host memory for the cache of ``device``."""
 
     def __init__(self, device: DeviceCache, budget: int) -> None:
-        cache = device.cache
         self._device, self._budget = device, budget
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all of it, whatever state it is in."""
+        cache = self._device.cache
         self._blocks, self._slots = _HostParts(), _HostParts()
         # Without events, which have no reader, and whose tokens would take memory beyond the budget.
         self.tree = RadixTree(

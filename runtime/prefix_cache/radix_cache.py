@@ -21,6 +21,7 @@ from hybridge.runtime.prefix_cache.branch_lengths import BranchLengths
 from hybridge.runtime.prefix_cache.checkpoint_kind import CheckpointKind
 from hybridge.runtime.prefix_cache.checkpoint_positions import checkpoint_positions
 from hybridge.runtime.prefix_cache.checkpoint_slots import CheckpointSlots, StateSlots
+from hybridge.runtime.prefix_cache.events import EventLog
 from hybridge.runtime.prefix_cache.evicted_prefixes import EvictedPrefixes
 from hybridge.runtime.prefix_cache.eviction_policy import EvictionPolicy
 from hybridge.runtime.prefix_cache.metrics import CacheMetrics
@@ -64,25 +65,39 @@ class RadixCache(PrefixCache):
         settings: PrefixCacheSettings,
         policy: EvictionPolicy | None = None,
     ) -> None:
-        slots = StateSlots(sizes, settings)
+        self._slots = slots = StateSlots(sizes, settings)
         super().__init__(CachedBlockPool(sizes.num_blocks), slots.rows, slots.tree)
         self.block_size, self.packs, self.settings, self.needs = sizes.block_size, slots.packs, settings, needs
-        self.tree = RadixTree(_TreeBlocks(self.pool), self.states, sizes.block_size, needs.kv, needs.state, policy)
-        self.uses = StateUses(self.tree)
-        self.past = PastPrompts()
+        self._policy = policy
         self.states.attach(self.evict_state, lambda: self.tree.free_states)
-        self.tree.before_eviction = self._before_eviction
         self.metrics = CacheMetrics()
-        self.evicted = EvictedPrefixes()
-        self._lengths = BranchLengths()
-        self._checkpoints = CheckpointSlots(slots, self.tree, self.uses, self.metrics)
+        self._plant(EventLog())
+        self.pins = Pins(self.tree, self.pool)
         # Called with a node that is about to be evicted, for a slower memory.
         self.spill: Callable[[Node], None] = lambda node: None
         # Packs the state of a row's slot into a slot of ``states``; raises EngineError when it cannot.
         self.pack: Callable[[int, int], None] = lambda slot, state: None
-        self._readers = Readers(self.tree)
         self._resets = False
-        self.pins = Pins(self.tree, self.pool)
+
+    def _plant(self, events: EventLog) -> None:
+        """Begin with an empty tree, which owns nothing."""
+        needs = self.needs
+        self.tree = RadixTree(
+            _TreeBlocks(self.pool), self.states, self.block_size, needs.kv, needs.state, self._policy, events
+        )
+        self.tree.before_eviction = self._before_eviction
+        self.uses, self.past, self.evicted = StateUses(self.tree), PastPrompts(), EvictedPrefixes()
+        self._lengths = BranchLengths()
+        self._checkpoints = CheckpointSlots(self._slots, self.tree, self.uses, self.metrics)
+        self._readers = Readers(self.tree)
+
+    def start_over(self) -> None:
+        """Forget everything but the pinned prefixes, whose memory nothing has written to."""
+        super().start_over()
+        self.states.free_all(self.pins.states())
+        self.tree.events.lose()
+        self._plant(self.tree.events)
+        self.pins.move(self.tree)
 
     def match(self, memory: SequenceMemory, reuse: bool = True) -> PrefixMatch:
         prefix = memory.prefix if isinstance(memory.prefix, RadixPrefix) else RadixPrefix()

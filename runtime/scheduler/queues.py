@@ -104,6 +104,16 @@ class SequenceQueues:
         self.version += 1
         del self.sequences[sequence.id]
 
+    def start_over(self) -> list[ScheduledSequence]:
+        """End and return all sequences, which have no memory any more."""
+        ended = list(self.sequences.values())
+        for sequence in ended:
+            sequence.state = State.FINISHED
+        self.sequences.clear()
+        self.waiting, self.running, self.host_bytes = [], [], 0
+        self.version += 1
+        return ended
+
     def check_integrity(self) -> None:
         """AssertionError unless queues, states and host bytes say the same."""
         assert all(sequence.state is State.RUNNING and sequence.memory.row != NONE for sequence in self.running)

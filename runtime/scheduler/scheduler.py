@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager, Reservation
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.scheduler.capacity import Capacity
 from hybridge.runtime.scheduler.plan import StepPlan
 from hybridge.runtime.scheduler.queues import SequenceQueues
+from hybridge.runtime.scheduler.records import INTERRUPTED, Records, changes
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
 from hybridge.runtime.scheduler.settings import SchedulerSettings
@@ -27,12 +29,15 @@ class Scheduler:
     Decoding sequences come first, one token each; prompts share the rest of the token budget, in chunks. When memory
     runs out, the last sequence in order is preempted, so that the first always makes progress. Requests may be added
     and cancelled at any time, also during a step.
+
+    An exception in the middle of a change leaves ``records`` torn. Until ``start_over`` nothing more is changed.
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
         """EngineError when the pools cannot hold one sequence of max_seq_len."""
         self.settings = settings
         self.manager = manager
+        self.records = Records()
         self.capacity = Capacity(manager, settings)
         self._queues = SequenceQueues(manager, settings)
         self._planner = StepPlanner(manager, settings, self._queues)
@@ -93,6 +98,7 @@ class Scheduler:
         """RequestError when the pools could never hold the request."""
         self.capacity.check(request)
 
+    @changes
     def add(self, request: ScheduledRequest) -> ScheduledSequence:
         """Queue the request; RequestError when the pools could never hold it."""
         self.check(request)
@@ -102,8 +108,11 @@ class Scheduler:
         self._queues.wait(sequence)
         return sequence
 
+    @changes
     def fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         """A second sequence with the tokens and, where memory allows, the memory of ``parent``; not during a step."""
+        if self.records.torn is not None:
+            raise EngineError(INTERRUPTED)
         assert self._builder is None and parent.state is not State.FINISHED
         child = self._queues.make(parent.request, parent.tokens.copy(), *parent.order[:2])
         child.cached_tokens, child.logits_from = parent.cached_tokens, parent.logits_from
@@ -121,9 +130,10 @@ class Scheduler:
             self._forked.append(child)
         return child
 
+    @changes
     def finish(self, sequence: ScheduledSequence) -> None:
         """End the sequence in any state; one in a running step ends with the step. Finished sequences are ignored."""
-        if sequence.state is State.FINISHED:
+        if sequence.state is State.FINISHED or self.records.torn is not None:
             return
         step = self._builder
         if step is not None and (sequence in step.rows or sequence in step.admitted):
@@ -143,23 +153,28 @@ class Scheduler:
         ``draft_tokens``: draft tokens by decoding sequence; those that do not fit are dropped.
         """
         assert self._builder is None, "the previous step has been neither committed nor failed"
-        last, self._last = self._last, None
-        if last is not None and not draft_tokens:
-            repeated = last.repeated(self._step + 1, self._queues.version)
-            if repeated is not None:
-                self._step += 1
-                self._plan, self._builder = repeated, last
-                return repeated
-        step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
-        self._planner.fill(step, draft_tokens)
-        self._step += 1
-        plan = step.finish(self._step, self._slot_copies, self._forked)
-        if plan is not None:
-            self._plan, self._builder = plan, step
-            self._slot_copies, self._forked = [], []
-            if self._planner.repeats(step):
-                step.allow_repeats(plan, self._queues.version)
-        return plan
+        # Not by ``changes``, which would take time in every step; so does ``commit``.
+        try:
+            last, self._last = self._last, None
+            if last is not None and not draft_tokens:
+                repeated = last.repeated(self._step + 1, self._queues.version)
+                if repeated is not None:
+                    self._step += 1
+                    self._plan, self._builder = repeated, last
+                    return repeated
+            step = StepBuilder(Reservation(self.manager), self.settings.max_tokens, self.settings.prompt_logits)
+            self._planner.fill(step, draft_tokens)
+            self._step += 1
+            plan = step.finish(self._step, self._slot_copies, self._forked)
+            if plan is not None:
+                self._plan, self._builder = plan, step
+                self._slot_copies, self._forked = [], []
+                if self._planner.repeats(step):
+                    step.allow_repeats(plan, self._queues.version)
+            return plan
+        except BaseException as error:
+            self.records.torn = error
+            raise
 
     def may_preempt(self) -> bool:
         """Whether the next step may preempt a sequence for the tokens of another running one."""
@@ -176,30 +191,37 @@ class Scheduler:
         awaited: where it still runs, the sequences that go on with a token that it chooses. The next plan feeds these
         tokens as if they were known. Call ``tokens_arrived`` when they are, or ``fail_committed``.
         """
-        step = self._last = self._close()
-        lost = step.lost() if step.cancelled else ()
-        for sequence in lost:
-            step.reservation.keep_length(sequence.memory)
-        if plan.repeats:
-            step.reservation.commit()
-        else:
-            step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.draft_tokens})
-            self._queues.settle_swaps(plan)
-            for sequence, count in step.logits.items():
-                sequence.logits_from += count
-            for id_ in plan.forked:
-                if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
-                    self.manager.set_exact(self.sequences[id_].memory, True)
-        for sequence in step.cancelled:
-            if sequence.pending < 0 or sequence in lost:
-                self.manager.set_exact(sequence.memory, False)
-            self.finish(sequence)
-        self._unread = None if awaited is None else plan
-        for sequence in awaited or ():
-            sequence.awaits_token = sequence.state is not State.FINISHED
-            if sequence.awaits_token:
-                self._awaiting.append(sequence)
+        if self.records.torn is not None:
+            return
+        try:
+            step = self._last = self._close()
+            lost = step.lost() if step.cancelled else ()
+            for sequence in lost:
+                step.reservation.keep_length(sequence.memory)
+            if plan.repeats:
+                step.reservation.commit()
+            else:
+                step.reservation.commit({each.memory: accepted.get(each.id, 0) for each in step.draft_tokens})
+                self._queues.settle_swaps(plan)
+                for sequence, count in step.logits.items():
+                    sequence.logits_from += count
+                for id_ in plan.forked:
+                    if id_ in self.sequences and self.sequences[id_].state is State.RUNNING:
+                        self.manager.set_exact(self.sequences[id_].memory, True)
+            for sequence in step.cancelled:
+                if sequence.pending < 0 or sequence in lost:
+                    self.manager.set_exact(sequence.memory, False)
+                self.finish(sequence)
+            self._unread = None if awaited is None else plan
+            for sequence in awaited or ():
+                sequence.awaits_token = sequence.state is not State.FINISHED
+                if sequence.awaits_token:
+                    self._awaiting.append(sequence)
+        except BaseException as error:
+            self.records.torn = error
+            raise
 
+    @changes
     def tokens_arrived(self) -> None:
         """The awaited tokens are known; each sequence gets its own, or ends, before the next call."""
         for sequence in self._awaiting:
@@ -207,12 +229,14 @@ class Scheduler:
         self._awaiting.clear()
         self._unread = None
 
+    @changes
     def leave_out(self, plan: StepPlan, ended: Collection[int]) -> StepPlan:
         """``plan``, the step in progress, without the sequences ``ended``, whose memory it does not touch."""
         step = self._builder
         assert step is not None, "no step is in progress"
         return step.leave_out(plan, [each for each in step.rows if each.id in ended])
 
+    @changes
     def leave_out_finished(self, plan: StepPlan) -> StepPlan:
         """``plan``, made but not launched, without rows of sequences that have ended since."""
         step = self._builder
@@ -224,8 +248,11 @@ class Scheduler:
             self.finish(sequence)
         return left
 
+    @changes
     def fail(self, plan: StepPlan) -> list[ScheduledSequence]:
         """The step failed: end and return the sequences in it; all others continue."""
+        if self.records.torn is not None:
+            return []
         step = self._close()
         step.reservation.release()
         died = list(dict.fromkeys([*step.rows, *step.admitted]))
@@ -240,11 +267,14 @@ class Scheduler:
                 self._queues.wait_again(forked)
         return died
 
+    @changes
     def fail_committed(self, plan: StepPlan) -> list[ScheduledSequence]:
         """The step failed after its commit: end and return its sequences. No other step is in progress.
 
         The prefix cache, which may have its states, keeps only what other sequences use.
         """
+        if self.records.torn is not None:
+            return []
         assert self._builder is None, "another step is in progress"
         self.tokens_arrived()
         known = self.sequences
@@ -259,6 +289,18 @@ class Scheduler:
         """End and return the sequences of steps that an interrupt has left without ``commit``, ``fail`` or tokens."""
         died = [] if self._builder is None or self._plan is None else self.fail(self._plan)
         return died if self._unread is None else died + self.fail_committed(self._unread)
+
+    def start_over(self) -> list[ScheduledSequence]:
+        """End and return all sequences; all memory is free again, except that of pinned prefixes.
+
+        No step may be in progress in the engine.
+        """
+        self.manager.start_over()
+        ended = self._queues.start_over()
+        self._slot_copies, self._forked, self._awaiting = [], [], []
+        self._builder = self._plan = self._unread = self._last = None
+        self.records.torn = None
+        return ended
 
     def check_integrity(self) -> None:
         """PoolError unless every block, slot and host byte is owned by exactly the sequences that claim it."""

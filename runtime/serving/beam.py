@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,10 +46,6 @@ class BeamGroup(Group):
         self._done: list[Hypothesis] = []
         self._cached, self._admitted_at = 0, 0.0
         self._first_token_at = 0.0
-
-    @property
-    def sequences(self) -> Iterable[ScheduledSequence]:
-        return list(self._beams)
 
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None

@@ -40,9 +40,9 @@ class DraftCaches:
             )
         count = min(rows, budget // each) if each else rows
         engine.allocate_pools(PoolSizes(count * blocks, self.block_size, count * self._states))
-        self._blocks, self._slots = list(range(count * blocks)), list(range(count * self._states))
-        self._sequences: dict[int, DraftedSequence] = {}
+        self._sizes = count * blocks, count * self._states
         self._has_kv = needs.kv
+        self.forget_all()
 
     def find(self, id_: int) -> DraftedSequence | None:
         """The caches of the sequence ``id_``; None if it has none."""
@@ -77,6 +77,12 @@ class DraftCaches:
         found = self._sequences.pop(id_, None)
         if found is not None:
             self._release(found)
+
+    def forget_all(self) -> None:
+        """Release all caches."""
+        blocks, slots = self._sizes
+        self._blocks, self._slots = list(range(blocks)), list(range(slots))
+        self._sequences: dict[int, DraftedSequence] = {}
 
     def _release(self, sequence: DraftedSequence) -> None:
         self._blocks += sequence.blocks

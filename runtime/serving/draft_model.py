@@ -55,6 +55,9 @@ class ModelDrafter:
     def forget(self, sequence: int) -> None:
         self._caches.forget(sequence)
 
+    def forget_all(self) -> None:
+        self._caches.forget_all()
+
     def close(self) -> None:
         """Release the engine."""
         self._engine.close()

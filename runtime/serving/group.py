@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,11 +71,6 @@ class Group(ABC):
         """Logits [n, vocab] after the next n tokens of the prompt, except its last; EngineError: not finite."""
         raise AssertionError("a group that asks for no logits of its prompt was given some")
 
-    @property
-    @abstractmethod
-    def sequences(self) -> Iterable[ScheduledSequence]:
-        """The sequences that have not ended."""
-
     @abstractmethod
     def accept(
         self, sequence: ScheduledSequence, logits: np.ndarray, best: int | None, draft_token: DraftToken | None = None
@@ -98,10 +93,6 @@ class SamplingGroup(Group):
         if submitted.pooling is not None:
             self.pooling = PromptPooling(submitted.pooling, len(submitted.request.prompt_ids))
         self._answers = {root: self._answer(0)}
-
-    @property
-    def sequences(self) -> Iterable[ScheduledSequence]:
-        return list(self._answers)
 
     @property
     def max_draft_tokens(self) -> int | None:

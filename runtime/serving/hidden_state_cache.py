@@ -40,8 +40,8 @@ class HiddenStateCache:
     """
 
     def __init__(self, rows: HiddenRows, begin: int) -> None:
-        self._rows, self._free = rows, list(range(begin, rows.reserved + 1))
-        self._known: dict[int, HiddenStates] = {}
+        self._rows, self._begin = rows, begin
+        self.forget_all()
 
     def __iter__(self) -> Iterator[int]:
         return iter(tuple(self._known))
@@ -88,6 +88,11 @@ class HiddenStateCache:
         states = self._known.pop(sequence, None)
         if states is not None:
             self._release(states.indices)
+
+    def forget_all(self) -> None:
+        """Forget all sequences."""
+        self._free = list(range(self._begin, self._rows.reserved + 1))
+        self._known: dict[int, HiddenStates] = {}
 
     def fork(self, parent: int, child: int) -> None:
         """Give ``child`` the hidden states that the last step computed for ``parent``."""

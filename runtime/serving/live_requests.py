@@ -10,6 +10,7 @@ from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.generation import ANY_TOKEN
 from hybridge.runtime.sampling import DrawError, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
+from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.beam import BeamGroup
 from hybridge.runtime.serving.draft_outcome import NO_LOGITS
 from hybridge.runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup
@@ -35,6 +36,7 @@ class LiveRequests:
         """``forget`` is called with the id of each sequence that has ended, ``forked`` with those of one that is forked
         and of the new one."""
         self._scheduler, self._eos, self._tokenizer, self._forget_sequence = scheduler, eos, tokenizer, forget
+        self.records = scheduler.records
         self._forked = forked
         self._groups: dict[int, Group] = {}
         self._request_of: dict[ScheduledSequence, int] = {}
@@ -54,6 +56,7 @@ class LiveRequests:
         """Whether ``take`` has output, or will have once the pieces are made."""
         return bool(self._outputs or self._unmade)
 
+    @changes
     def add(self, submitted: ServingRequest, started: float) -> int:
         """Add a request that arrived at ``started`` (time.perf_counter); returns its id. Errors as in Scheduler.add."""
         id_ = self._next_request
@@ -74,6 +77,10 @@ class LiveRequests:
         """The requests of ``sequences`` that have not ended, each once."""
         known = self._request_of
         return list(dict.fromkeys(known[sequence] for sequence in sequences if sequence in known))
+
+    def finished(self) -> list[int]:
+        """Requests whose last sequence has ended; only an interrupt leaves any."""
+        return [id_ for id_, group in self._groups.items() if group.finished]
 
     def samplers(self, sampling: Iterable[tuple[ScheduledSequence, int]]) -> dict[int, Sampler]:
         """The samplers of the sequences of ``sampling`` whose token a step can sample, by index of their logits."""
@@ -251,9 +258,23 @@ class LiveRequests:
         """End requests, which get the pieces that they have so far, and then ``error``."""
         self.make_pieces()
         for id_ in requests:
-            self._end(id_)
+            # In this order, so that after an interrupt no request waits for its end.
             self._outputs.append(Output(id_, error=error))
+            self._end(id_)
 
+    @changes
+    def start_over(self, sequences: Sequence[ScheduledSequence], error: EngineError) -> None:
+        """End all requests with ``error``; ``sequences`` are all that the scheduler had."""
+        self.make_pieces()
+        told = {output.request_id for output in self._outputs if output.error is not None}
+        self._outputs += [Output(id_, error=error) for id_ in self._groups if id_ not in told]
+        self._groups.clear()
+        known = {sequence.id: None for sequence in (*sequences, *self._request_of)}
+        self._request_of.clear()
+        for id_ in known:
+            self._forget_sequence(id_)
+
+    @changes
     def died(self, sequences: Sequence[ScheduledSequence], error: EngineError) -> None:
         """End the requests of ``sequences``, whose memory the scheduler has released, with ``error``."""
         requests = self.ids_of(sequences)
@@ -266,18 +287,21 @@ class LiveRequests:
         if self._groups[request_id].finished:
             del self._groups[request_id]
 
+    @changes
     def _end(self, request_id: int) -> None:
-        group = self._groups.pop(request_id, None)
-        if group is not None:
-            for sequence in group.sequences:
+        if self._groups.pop(request_id, None) is not None:
+            # Not only those that its group knows: an interrupt may have come between their fork or end and its record.
+            for sequence in [each for each, known in self._request_of.items() if known == request_id]:
                 self._finish(sequence)
 
+    @changes
     def _fork(self, parent: ScheduledSequence) -> ScheduledSequence:
         child = self._scheduler.fork(parent)
         self._request_of[child] = self._request_of[parent]
         self._forked(parent.id, child.id)
         return child
 
+    @changes
     def _finish(self, sequence: ScheduledSequence) -> None:
         self._scheduler.finish(sequence)
         self._forget(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import RequestError
@@ -57,6 +58,7 @@ class ServingLoop:
         speculator = None if speculation is None else Speculator(speculation, engine, rows)
         memory = loop_memory(engine, settings, self.shape)
         self.pools, self.scheduler, self.served_cache = memory.pools, memory.scheduler, memory.cache
+        self._records = memory.scheduler.records
         forget, forked = (speculator.forget, speculator.forked) if speculator else (_noop,) * 2
         self._requests = requests = LiveRequests(self.scheduler, eos, tokenizer, forget, forked)
         self._speculator = speculator
@@ -125,13 +127,22 @@ class ServingLoop:
 
         ``started``: its arrival by time.perf_counter, by default now.
         """
-        return self._requests.add(submitted, time.perf_counter() if started is None else started)
+        started = time.perf_counter() if started is None else started
+        if self._records.torn is not None:
+            self._start_over()
+        try:
+            return self._requests.add(submitted, started)
+        finally:
+            if self._records.torn is not None:
+                self._start_over()
 
     def cancel(self, request_id: int) -> None:
         """End a request without further output. Finished or unknown ids are ignored."""
-        self._requests.cancel(request_id)
-        if not self._requests:
-            self.settle()
+        try:
+            self._requests.cancel(request_id)
+        finally:
+            if not self._requests or self._records.torn is not None:
+                self.settle()
 
     def step(self, arrivals: Callable[[], object] | None = None) -> list[Output]:
         """Run one step; returns the output of its requests, or the error that ended them.
@@ -139,6 +150,23 @@ class ServingLoop:
         ``arrivals`` is called right before a step is launched, perhaps while another one runs; it may add and cancel
         requests, and settle.
         """
+        outputs: list[Output] = []
+        try:
+            outputs = self._step(arrivals)
+            if self._records.torn is None:
+                return outputs
+        except BaseException as error:
+            if self._records.torn is None:
+                if self._in_flight is None:
+                    self._failures.end_interrupted()
+                raise
+            if not isinstance(error, Exception):
+                self._start_over()
+                raise
+        self._start_over()
+        return outputs + self._requests.take()
+
+    def _step(self, arrivals: Callable[[], object] | None) -> list[Output]:
         if self._in_flight is None:
             self._launch(arrivals)
         before, next_step = self._in_flight, None
@@ -153,8 +181,9 @@ class ServingLoop:
             try:
                 next_step = self._launch_next(continuations)
             except BaseException:
-                # Interrupted. The step in progress may still read memory that its failed sequences have left.
-                self.settle()
+                if self._records.torn is None:
+                    # The step in progress may still read memory that its failed sequences have left.
+                    self.settle()
                 raise
         if self._chooses_later:
             # Masks of allowed tokens are computed in another thread until here, while the step runs.
@@ -179,6 +208,21 @@ class ServingLoop:
             self._choose()
             self._settle()
             self._requests.make_pieces()
+        if self._records.torn is not None:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """The records are torn: end all requests, and empty the prefix cache except for pinned prefixes."""
+        if self._in_flight is not None:
+            # It must end before its memory is used again.
+            with suppress(Exception):
+                self._in_flight.best_tokens()
+            self._in_flight = None
+        self._failures.end_torn()
+        if self._speculator is not None:
+            self._speculator.start_over()
+        if self.served_cache is not None:
+            self.served_cache.start_over()
 
     def _settle(self, next_step: NextStep | None = None) -> NextStep | None:
         """Wait for the step in progress, if there is one. ``next_step`` is in progress then if it has been launched;
@@ -266,7 +310,10 @@ class ServingLoop:
     def _launch(self, arrivals: Callable[[], object] | None, planned: NextStep | None = None) -> None:
         """Launch a step, if there is anything to do: ``planned``, or one that is planned now."""
         began, choice = time.perf_counter(), self._choice
-        if planned is None:
+        if self._records.torn is not None:
+            self._start_over()
+            planned = None
+        elif planned is None:
             self._failures.end_interrupted()
         plan = self._plan(arrivals) if planned is None else self.scheduler.leave_out_finished(planned.plan)
         if plan is None:

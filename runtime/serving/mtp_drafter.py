@@ -86,6 +86,10 @@ class MtpDrafter:
         self._states.forget(sequence)
         self._caches.forget(sequence)
 
+    def forget_all(self) -> None:
+        self._states.forget_all()
+        self._caches.forget_all()
+
     def fork(self, parent: int, child: int) -> None:
         """``child`` is a fork of ``parent``."""
         self._states.fork(parent, child)

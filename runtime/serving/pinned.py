@@ -13,7 +13,9 @@ from hybridge.artifact.json_fields import Fields, load_given_json_object
 from hybridge.runtime.prefix_cache.pins import Pin
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
+from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 from hybridge.runtime.scheduler import Scheduler
+from hybridge.runtime.scheduler.records import changes
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class PinnedPrefixes:
     """Pinned prefixes by name. Sequences cannot use their memory, so enough must remain for one of full length."""
 
     def __init__(self, cache: RadixCache, scheduler: Scheduler) -> None:
-        self._cache, self._scheduler = cache, scheduler
+        self._cache, self._scheduler, self.records = cache, scheduler, scheduler.records
         self._pins: dict[str, tuple[PinnedPrefix, Pin]] = {}
 
     def add(self, prefix: PinnedPrefix, compute: Callable[[], object]) -> PinnedPrefix:
@@ -57,28 +59,40 @@ class PinnedPrefixes:
                 raise RequestError(f"{prefix.name!r}: expected a new name, found one of another prefix: drop it first")
             return known[0]
         self._check(prefix)
-        tree, key = self._cache.tree, key_from_tokens(prefix.token_ids)
-        match, tries = tree.match(key, prefix.namespace), 0
+        key, tries = key_from_tokens(prefix.token_ids), 0
+        match = self._cache.tree.match(key, prefix.namespace)
         while match.length < prefix.length and tries < PIN_TRIES:
             with self._cache.keeping_ends():
                 compute()
-            match, tries = tree.match(key, prefix.namespace), tries + 1
+            match, tries = self._cache.tree.match(key, prefix.namespace), tries + 1
         if match.length < prefix.length:
             raise PrefixEvictedError(
                 f"{prefix.name!r}: expected room for it in the prefix cache, found none: increase memory_bytes, "
                 "or try again"
             )
+        self._pin(prefix, key, match)
+        return prefix
+
+    @changes
+    def _pin(self, prefix: PinnedPrefix, key: bytes, match: TreeMatch) -> None:
+        """Pin ``prefix``, of this key, which has been found."""
+        tree = self._cache.tree
         # Without recurrent layers it may end inside a node, the rest of which can be evicted.
         node, _ = tree.insert(key, tree.blocks_of(match.node, match.length), None, prefix.namespace)
         self._pins[prefix.name] = prefix, self._cache.pins.add(node)
         self._scheduler.capacity.set_aside(*self._pinned())
-        return prefix
 
+    @changes
     def drop(self, name: str) -> None:
         """Let the prefix be evicted like any other; RequestError if there is none of that name."""
         if name not in self._pins:
             raise RequestError(f"{name!r}: expected one of the prefixes {sorted(self._pins)}: cache it first")
         self._cache.pins.remove(self._pins.pop(name)[1])
+        self._scheduler.capacity.set_aside(*self._pinned())
+
+    def start_over(self) -> None:
+        """The cache has started over: of its pins, keep those that have names."""
+        self._cache.pins.keep([pin for _, pin in self._pins.values()])
         self._scheduler.capacity.set_aside(*self._pinned())
 
     def names(self) -> Mapping[str, PinnedPrefix]:

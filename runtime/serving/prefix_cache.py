@@ -17,6 +17,7 @@ from hybridge.runtime.prefix_cache.settings import LRU, PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
+from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.pinned import PinnedPrefixes
 
 
@@ -33,12 +34,13 @@ class ServedCache:
         self.device = DeviceCache(cache, engine)
         self.pinned = PinnedPrefixes(cache, scheduler)
         self.host = HostTier(self.device, cache.settings.host_bytes) if cache.settings.host_bytes else None
-        self._scheduler = scheduler
+        self._scheduler, self.records = scheduler, scheduler.records
         self._seen: set[ScheduledSequence] = set()
         cache.pack = lambda slot, state: engine.pack_slots([slot], [state])
         if self.host is not None:
             cache.spill = self.host.spill
 
+    @changes
     def restore(self) -> None:
         """Copy back from host memory what the next requests begin with; earlier requests keep theirs."""
         if self.host is None or not self._scheduler.settled:
@@ -56,6 +58,13 @@ class ServedCache:
             for node in begins:
                 tree.unlock(node)
         self._seen = set(waiting)
+
+    def start_over(self) -> None:
+        """The cache has started over: it has pinned prefixes alone."""
+        self._seen = set()
+        self.pinned.start_over()
+        if self.host is not None:
+            self.host.start_over()
 
     def bring_back(self, tokens: Sequence[int], namespace: str) -> None:
         """Copy the cached prefix of ``tokens`` back from host memory, as far as the device has room."""

@@ -21,6 +21,7 @@ from hybridge.runtime.speculation import (
     StepCost,
 )
 from hybridge.runtime.speculation.draft_length import USUAL_ACCEPTANCE, expected_tokens
+from hybridge.runtime.speculation.drafter import ForgetsAll
 from hybridge.runtime.speculation.probes import Probes
 
 # Steps without draft tokens that are timed for each number of rows; the first may include preparation.
@@ -267,6 +268,15 @@ class Speculator:
         if count is not None and self._settings.foresees:
             self._usual += _NEWEST_SEQUENCE * (count.acceptance - self._usual)
         self._drafter.forget(sequence)
+
+    def start_over(self) -> None:
+        """Forget all sequences, in whatever state their records are."""
+        self._counts, self._proposals, self._waiting = {}, {}, []
+        self._rest = self._rested = 0
+        self._searched, self._searched_version, self._answered_version = (), -1, -1
+        self.unobserved = None
+        if isinstance(self._drafter, ForgetsAll):
+            self._drafter.forget_all()
 
     def _checked(self, proposal: Proposal) -> Proposal:
         probabilities = proposal.probabilities

@@ -6,10 +6,11 @@ from contextlib import suppress
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
+from hybridge.runtime.scheduler.records import INTERRUPTED
 from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
 from hybridge.runtime.serving.step_in_flight import NextStep
 
-_IN_STEP, _INTERRUPTED = "the engine failed in a step", "the step was interrupted"
+_IN_STEP = "the engine failed in a step"
 
 
 class StepFailures:
@@ -45,16 +46,25 @@ class StepFailures:
             for sequence in sequences:
                 self._scheduler.manager.set_exact(sequence.memory, False)
         reason = _reason(error, "a token could not be chosen")
-        self._requests.end_with(self._requests.ids_of(sequences), reason)
+        self._requests.end_with([*self._requests.ids_of(sequences), *self._requests.finished()], reason)
         if next_step is not None and not next_runs and not (next_step.result is None and isinstance(error, Exception)):
             # Nothing launches it any more, or reads it.
             self._requests.died(self._fail_next(next_step), reason)
+        if next_step is None:
+            # The error may have come before the commit.
+            self.end_interrupted()
         _pass_on(error)
 
     def end_interrupted(self) -> None:
         """End the requests of steps that an interrupt between two statements has left unfinished."""
         if died := self._scheduler.abandon():
-            self._requests.died(died, EngineError(_INTERRUPTED))
+            self._requests.died(died, EngineError(INTERRUPTED))
+
+    def end_torn(self) -> None:
+        """End all requests, as the records are torn; nothing is raised. The engine runs no step."""
+        error = self._scheduler.records.torn
+        reason = EngineError(INTERRUPTED) if error is None else _reason(error, "the memory of requests was lost")
+        self._requests.start_over(self._scheduler.start_over(), reason)
 
     def _fail_next(self, next_step: NextStep) -> list[ScheduledSequence]:
         """The sequences of a step that fails with the one before it."""
@@ -69,7 +79,7 @@ class StepFailures:
 def _reason(error: BaseException, what: str) -> EngineError:
     if isinstance(error, Exception):
         return engine_error(error, what)
-    return EngineError(_INTERRUPTED)
+    return EngineError(INTERRUPTED)
 
 
 def _pass_on(error: BaseException) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from hybridge.runtime.generation import Piece, Request
 from hybridge.runtime.serving.loop import ServingLoop
@@ -70,9 +70,17 @@ class PieceStreams:
                     self._count(left, output.request_id)
                 yield output.piece
         finally:
-            for id_ in left:
-                self._loop.cancel(id_)
-                del self._inboxes[id_]
+            try:
+                self._cancel(left)
+            except BaseException:
+                # Interrupted: the requests that are left would keep their memory.
+                self._cancel(left)
+                raise
+
+    def _cancel(self, ids: Iterable[int]) -> None:
+        for id_ in ids:
+            self._loop.cancel(id_)
+            self._inboxes.pop(id_, None)
 
     def _count(self, left: dict[int, int], id_: int) -> None:
         """Count a complete answer of a request."""

@@ -39,3 +39,11 @@ class Drafter(Protocol):
 
     def forget(self, sequence: int) -> None:
         """Forget an ended sequence; unknown ids are ignored."""
+
+
+@runtime_checkable
+class ForgetsAll(Protocol):
+    """A drafter that can begin anew."""
+
+    def forget_all(self) -> None:
+        """Forget all sequences, also where an interrupt has cut ``forget`` short."""

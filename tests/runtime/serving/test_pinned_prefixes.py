@@ -296,3 +296,32 @@ def test_a_prefix_that_others_push_out_is_computed_again(pushed_out: int) -> Non
         with pytest.raises(PrefixEvictedError, match="or try again"):
             loop.served_cache.pinned.add(PinnedPrefix("system", tuple(SYSTEM)), compute)
         assert computed == 3 and not loop.served_cache.pinned.names()
+
+
+@LAYERS
+def test_they_outlive_records_that_were_torn(layers: tuple[str, ...]) -> None:
+    """All else starts over: running requests end with an error, and the rest of the cache is empty."""
+    loop, engine = opened(layers)
+    prefixes = [SYSTEM, SYSTEM[:17], [*SYSTEM[:23], *line(5, 7)]]
+    for number, tokens in enumerate(prefixes):
+        pin(loop, tokens, str(number))
+    empty(loop)
+    used = loop.prefix_cache.pins.counts()
+    loop.prefix_cache.tree.events.drain()
+    gone = loop.add(make_request([*SYSTEM, 5, 6], 9))
+    outputs = loop.step()
+    loop.scheduler.records.torn = MemoryError("too little")
+    outputs += run_all(loop)
+    assert [(each.request_id, "too little" in str(each.error)) for each in outputs if each.error] == [(gone, True)]
+    poison(loop, engine)
+    assert loop.prefix_cache.pins.counts() == used and loop.prefix_cache.tree.events.dropped
+    assert loop.scheduler.manager.pool.available == loop.scheduler.manager.pool.num_blocks - used[0]
+    for tokens in prefixes:
+        prompt = [*tokens, 7]
+        id_ = loop.add(make_request(prompt, 3))
+        assert finish(loop, engine)[id_, 0] == tuple(toy_greedy(engine.config, prompt, 3))
+        assert kept(loop, tokens) == len(tokens)
+    for number in range(3):
+        loop.served_cache.pinned.drop(str(number))
+    empty(loop)
+    assert not loop.prefix_cache.tree.nodes and not loop.scheduler.manager.pool.used
