@@ -6,7 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 
+from hybridge.artifact.errors import EngineError
 from hybridge.runtime.generation import Piece, Request
+from hybridge.runtime.scheduler.records import INTERRUPTED
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 
@@ -23,6 +25,8 @@ class PieceStreams:
     def __init__(self, loop: ServingLoop, others_wait: Callable[[], bool]) -> None:
         self._loop, self._others_wait = loop, others_wait
         self._inboxes: dict[int, deque[Output]] = {}
+        # Requests of other streams whose pieces an interrupt may have lost.
+        self._incomplete: set[int] = set()
 
     def pieces(
         self,
@@ -58,10 +62,11 @@ class PieceStreams:
                 self._inboxes[id_] = inbox
             while left:
                 while not inbox:
-                    for each_output in self._loop.step():
-                        self._inboxes[each_output.request_id].append(each_output)
+                    self._check(left)
+                    self._step()
                     if not (every or inbox) and self._others_wait():
                         yield _NOTHING
+                self._check(left)
                 output = inbox.popleft()
                 if output.error is not None:
                     raise output.error
@@ -77,10 +82,30 @@ class PieceStreams:
                 self._cancel(left)
                 raise
 
+    def _check(self, ids: Iterable[int]) -> None:
+        """EngineError if an interrupt may have lost pieces of these requests."""
+        if not self._incomplete.isdisjoint(ids):
+            raise EngineError(INTERRUPTED)
+
+    def _step(self) -> None:
+        """Run a step and hand out its output."""
+        try:
+            for output in self._loop.step():
+                inbox = self._inboxes.get(output.request_id)
+                if inbox is not None:
+                    inbox.append(output)
+                else:
+                    # An interrupt came between its start and its record here.
+                    self._loop.cancel(output.request_id)
+        except BaseException:
+            self._incomplete.update(self._inboxes)
+            raise
+
     def _cancel(self, ids: Iterable[int]) -> None:
         for id_ in ids:
             self._loop.cancel(id_)
             self._inboxes.pop(id_, None)
+            self._incomplete.discard(id_)
 
     def _count(self, left: dict[int, int], id_: int) -> None:
         """Count a complete answer of a request."""
