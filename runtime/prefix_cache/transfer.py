@@ -14,6 +14,7 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import key_length
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
+from hybridge.runtime.scheduler.records import Records, changes
 
 
 class Source(Protocol):
@@ -32,8 +33,8 @@ class DeviceCache:
     Used only between steps and not while forked states wait to be copied, so that free memory stays free.
     """
 
-    def __init__(self, cache: RadixCache, engine: PagedEngine) -> None:
-        self.cache, self.engine = cache, engine
+    def __init__(self, cache: RadixCache, engine: PagedEngine, records: Records) -> None:
+        self.cache, self.engine, self.records = cache, engine, records
 
     def blocks_out(self, blocks: Sequence[int]) -> HostCopy:
         """Blocks in host memory."""
@@ -68,28 +69,41 @@ class DeviceCache:
         if there.length == length:
             cache.tree.touch(there.node)
             return True
-        room = self._room_for(key, namespace)
-        if room is None:
-            return False
-        match, blocks, slot = room
-        first = match.known // cache.block_size
+        room = None
         try:
+            room = self._room_for(key, namespace)
+            if room is None:
+                return False
+            match, blocks, slot = room
+            first = match.known // cache.block_size
             for index, block in enumerate(blocks, first):
                 self.engine.swap_in(source.block(index), [block], [])
             if needs_state:
                 self.state_in(source.state(), slot)
+            self._insert(key, namespace, first, blocks, slot)
         except BaseException:
-            cache.pool.release(blocks)
-            cache.states.release([slot] if needs_state else [])
+            if room is not None and self.records.torn is None:
+                self._give_back(*room[1:])
             raise
-        _, taken = cache.tree.insert(key, [NONE] * first + blocks, slot if needs_state else None, namespace)
+        return cache.tree.match(key, namespace).length == length
+
+    @changes
+    def _insert(self, key: bytes, namespace: str, first: int, blocks: Sequence[int], slot: int) -> None:
+        """Let the tree have ``blocks``, from that of index ``first`` on, and ``slot``."""
+        cache = self.cache
+        _, taken = cache.tree.insert(key, [NONE] * first + [*blocks], None if slot == NONE else slot, namespace)
         cache.pool.release(blocks)
-        if needs_state and not taken:
+        if slot != NONE and not taken:
             cache.states.release([slot])
         cache.metrics.restored_states += taken
         cache.metrics.restored_blocks += len(blocks)
-        return cache.tree.match(key, namespace).length == length
 
+    @changes
+    def _give_back(self, blocks: Sequence[int], slot: int) -> None:
+        self.cache.pool.release(blocks)
+        self.cache.states.release([] if slot == NONE else [slot])
+
+    @changes
     def _room_for(self, key: bytes, namespace: str) -> tuple[TreeMatch, list[int], int] | None:
         """The match of ``key`` in the tree, new blocks for the rest, and a slot (-1 without states)."""
         cache = self.cache

@@ -18,10 +18,15 @@ T = TypeVar("T")
 class Records:
     """torn: what has cut a change short, such as an interrupt, so that counts and owners may disagree; or None.
 
-    Nothing is known of them then: ``Scheduler.start_over`` empties them all.
+    Nothing is known of them then: the serving loop empties them all, and says so by None.
     """
 
     torn: BaseException | None = None
+
+    def tear(self, error: BaseException) -> None:
+        """``error`` has cut a change short, unless they are torn already: what follows from the first cause is none."""
+        if self.torn is None:
+            self.torn = error
 
 
 class HasRecords(Protocol):
@@ -43,7 +48,7 @@ def changes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
         except RequestError:
             raise
         except BaseException as error:
-            self.records.torn = error
+            self.records.tear(error)
             raise
 
     return change

@@ -30,7 +30,7 @@ class Scheduler:
     runs out, the last sequence in order is preempted, so that the first always makes progress. Requests may be added
     and cancelled at any time, also during a step.
 
-    An exception in the middle of a change leaves ``records`` torn. Until ``start_over`` nothing more is changed.
+    An exception in the middle of a change leaves ``records`` torn. Only ``start_over`` changes anything then.
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
@@ -173,7 +173,7 @@ class Scheduler:
                     step.allow_repeats(plan, self._queues.version)
             return plan
         except BaseException as error:
-            self.records.torn = error
+            self.records.tear(error)
             raise
 
     def may_preempt(self) -> bool:
@@ -218,7 +218,7 @@ class Scheduler:
                 if sequence.awaits_token:
                     self._awaiting.append(sequence)
         except BaseException as error:
-            self.records.torn = error
+            self.records.tear(error)
             raise
 
     @changes
@@ -293,13 +293,13 @@ class Scheduler:
     def start_over(self) -> list[ScheduledSequence]:
         """End and return all sequences; all memory is free again, except that of pinned prefixes.
 
-        No step may be in progress in the engine.
+        No step may be in progress in the engine. ``records`` stay torn until the caller has emptied all else too: after
+        an interrupt before that, it starts over again.
         """
         self.manager.start_over()
         ended = self._queues.start_over()
         self._slot_copies, self._forked, self._awaiting = [], [], []
         self._builder = self._plan = self._unread = self._last = None
-        self.records.torn = None
         return ended
 
     def check_integrity(self) -> None:

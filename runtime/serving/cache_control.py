@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hybridge.artifact.errors import RequestError
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.prefix_cache.settings import EARLY, RADIX
+from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.loop import ServingLoop
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class CacheControl:
     """Waits for the step in progress, if any. RequestError from all but ``reset`` without a radix tree."""
 
     def __init__(self, loop: ServingLoop, folder: Path) -> None:
-        self._loop, self._folder = loop, folder
+        self._loop, self._folder, self.records = loop, folder, loop.scheduler.records
 
     def parts(self, request: Request) -> list[Request]:
         """Requests that store the states from which prompts that equal or extend the prompt of ``request`` start.
@@ -63,6 +64,10 @@ class CacheControl:
     def reset(self) -> None:
         """Clear the cache on the device and on the host, except for pinned prefixes."""
         self._loop.settle()
+        self._clear()
+
+    @changes
+    def _clear(self) -> None:
         self._loop.scheduler.manager.cache.clear()
         served = self._loop.served_cache
         if served is not None and served.host is not None:

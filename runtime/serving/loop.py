@@ -223,6 +223,7 @@ class ServingLoop:
             self._speculator.start_over()
         if self.served_cache is not None:
             self.served_cache.start_over()
+        self._records.torn = None
 
     def _settle(self, next_step: NextStep | None = None) -> NextStep | None:
         """Wait for the step in progress, if there is one. ``next_step`` is in progress then if it has been launched;

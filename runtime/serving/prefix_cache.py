@@ -31,7 +31,7 @@ class ServedCache:
 
     def __init__(self, cache: RadixCache, engine: PagedEngine, scheduler: Scheduler) -> None:
         self.cache = cache
-        self.device = DeviceCache(cache, engine)
+        self.device = DeviceCache(cache, engine, scheduler.records)
         self.pinned = PinnedPrefixes(cache, scheduler)
         self.host = HostTier(self.device, cache.settings.host_bytes) if cache.settings.host_bytes else None
         self._scheduler, self.records = scheduler, scheduler.records
@@ -66,6 +66,7 @@ class ServedCache:
         if self.host is not None:
             self.host.start_over()
 
+    @changes
     def bring_back(self, tokens: Sequence[int], namespace: str) -> None:
         """Copy the cached prefix of ``tokens`` back from host memory, as far as the device has room."""
         if self.host is not None:

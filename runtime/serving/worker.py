@@ -10,12 +10,14 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hybridge.artifact.errors import EngineError, RequestError
+from hybridge.runtime.serving.live_requests import engine_error
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 from hybridge.runtime.serving.text_queue import TextQueue
 
 Deliver = Callable[[Output], None]
 T = TypeVar("T")
+_NOT_ADDED = "the request could not be added"
 # Longest time that a step waits for text work, and then for the request that this made.
 _TEXT_SECONDS, _REQUEST_SECONDS = 0.003, 0.0005
 
@@ -133,9 +135,10 @@ class ServingWorker:
     def _add(self, key: object, submitted: ServingRequest, started: float, deliver: Deliver) -> None:
         try:
             id_ = self._loop.add(submitted, started)
-        except RequestError as error:
-            # Checked before, but a prefix pinned since then may have taken its room.
-            deliver(Output(-1, error=EngineError(str(error))))
+        except Exception as error:
+            # Checked before, but a prefix pinned since then may have taken its room; or too little host memory.
+            reason = EngineError(str(error)) if isinstance(error, RequestError) else engine_error(error, _NOT_ADDED)
+            deliver(Output(-1, error=reason))
             self._flush()
             return
         self._receivers[id_] = (key, deliver)
