@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hybridge.runtime.blocks.records import Records, changes
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.engines.host_copy import HostCopy
 from hybridge.runtime.engines.packed_state import PackedState
@@ -14,7 +15,6 @@ from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import key_length
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
-from hybridge.runtime.scheduler.records import Records, changes
 
 
 class Source(Protocol):

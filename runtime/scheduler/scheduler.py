@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from hybridge.artifact.errors import EngineError
 from hybridge.runtime.blocks import BlockManager, Reservation
+from hybridge.runtime.blocks.records import INTERRUPTED, Records, changes
 from hybridge.runtime.blocks.sequence_memory import NONE
 from hybridge.runtime.scheduler.capacity import Capacity
 from hybridge.runtime.scheduler.plan import StepPlan
 from hybridge.runtime.scheduler.queues import SequenceQueues
-from hybridge.runtime.scheduler.records import INTERRUPTED, Records, changes
 from hybridge.runtime.scheduler.request import ScheduledRequest
 from hybridge.runtime.scheduler.sequence import ScheduledSequence, State
 from hybridge.runtime.scheduler.settings import SchedulerSettings
@@ -30,7 +30,7 @@ class Scheduler:
     runs out, the last sequence in order is preempted, so that the first always makes progress. Requests may be added
     and cancelled at any time, also during a step.
 
-    An exception in the middle of a change leaves ``records`` torn. Only ``start_over`` changes anything then.
+    An exception in the middle of a change leaves ``records`` torn. After that nothing changes before ``start_over``.
     """
 
     def __init__(self, manager: BlockManager, settings: SchedulerSettings) -> None:
@@ -153,7 +153,7 @@ class Scheduler:
         ``draft_tokens``: draft tokens by decoding sequence; those that do not fit are dropped.
         """
         assert self._builder is None, "the previous step has been neither committed nor failed"
-        # Not by ``changes``, which would take time in every step; so does ``commit``.
+        # What ``changes`` does, here and in ``commit``: its call would take time in every step.
         try:
             last, self._last = self._last, None
             if last is not None and not draft_tokens:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridge.artifact.errors import RequestError
+from hybridge.runtime.blocks.records import changes
 from hybridge.runtime.generation import Generation, Request
 from hybridge.runtime.prefix_cache.settings import EARLY, RADIX
-from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.loop import ServingLoop
 
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from hybridge.artifact.errors import EngineError, RequestError, described
+from hybridge.runtime.blocks.records import changes
 from hybridge.runtime.engines.hidden_rows import HiddenRows
 from hybridge.runtime.engines.step_result import StepResult
 from hybridge.runtime.generation import ANY_TOKEN
 from hybridge.runtime.sampling import DrawError, Sampler, TokenSampling
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
-from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.beam import BeamGroup
 from hybridge.runtime.serving.draft_outcome import NO_LOGITS
 from hybridge.runtime.serving.group import Group, GroupContext, MakePiece, SamplingGroup

@@ -10,12 +10,12 @@ from typing import Any
 
 from hybridge.artifact.errors import RequestError
 from hybridge.artifact.json_fields import Fields, load_given_json_object
+from hybridge.runtime.blocks.records import changes
 from hybridge.runtime.prefix_cache.pins import Pin
 from hybridge.runtime.prefix_cache.radix_cache import RadixCache
 from hybridge.runtime.prefix_cache.token_key import common_length, key_from_tokens
 from hybridge.runtime.prefix_cache.token_tree import TreeMatch
 from hybridge.runtime.scheduler import Scheduler
-from hybridge.runtime.scheduler.records import changes
 
 
 @dataclass(frozen=True)

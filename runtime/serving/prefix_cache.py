@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hybridge.runtime.blocks import CacheNeeds
+from hybridge.runtime.blocks.records import changes
 from hybridge.runtime.engines.paged import PagedEngine
 from hybridge.runtime.engines.pool_sizes import PoolSizes
 from hybridge.runtime.prefix_cache.eviction_policy import CostAwareEviction, LruEviction
@@ -17,7 +18,6 @@ from hybridge.runtime.prefix_cache.settings import LRU, PrefixCacheSettings
 from hybridge.runtime.prefix_cache.token_key import key_from_tokens
 from hybridge.runtime.prefix_cache.transfer import DeviceCache
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler
-from hybridge.runtime.scheduler.records import changes
 from hybridge.runtime.serving.pinned import PinnedPrefixes
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks.records import INTERRUPTED
 from hybridge.runtime.scheduler import ScheduledSequence, Scheduler, StepPlan
-from hybridge.runtime.scheduler.records import INTERRUPTED
 from hybridge.runtime.serving.live_requests import LiveRequests, engine_error
 from hybridge.runtime.serving.step_in_flight import NextStep
 

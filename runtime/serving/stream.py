@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 from hybridge.artifact.errors import EngineError
+from hybridge.runtime.blocks.records import INTERRUPTED
 from hybridge.runtime.generation import Piece, Request
-from hybridge.runtime.scheduler.records import INTERRUPTED
 from hybridge.runtime.serving.loop import ServingLoop
 from hybridge.runtime.serving.request import Output, ServingRequest
 

@@ -25,17 +25,10 @@ from tests.runtime.toy_engine import HYBRID, PURE_ATTENTION
 from tests.runtime.toy_paged_engine import VOCAB, ToyPagedEngine, paged_config, toy_greedy
 from tests.support.effort import examples
 
+# All methods that ``changes`` wraps have the code of its wrapper, which ``add`` stands for.
 SWEPT = {
     function.__code__
-    for function in (
-        Scheduler.plan,
-        Scheduler.commit,
-        LiveRequests.add,
-        LiveRequests.cancel,
-        LiveRequests._finish,
-        LiveRequests._fork,
-        LiveRequests._forget,
-    )
+    for function in (Scheduler.plan, Scheduler.commit, LiveRequests.add, LiveRequests.cancel, LiveRequests._forget)
 }
 SYSTEM = [1, 2, 3, 4, 5, 6, 7]
 PROMPTS = [[*SYSTEM, 8, 9], [1, 2, 3, 4, 5, 9, 9], [4, 4], [*SYSTEM, 8, 9, 1]]

@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from hybridge.artifact.errors import RequestError
 
-# Why requests end that were in the middle of something.
+# What requests are told that an interrupt has ended.
 INTERRUPTED = "the step was interrupted"
 
 P = ParamSpec("P")
@@ -16,21 +16,22 @@ T = TypeVar("T")
 
 
 class Records:
-    """torn: what has cut a change short, such as an interrupt, so that counts and owners may disagree; or None.
+    """torn: the exception that stopped a change half way, such as an interrupt; None if there was none.
 
-    Nothing is known of them then: the serving loop empties them all, and says so by None.
+    Counts and owners may then disagree, so that no record can be trusted: the serving loop empties all of them, and
+    sets it to None.
     """
 
     torn: BaseException | None = None
 
     def tear(self, error: BaseException) -> None:
-        """``error`` has cut a change short, unless they are torn already: what follows from the first cause is none."""
+        """``error`` stopped a change half way. Only the first is kept: later ones may follow from it."""
         if self.torn is None:
             self.torn = error
 
 
 class HasRecords(Protocol):
-    """What changes them."""
+    """An object whose methods change the records."""
 
     records: Records
 
@@ -39,7 +40,10 @@ S = TypeVar("S", bound=HasRecords)
 
 
 def changes(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """``method`` changes the records as a whole; a RequestError comes before the first change."""
+    """For a method that changes the records: if it raises, they are torn.
+
+    Not by a RequestError, which comes before the first change.
+    """
 
     @wraps(method)
     def change(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
