@@ -226,7 +226,8 @@ def _quality(document: Document) -> str:
         for form, peer in (("int4", "Q4_K_M"), ("int8", "Q8_0")):
             ours, theirs = (result.get("quality", {}).get(name) for name in (form, peer))
             if ours is not None and theirs is not None:
-                cells = [f"{ours['weight_bytes'] / theirs['weight_bytes']:.3f}"]
+                share = ours["weight_bytes"] / theirs["weight_bytes"]
+                cells = [_bold_above(share, 1.0, f"{share:.3f}")]
                 cells += [_divergences(ours[key], theirs[key]) for key in ("mean_kl", "kl_999")]
                 parts.append(f"{form} {', '.join(cells)}")
         if parts:
@@ -239,8 +240,11 @@ def _quality(document: Document) -> str:
 
 def _divergences(ours: float, theirs: float) -> str:
     """Both, in bold where ours is larger."""
-    text = f"{ours:.2g}/{theirs:.2g}"
-    return f"**{text}**" if ours > theirs else text
+    return _bold_above(ours, theirs, f"{ours:.2g}/{theirs:.2g}")
+
+
+def _bold_above(value: float, limit: float, text: str) -> str:
+    return f"**{text}**" if value > limit else text
 
 
 def _missed(found: Sequence[tuple[str, float]]) -> str:

@@ -126,6 +126,7 @@ def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
         result |= {f"{kind}_tokens_per_s": {"int4": SPREAD}, f"{kind}_times_llama_cpp": {"int4": SPREAD}}
     measured = {"weight_bytes": 10, "mean_kl": 0.5, "kl_999": 0.75}
     result["quality"] = {"int4": measured, "Q4_K_M": {**measured, "weight_bytes": 20, "kl_999": 1.5}}
+    result["quality"] |= {"int8": {**measured, "mean_kl": 0.75}, "Q8_0": {**measured, "weight_bytes": 8}}
     names = (
         "tiny, int4: decode, times Q4_K_M",
         "tiny, int4: prompt, times Q4_K_M",
@@ -135,7 +136,8 @@ def test_a_kept_run_beside_llama_cpp_is_shown() -> None:
     text = page(all_documents(), {"quantized_decode": {**SIZES, "results": {"tiny": result}, "targets": targets}})
     assert "\n- tiny: decode 12.3; prompt 12.3\n" in text
     assert "- **missed**: prompt, times Q4_K_M (target 13): tiny, int4 12.3" in text
-    assert "\n- tiny: int4 0.500, 0.5/0.5, 0.75/1.5\n" in text and "**missed**: mean KL" not in text
+    assert "\n- tiny: int4 0.500, 0.5/0.5, 0.75/1.5; int8 **1.250**, **0.75/0.5**, 0.75/0.75\n" in text
+    assert "**missed**: mean KL" not in text
     many = [{"name": f"tiny, {n}: time", "limit": 1, "value": n, "met": False} for n in range(2, 8)]
     text = page(all_documents(), {"quantized_decode": {**SIZES, "results": {"tiny": result}, "targets": many}})
     assert "- **missed**: time (target 1): 6 times, 2 to 7" in text
