@@ -29,6 +29,10 @@ class StateLayout:
     transposed: bool
     width: int
 
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The session's shape of a state whose artifact declares ``shape``."""
+        return *shape[:-2], shape[-1] if self.transposed else shape[-2], self.width
+
 
 def checkpoint_output(pool: str) -> str:
     """Name of the output [n, ...] with the states of ``pool`` after the n numbers of tokens in CHECKPOINT_LENGTHS."""

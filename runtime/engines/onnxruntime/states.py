@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +14,7 @@ from hybridge.artifact.dtypes import DType
 from hybridge.artifact.errors import EngineError, RequestError
 from hybridge.runtime.engines.dense import StateBuffer, StateSet
 from hybridge.runtime.engines.onnxruntime.graph_form import StateLayout
+from hybridge.runtime.engines.onnxruntime.huge_pages import zeros_together
 from hybridge.runtime.engines.onnxruntime.small_pages import use_small_pages
 
 # KV caches start with room for this many positions and at least double when they grow.
@@ -27,11 +28,11 @@ class ArrayState(StateBuffer):
     index of the current one.
     """
 
-    def __init__(self, spec: Binding, shape: tuple[int, ...], layout: StateLayout) -> None:
+    def __init__(self, spec: Binding, shape: tuple[int, ...], layout: StateLayout, array: np.ndarray) -> None:
+        """array: zeros in the session's ``layout``."""
         self.spec, self.shape, self._layout = spec, shape, layout
         self._sequence_axis = spec.shape.index(MAX_SEQ) if MAX_SEQ in spec.shape else None
-        stored = (*shape[:-2], shape[-1] if layout.transposed else shape[-2], layout.width)
-        self._arrays: list[np.ndarray | None] = [np.zeros(stored, spec.dtype.numpy), None]
+        self._arrays: list[np.ndarray | None] = [array, None]
         self.parity = 0
 
     @property
@@ -160,15 +161,27 @@ class ArrayStateSet(StateSet):
         # A model without attention has no cache to size: its states hold any number of tokens.
         return min(self._limit, max(SMALLEST_CACHE, requested)) if self._has_caches else self._limit
 
-    def _allocated(self, specs: Iterable[Binding], max_seq: int) -> dict[str, ArrayState]:
+    def _allocated(self, specs: Sequence[Binding], max_seq: int) -> dict[str, ArrayState]:
         axes = {BATCH: self.batch, MAX_SEQ: max_seq}
         try:
-            return {spec.name: ArrayState(spec, spec.resolve(**axes), self._layouts[spec.name]) for spec in specs}
+            arrays = self._arrays(specs, axes)
         except MemoryError as error:
             raise EngineError(
                 f"expected memory for the states of {self.batch} rows of {max_seq} tokens, found too little: use a "
                 "smaller batch, or shorter prompts"
             ) from error
+        return {
+            spec.name: ArrayState(spec, spec.resolve(**axes), self._layouts[spec.name], array)
+            for spec, array in zip(specs, arrays, strict=True)
+        }
+
+    def _arrays(self, specs: Sequence[Binding], axes: Mapping[str, int]) -> list[np.ndarray]:
+        """Zeros for each of ``specs``; states of a fixed size are in one block: every step writes all of them."""
+        stored = [self._layouts[spec.name].stored(spec.resolve(**axes)) for spec in specs]
+        types = [np.dtype(spec.dtype.numpy) for spec in specs]
+        fixed = {n: (stored[n], types[n]) for n, spec in enumerate(specs) if MAX_SEQ not in spec.shape}
+        together = zeros_together(fixed)
+        return [together[n] if n in fixed else np.zeros(stored[n], types[n]) for n in range(len(specs))]
 
     def _read_parities(self) -> int:
         return sum(buffer.parity << bit for bit, buffer in enumerate(self._buffers.values()))
