@@ -44,6 +44,8 @@ ALLOWED = {
     "runtime/engines/onnxruntime/cpu_library.py": "its own sources; a lock in the user's own cache",
     "runtime/engines/onnxruntime/dequantize.py": "memory of no file",
     "runtime/engines/onnxruntime/graph_cache.py": "hashes its own sources",
+    "runtime/engines/onnxruntime/available_memory.py": "what the kernel says in /proc and /sys",
+    "runtime/engines/onnxruntime/page_moves.py": "what the kernel says in /proc and /sys",
     "runtime/engines/tensorrt/library.py": "maps a file that untrusted_file has opened",
     "trt_plugins/build/child.py": "the log that it has written",
     "trt_plugins/build/describe.py": "writes",

@@ -124,6 +124,7 @@ class OnnxRuntimeEngine(ArrayEngine):
         return {self.config.result.name: logits, **found}
 
     def close(self) -> None:
+        self._weights.close()
         self._forms.clear()
         self._value_forms.clear()
 

@@ -218,6 +218,7 @@ class OnnxRuntimePagedEngine(PagedArrayEngine):
         return found | ({"weights packed for several tokens": packed * self._weights.bytes} if packed else {})
 
     def close(self) -> None:
+        self._weights.close()
         self._prepared.forget()
         self._sessions.clear()
         self._value_sessions.clear()

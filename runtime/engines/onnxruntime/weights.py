@@ -1,23 +1,20 @@
-"""The artifact's weights as float32 arrays that all sessions of one engine share."""
+"""The artifact's weights as arrays that all sessions of one engine share."""
 
 from __future__ import annotations
 
-import math
 import mmap
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from io import BufferedReader
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, cast
 
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from hybridge.artifact.errors import ArtifactError
-from hybridge.artifact.mapped_file import map_open
-from hybridge.artifact.untrusted_file import open_inside, size_of
+from hybridge.artifact.dtypes import DType
 from hybridge.runtime.engines.onnxruntime.dequantize import (
     Read,
     block_scales,
@@ -32,6 +29,7 @@ from hybridge.runtime.engines.onnxruntime.dequantize import (
 )
 from hybridge.runtime.engines.onnxruntime.huge_pages import HugePages
 from hybridge.runtime.engines.onnxruntime.linear_tiles import tile_zeros, tiles_shape, write_tiles
+from hybridge.runtime.engines.onnxruntime.page_moves import LEAST_BYTES, PageMover
 from hybridge.runtime.engines.onnxruntime.session_graph import (
     BLOCK_SCALES,
     BLOCK_ZEROS,
@@ -50,6 +48,7 @@ from hybridge.runtime.engines.onnxruntime.session_graph import (
     QuantizedMatrix,
     StoredTensor,
 )
+from hybridge.runtime.engines.onnxruntime.weight_files import OpenFiles, WeightFiles
 
 _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = MappingProxyType(
     {
@@ -64,6 +63,8 @@ _FORMS: Mapping[str, Callable[[QuantizedMatrix, int, Read], np.ndarray]] = Mappi
     }
 )
 _LINEAR = (LINEAR, LINEAR_BYTES)
+# Kernels read numbers at multiples of their size. Tensors of bytes may hold numbers of 16 bits.
+_SMALLEST_UNIT = 2
 _NARROW_NUMPY = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -76,19 +77,25 @@ class WeightStore:
     """Weights by initializer name.
 
     A float32 weight (or an integer one, or a table of any type) stays mapped from its safetensors file: no copy, and
-    the operating system may drop and reload its pages. Weights of the operator Linear are copied to huge pages. Other
-    float16 or bfloat16 weights are widened once into memory of the store; quantised ones are dequantised or laid out
-    there. Packed numbers that every session copies are not stored.
+    the operating system may drop and reload its pages. Matrices of 16 bits or e4m3 that the operator Linear reads are
+    mapped, too; if they are large, a thread moves them to huge pages later (page_moves.py). If it reads several tensors
+    as one matrix, they are copied to huge pages. Other float16 or bfloat16 weights are widened once into memory of the
+    store; quantised ones are dequantised or laid out there. Packed numbers that every session copies are not stored.
+
+    The files must not be changed in place while the store exists: mapped weights would change, and reading beyond the
+    end of a file that was cut ends the process. To replace a file by another is safe.
     """
 
     def __init__(self, folder: Path) -> None:
         """For graphs of the artifact in ``folder``; each weight is loaded at its first use."""
-        self._folder = folder
+        self._files = WeightFiles(folder)
         self._arrays: dict[str, np.ndarray] = {}
         self._values: dict[str, ort.OrtValue] = {}
         self._pages = HugePages()
         self._loaded: dict[tuple, np.ndarray] = {}  # tied weights may be two initializers over the same bytes
-        self._copies: dict[tuple[str, int, int], np.ndarray] = {}  # of tensors, by place in their file and size
+        self._copies: dict[StoredTensor, np.ndarray] = {}  # of tensors that are not aligned in their file
+        self._streamed: list[StoredTensor] = []  # mapped, and read by every step
+        self._movers: list[PageMover] = []
 
     def attach(self, weights: Iterable[GraphWeight], options: ort.SessionOptions) -> list[ort.OrtValue]:
         """Add the ``weights`` of a model to ``options``; keep the returned values until the session has been created.
@@ -97,10 +104,8 @@ class WeightStore:
         because ONNX Runtime's constant folding would read a shared weight from the file, in the file's type.
         ArtifactError when a file is missing, too short or outside of the artifact.
         """
-        # Copied matrices come first: a table of the same bytes (a tied embedding) is then a view of the copy.
-        weights = sorted(weights, key=lambda weight: weight.form != LINEAR_BYTES)
         given: dict[str, ort.OrtValue] = {}
-        with _OpenFiles(self._folder) as files:
+        with self._files.open() as files:
             for weight in weights:
                 if weight.packed:
                     given[weight.name] = _value(weight, _filled(weight, files.bytes_of))
@@ -113,11 +118,22 @@ class WeightStore:
                     given[weight.name] = self._values[weight.name]
         if given:
             options.add_external_initializers(list(given), list(given.values()))
+        self._move_streamed()
         return list(given.values())
+
+    def settle(self) -> None:
+        """Wait until no pages are moved any more, which takes long on a busy machine; for measurements of steps."""
+        for mover in self._movers:
+            mover.join()
+
+    def close(self) -> None:
+        """Move no more pages. Weights stay valid."""
+        for mover in self._movers:
+            mover.stop()
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes that are used directly from the artifact's files."""
+        """Bytes that are used directly from the artifact's files, or were moved from there to huge pages."""
         return sum(array.nbytes for array in self._unique() if _is_mapped(array))
 
     @property
@@ -130,28 +146,47 @@ class WeightStore:
         """Bytes of all weights that sessions use so far."""
         return self.mapped_bytes + self.copied_bytes
 
-    def _array(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
+    def _array(self, weight: GraphWeight, files: OpenFiles) -> np.ndarray:
         key = weight.parts, weight.joined, weight.interleaved, weight.form, weight.block
         if key not in self._loaded:
             self._loaded[key] = self._new_array(weight, files)
         self._arrays[weight.name] = self._loaded[key]
         return self._loaded[key]
 
-    def _new_array(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
+    def _new_array(self, weight: GraphWeight, files: OpenFiles) -> np.ndarray:
         part = weight.parts[0]
-        if isinstance(part, StoredTensor) and len(weight.parts) == 1:
-            place = (part.location, part.offset, part.dtype.nbytes(math.prod(part.shape)))
-            if weight.form == LINEAR_BYTES:
-                self._copies[place] = self._linear(weight, files)
-            if weight.form in (LINEAR_BYTES, STORED) and place in self._copies:
-                return self._copies[place].view(part.dtype.numpy).reshape(part.shape)
+        if isinstance(part, StoredTensor) and len(weight.parts) == 1 and weight.form in (LINEAR_BYTES, STORED):
+            return self._stored(weight, part, files).view(part.dtype.numpy).reshape(part.shape)
         return self._linear(weight, files) if weight.form in _LINEAR else _filled(weight, files.bytes_of)
 
-    def _linear(self, weight: GraphWeight, files: _OpenFiles) -> np.ndarray:
+    def _stored(self, weight: GraphWeight, part: StoredTensor, files: OpenFiles) -> np.ndarray:
+        """The bytes of ``part`` [nbytes] uint8: mapped, or one copy where they are not aligned in the file."""
+        if part.offset % max(part.dtype.nbytes(1), _SMALLEST_UNIT) == 0:
+            found = files.mapped(part)
+            if weight.form == LINEAR_BYTES:
+                self._streamed.append(part)
+            return found
+        place = replace(part, dtype=DType.UINT8, shape=(part.dtype.nbytes(prod(part.shape)),))
+        if place not in self._copies:
+            copy = self._pages.zeros(*place.shape)
+            files.read(place, copy)
+            self._copies[place] = copy
+        return self._copies[place]
+
+    def _move_streamed(self) -> None:
+        """Move new weights that every step reads to huge pages, in the background."""
+        parts, self._streamed = self._files.parts(self._streamed), []
+        if sum(part.nbytes for part in parts) >= LEAST_BYTES:
+            mover = PageMover(parts)
+            mover.start()
+            weakref.finalize(self, mover.stop)
+            self._movers.append(mover)
+
+    def _linear(self, weight: GraphWeight, files: OpenFiles) -> np.ndarray:
         """The matrix of a product by the operator Linear, or those of all experts, one after another."""
         shapes = [tiles_shape(part) if isinstance(part, QuantizedMatrix) else part.shape for part in weight.parts]
         lines, width = sum(shape[0] for shape in shapes), shapes[0][1]
-        found, start = self._pages.array(lines * width).reshape(lines, width), 0
+        found, start = self._pages.zeros(lines * width).reshape(lines, width), 0
         for part, (count, _) in zip(weight.parts, shapes, strict=True):
             target = found[start : start + count]
             if isinstance(part, QuantizedMatrix):
@@ -163,40 +198,6 @@ class WeightStore:
 
     def _unique(self) -> list[np.ndarray]:
         return list({array.ctypes.data: array for array in self._arrays.values()}.values())
-
-
-class _OpenFiles(ExitStack):
-    """Files of an artifact, each opened and checked once: that takes longer than to map a tensor."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-        self._files: dict[str, BinaryIO] = {}
-
-    def bytes_of(self, tensor: StoredTensor) -> np.ndarray:
-        """The tensor's bytes in its file. Each has a map of its own, so that pages of widened ones are released."""
-        nbytes = tensor.dtype.nbytes(math.prod(tensor.shape))
-        return map_open(self._file(tensor), self._folder / tensor.location, tensor.offset, nbytes)
-
-    def read(self, tensor: StoredTensor, out: np.ndarray) -> None:
-        """Copy the tensor's bytes to ``out``. Mapped pages would count as memory of the process until then."""
-        file, target = cast(BufferedReader, self._file(tensor)), out.reshape(-1).data
-        file.seek(tensor.offset)
-        while target:
-            count = file.readinto(target)
-            if not count:
-                expected = tensor.offset + out.nbytes
-                raise ArtifactError(
-                    f"{self._folder / tensor.location}: expected {expected} bytes, found {size_of(file)}: the file is "
-                    "truncated: export the checkpoint again"
-                )
-            target = target[count:]
-
-    def _file(self, tensor: StoredTensor) -> BinaryIO:
-        name = tensor.location
-        if name not in self._files:
-            self._files[name] = self.enter_context(open_inside(self._folder, name, None))
-        return self._files[name]
 
 
 def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:

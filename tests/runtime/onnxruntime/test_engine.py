@@ -12,6 +12,7 @@ from hybridge.artifact.errors import ArtifactError, EngineError, RequestError
 from hybridge.artifact.limits import POSITIONS
 from hybridge.runtime.engines.dense import Decoder
 from hybridge.runtime.engines.onnxruntime import OnnxRuntimeEngine
+from hybridge.runtime.engines.onnxruntime.weights import WeightStore
 from tests.runtime.onnxruntime.hand_made import HandMade
 from tests.runtime.onnxruntime.hand_made_plan import VOCAB, Plan
 from tests.runtime.onnxruntime.steps import TOLERANCE, engine_of, relative_error, step_inputs
@@ -120,6 +121,14 @@ def test_float32_weights_are_mapped_and_narrow_ones_widened_once(tmp_path: Path)
     made, widened = engine_of(Plan(dtype=DType.BFLOAT16), tmp_path / "b")
     narrow = sum(v.size for n, v in made.weights.items() if n.split(".")[-1] not in ("A", "D", "dt_bias"))
     assert widened.weights.copied_bytes == 4 * narrow
+
+
+def test_a_closed_engine_moves_no_more_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, engine = engine_of(Plan(), tmp_path)
+    closed: list[WeightStore] = []
+    monkeypatch.setattr(WeightStore, "close", lambda store: closed.append(store))
+    engine.close()
+    assert closed == [engine.weights]
 
 
 def test_inner_values_of_unequal_prompts_come_with_the_logits_of_a_step(tmp_path: Path) -> None:

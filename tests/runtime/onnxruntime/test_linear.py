@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hybridge.artifact.dtypes import DType
+from hybridge.artifact.limits import MIB
+from hybridge.runtime.engines.onnxruntime import page_moves
+from hybridge.runtime.engines.onnxruntime import weights as weights_module
 from hybridge.runtime.engines.onnxruntime.cpu_library import cpu_library
 from hybridge.runtime.engines.onnxruntime.linear_form import TYPES
 from hybridge.runtime.engines.onnxruntime.linear_tiles import scale_dtype as tile_scale_dtype
 from hybridge.runtime.engines.onnxruntime.linear_tiles import tile_zeros, tiles_shape, write_tiles
+from hybridge.runtime.engines.onnxruntime.page_moves import PageMover
 from hybridge.runtime.engines.onnxruntime.session_graph import QuantizedMatrix, StoredTensor
 from tests.runtime.onnxruntime.quantized_graphs import Form, QuantizedGraph, numbers, stored_bytes
 
@@ -263,8 +269,10 @@ def test_weights_are_laid_out_once(form: Form, scale_bytes: int, tmp_path: Path)
     made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)
     session, store, types = made.session(exact=True, linear=True)
     # Numbers and scales, and no other copy.
-    assert types == ["Linear"] and store.mapped_bytes == 0
-    assert store.copied_bytes == 64 * (form.dtype.nbytes(128) + scale_bytes)
+    numbers = 64 * form.dtype.nbytes(128)
+    mapped = numbers if form.dtype is DType.FLOAT8E4M3FN else 0
+    assert types == ["Linear"]
+    assert (store.mapped_bytes, store.copied_bytes) == (mapped, numbers - mapped + 64 * scale_bytes)
     x = inputs(7, 128)
     size = np.abs(x.astype(np.float64)) @ np.abs(meant.T)
     assert (np.abs(session.run(None, {"x": x})[0] - x.astype(np.float64) @ meant.T) <= 1e-6 * size).all()
@@ -280,7 +288,7 @@ def test_other_matrices_are_left_to_other_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
-def test_large_weights_of_16_bits_keep_their_type(dtype: DType, tmp_path: Path) -> None:
+def test_large_weights_of_16_bits_stay_mapped_in_their_type(dtype: DType, tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     x = made.input("x", ir.DataType.FLOAT, "rows", 520)
     large = np.random.default_rng(0).standard_normal((1024, 520)).astype(dtype.numpy)
@@ -290,14 +298,72 @@ def test_large_weights_of_16_bits_keep_their_type(dtype: DType, tmp_path: Path) 
         made.product(name, x, weight)
     session, store, types = made.session(linear=True)
     assert types == ["Linear", "FusedMatMul"]
-    assert (store.mapped_bytes, store.copied_bytes) == (0, 2 * large.size + 4 * 7 * 520)
+    assert (store.mapped_bytes, store.copied_bytes) == (2 * large.size, 4 * 7 * 520)
     given = inputs(5, 520)
     found, _ = session.run(None, {"x": given})
     size = np.abs(given.astype(np.float64)) @ np.abs(large.astype(np.float64).T)
     assert (np.abs(found - given.astype(np.float64) @ large.astype(np.float64).T) <= 1e-6 * size).all()
 
 
-def test_a_tied_e4m3_head_and_its_table_share_one_copy(tmp_path: Path) -> None:
+def test_products_are_the_same_after_large_weights_moved_to_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weights_module, "PageMover", partial(PageMover, delay=0.5))
+    made = QuantizedGraph(tmp_path)
+    x = made.input("x", ir.DataType.FLOAT, "rows", 1056)
+    for name in ("first", "second"):
+        values = np.random.default_rng(len(name)).standard_normal((2050, 1056)).astype(ml_dtypes.bfloat16)
+        weight = made.stored(f"{name}_weight", values, DType.BFLOAT16)
+        weight.type = ir.TensorType(ir.DataType.FLOAT)
+        made.product(name, x, weight)
+    session, store, types = made.session(linear=True)
+    assert types == ["FusedLinear"]
+    given = inputs(3, 1056)
+    before = session.run(None, {"x": given})
+    store.settle()
+    if page_moves._has_huge_pages():
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        spans = [line.split()[0].split("-") for line in maps if line.endswith(str(tmp_path / "weights.bin"))]
+        # Of 8.6 MB, only what fills no huge page at both ends is still mapped from the file.
+        assert sum(int(last, 16) - int(first, 16) for first, last in spans) < 2 * 2 * MIB
+    for found, expected in zip(session.run(None, {"x": given}), before, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_closed_store_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "LEAST_BYTES", 1)
+    monkeypatch.setattr(weights_module, "PageMover", partial(PageMover, delay=600))
+    made = QuantizedGraph(tmp_path)
+    weight = made.stored("weight", np.zeros((2050, 1056), ml_dtypes.bfloat16), DType.BFLOAT16)
+    weight.type = ir.TensorType(ir.DataType.FLOAT)
+    made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 1056), weight)
+    _, store, _ = made.session(linear=True)
+    assert any(thread.name == "hybridge-pages" for thread in threading.enumerate())
+    store.close()
+    store.settle()
+    assert not any(thread.name == "hybridge-pages" for thread in threading.enumerate())
+
+
+def test_16_bit_numbers_at_odd_places_of_the_file_are_copied_once(tmp_path: Path) -> None:
+    made = QuantizedGraph(tmp_path)
+    made.stored("odd", np.zeros(1, np.uint8), DType.UINT8)
+    values = np.random.default_rng(0).standard_normal((256, 520)).astype(np.float16)
+    weight = made.stored("weight", values, DType.FLOAT16)
+    weight.type = ir.TensorType(ir.DataType.FLOAT)
+    made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 520), weight)
+    made.rows("rows", made.input("ids", ir.DataType.INT64, "count"), weight)  # a tied embedding
+    session, store, types = made.session(linear=True)
+    assert "Linear" in types and (store.mapped_bytes, store.copied_bytes) == (0, values.nbytes)
+    given, ids = inputs(2, 520), np.array([255, 0])
+    found, rows = session.run(None, {"x": given, "ids": ids})
+    size = np.abs(given.astype(np.float64)) @ np.abs(values.astype(np.float64).T)
+    expected = given.astype(np.float64) @ values.astype(np.float64).T
+    assert (np.abs(found - expected) <= 1e-6 * size).all()
+    np.testing.assert_array_equal(rows, values[ids])
+
+
+def test_a_tied_e4m3_head_and_its_table_share_one_map(tmp_path: Path) -> None:
     made = QuantizedGraph(tmp_path)
     weight, meant = made.matrix("w", Form(DType.FLOAT8E4M3FN, None), 520, 128)
     made.product("y", made.input("x", ir.DataType.FLOAT, "rows", 128), weight)

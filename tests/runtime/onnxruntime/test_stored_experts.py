@@ -98,7 +98,8 @@ def test_exact_products(name: str, tokens: int, tmp_path: Path) -> None:
     assert types == ["RoutedExperts"]
     assert error(session.run(None, feeds(case))[0], case) < 1e-6
     # Numbers and scales, and no float32 copy.
-    assert store.mapped_bytes == 0 and store.copied_bytes <= 2.01 * (case.up_weight.size + case.down_weight.size)
+    assert store.bytes <= 2.01 * (case.up_weight.size + case.down_weight.size)
+    assert name not in ("bfloat16", "float16") or store.copied_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "int8", "int4", "int4 with zeros", "int8 with zeros"])
