@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.llama_logits import LlamaLogits
+from benchmarks.llama_program import compiled
 from benchmarks.peer_program import run_program
 
 BENCH = "build/bin/llama-bench"
@@ -87,6 +88,14 @@ class LlamaCpp:
     def logits(self) -> LlamaLogits:
         """Computes the logits of files. CalledProcessError if its program cannot be compiled."""
         return LlamaLogits(self._folder, self._work, self._threads)
+
+    @cached_property
+    def _loader(self) -> Path:
+        return compiled("llama_load", self._folder, self._work)
+
+    def first_token_seconds(self, name: str) -> float:
+        """Seconds in which a new process loads the file and decodes one token."""
+        return float(run_program([str(self._loader), str(self.files[name]), str(self._threads)]))
 
     def speed(self, name: str, prompt: int, new: int) -> float:
         """Tokens per second for a prompt of ``prompt`` tokens (``new`` is 0), or for decoding ``new`` tokens."""

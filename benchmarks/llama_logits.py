@@ -1,4 +1,4 @@
-"""Logits of llama.cpp, by a program of ours that is compiled against a built checkout of it."""
+"""Logits of llama.cpp, by a program of ours."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peer_program import run_program
-
-_SOURCE = Path(__file__).with_name("llama_logits.cpp")
+from benchmarks.llama_program import compiled
 
 
 class LlamaLogits:
@@ -18,11 +16,8 @@ class LlamaLogits:
 
     def __init__(self, folder: Path, work: Path, threads: int) -> None:
         """Compile. CalledProcessError if the compiler fails, after its last output on standard error."""
-        self._program, self._tokens, self._threads = work / "llama_logits", work / "llama_tokens", threads
-        libraries = folder / "build" / "bin"
-        parts = ["-I", str(folder / "include"), "-I", str(folder / "ggml" / "include"), str(_SOURCE)]
-        parts += ["-o", str(self._program), "-L", str(libraries), "-lllama", "-lggml", "-lggml-base"]
-        run_program(["c++", "-O1", "-std=c++17", *parts, f"-Wl,-rpath,{libraries.resolve()}"])
+        self._tokens, self._threads = work / "llama_tokens", threads
+        self._program = compiled("llama_logits", folder, work)
 
     def of(self, file: Path, windows: Sequence[np.ndarray], first: int) -> Iterator[np.ndarray]:
         """Logits [n, vocab] float32 after the tokens of each window, from ``first`` to the last but one."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridge.artifact.limits import MIB
 from hybridge.artifact.safetensors_header import safetensors_header
 from tools.published_configs import PUBLISHED
 from tools.sparse_checkpoint import tensors_of_config
@@ -121,6 +122,11 @@ QWEN3_5_MODEL: Config = {
 GPU_MODEL = nemotron_h("M-M-M*-M-M-M")
 
 
+# huggingface_hub writes downloads in such chunks. Linux keeps what is written at once in large pages of its cache, so a
+# file that is written in smaller ones is mapped more slowly than a downloaded one.
+_WRITTEN_BYTES = 10 * MIB
+
+
 def write_random_checkpoint(folder: Path, config: Config, seed: int = 0) -> int:
     """Write config.json and model.safetensors into the new ``folder``; returns the bytes of the weights.
 
@@ -132,7 +138,7 @@ def write_random_checkpoint(folder: Path, config: Config, seed: int = 0) -> int:
     (folder / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", **config}, indent=2) + "\n", "utf-8")
     path, random = folder / "model.safetensors", np.random.default_rng(seed)
     pool = random.standard_normal(POOL_LENGTH, np.float32) * INITIALIZER_RANGE
-    with path.open("wb") as file:
+    with path.open("wb", _WRITTEN_BYTES) as file:
         file.write(safetensors_header(tensors))
         for name, (dtype, shape) in tensors.items():
             for block in random_values(name, shape, pool, random):
