@@ -38,6 +38,8 @@ _PRIORITY = 10
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 # Movers check the available memory one after another, so that they do not all count on the same.
 _LOCK = threading.Lock()
+# What mmap and mremap return if they fail.
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class PageMover(threading.Thread):
@@ -106,9 +108,6 @@ def _replaced(part: np.ndarray) -> bool:
 def _rounded_up(number: int) -> int:
     """``number`` or the next multiple of a huge page's bytes."""
     return -(-number // _HUGE) * _HUGE
-
-
-_FAILED = ctypes.c_void_p(-1).value
 
 
 def _unmap(start: int, stop: int) -> None:

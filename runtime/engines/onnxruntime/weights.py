@@ -209,8 +209,6 @@ def _value(weight: GraphWeight, array: np.ndarray) -> ort.OrtValue:
 
 def _filled(weight: GraphWeight, read: Read) -> np.ndarray:
     """The array of ``weight``; of a joined one, only one matrix at a time is widened."""
-    if weight.form == STORED:
-        return _aligned(_numbers(weight.parts[0], read))
     if weight.joined is None and len(weight.parts) > 1:
         return np.concatenate([_formed(weight, part, read) for part in weight.parts])
     if weight.joined is None:
